@@ -1,0 +1,551 @@
+"""The batch: an immutable run of consecutive facts of one stream from one origin, sealed once and carried verbatim.
+
+A batch is encoded where its facts were born and never again: every store, wire and relay after that copies its bytes. It
+carries its own identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of itself, so
+that whoever holds two of them can tell a changed, missing or forked history without asking anybody.
+
+Promised: `parse` accepts exactly the bytes that `seal_*` or `cut` could have made, up to the choice of compressor, and raises
+BatchError for everything else; opening never allocates more than the limits below. The page docs/reference/batch-format.md
+describes the same bytes for a second implementation, and a test holds its vectors to this code.
+
+Not here: who may send what (replication), where a batch lies (fact_store), what a tag number means (definitions).
+
+    BatchError              bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
+    BatchTooLarge           a caller's run of facts does not fit one batch; split it (a ValueError: ours to handle)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate, chain, repeat
+from operator import mul, sub
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import zstandard
+
+from agent.message import (
+    INT64_MIN,
+    QUALITY_MAX,
+    STREAM,
+    VALUE_BYTES_MAX,
+    ZONE,
+    Envelope,
+    Fact,
+    Json,
+    Message,
+    Sample,
+    Value,
+)
+
+FORMAT_VERSION = 1
+FACTS_MAX = 16_384  # opening slows down beyond a few thousand (cache), and one batch must not stall a page
+SEALED_BYTES_MAX = 512 * 1024  # fits the 1 MiB packet of the shipped broker configuration with room for the header
+CONTENT_BYTES_MAX = 8 * 1024 * 1024  # decompressed: what a reader must be ready to allocate for hostile bytes
+EPOCH_BYTES = 16
+DIGEST_BYTES = 16  # BLAKE2b-128: second preimages cost 2**128; see docs/decisions
+NO_DIGEST = bytes(DIGEST_BYTES)
+SEQUENCE_MAX = 2**63 - 1
+
+MAGIC = b"BSFB"
+_FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
+_FLAG_SLICE = 0x01
+_EXT_JSON = 1
+_ZSTD_LEVEL = 1  # level 3 wins 3 % of bytes for twice the time
+_VALUE_TYPES = frozenset({bool, int, float, str, bytes, Json, type(None)})
+
+
+class BatchError(Exception):
+    """These bytes are not a batch this program may accept; the text says what is wrong. Never retried with the same bytes."""
+
+
+class BatchTooLarge(ValueError):
+    """The facts handed to `seal_*` exceed a limit of the format; hand over fewer at a time."""
+
+
+class Kind(IntEnum):
+    """What the facts of a batch are; every batch holds one kind."""
+
+    SAMPLES = 1
+    MESSAGES = 2
+
+
+class Codec(IntEnum):
+    """How the content became the body."""
+
+    RAW = 0
+    ZSTD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who first recorded a fact: a zone and the epoch (16 random bytes) of the store it was recorded in."""
+
+    zone: str
+    epoch: bytes
+
+    def __str__(self) -> str:
+        return f"{self.zone}/{self.epoch.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The place where the next batch of a chain attaches: next sequence (>= 1) and digest of the last batch sealed."""
+
+    stream: str
+    origin: Origin
+    next_sequence: int = 1
+    digest: bytes = NO_DIGEST
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """How many tag definitions an origin had made, and the running digest over them: `digest(n) = H(digest(n-1) + json(n))`.
+
+    Every batch of samples carries it, so a relay cannot change what a tag number means without breaking the batch's digest.
+    """
+
+    count: int = 0
+    digest: bytes = NO_DIGEST
+
+    def extended(self, definition_json: bytes) -> Definitions:
+        """The state after one more definition, given as its canonical JSON bytes."""
+        return Definitions(self.count + 1, _digest(self.digest + definition_json))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a batch says of itself. Times are ns since 1970 and enclose every fact (source time, or time of production)."""
+
+    stream: str
+    origin: Origin
+    kind: Kind
+    codec: Codec
+    is_slice: bool
+    first_sequence: int
+    count: int
+    time_min_ns: int
+    time_max_ns: int
+    previous_digest: bytes
+    definitions: Definitions
+    content_bytes: int
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last fact."""
+        return self.first_sequence + self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch whose header and digest have been checked. `sealed` is the whole, as stored and sent; its last 16 bytes are
+    `digest`; `body_at` is where the body starts."""
+
+    header: Header
+    sealed: bytes
+    digest: bytes
+    body_at: int
+
+    @property
+    def link(self) -> Link:
+        """Where the successor of this batch attaches."""
+        return Link(self.header.stream, self.header.origin, self.header.last_sequence + 1, self.digest)
+
+
+class SampleColumns(NamedTuple):
+    """The samples of one batch as four lists of equal length; ready for Arrow, or for rows."""
+
+    tags: list[int]
+    source_times_ns: list[int]
+    values: list[Value]
+    qualities: list[int]
+
+    def rows(self) -> Iterator[Sample]:
+        """The same, fact by fact."""
+        return map(Sample._make, zip(*self, strict=True))
+
+
+# --------------------------------------------------------------------------------------------------------------- sealing
+
+
+def seal_samples(link: Link, rows: Sequence[tuple[int, int, Value, int]], definitions: Definitions) -> Batch:
+    """Seal samples (tag, source_time_ns, value, quality) as the next batch of a chain.
+
+    Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no encoding.
+    """
+    return _seal(_Part(link, Kind.SAMPLES, len(rows), definitions), *_samples_content(rows, definitions))
+
+
+def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
+    """Seal messages, already checked by `message.check_message`, as the next batch of a chain. Raises as `seal_samples`."""
+    return _seal(_Part(link, Kind.MESSAGES, len(messages), Definitions()), *_messages_content(messages))
+
+
+def cut(batch: Batch, start: int, stop: int) -> Batch:
+    """The facts at positions `start` to `stop` (exclusive) of a batch, as a batch of its own for a reader with a small limit.
+
+    It is marked as a slice and names the batch it was cut from as its predecessor: it can be read, never stored.
+    """
+    header = batch.header
+    if not 0 <= start < stop <= header.count:
+        raise ValueError(f"positions {start} to {stop} of a batch of {header.count}")
+    link = Link(header.stream, header.origin, header.first_sequence + start, batch.digest)
+    part = _Part(link, header.kind, stop - start, header.definitions, is_slice=True)
+    if header.kind is Kind.SAMPLES:
+        columns = [column[start:stop] for column in open_samples(batch)]
+        return _seal(part, *_samples_content(list(zip(*columns, strict=True)), header.definitions))
+    return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
+
+
+# --------------------------------------------------------------------------------------------------------------- reading
+
+
+def split(data: bytes | memoryview) -> list[bytes]:
+    """The sealed batches lying end to end in `data`, each as its own bytes. Raises BatchError when they do not fill it."""
+    batches, at, view = [], 0, memoryview(data)
+    while at < len(view):
+        length = _sealed_length(view[at:])
+        if at + length > len(view):
+            raise BatchError(f"truncated: a batch of {length} bytes starts at {at}, {len(view) - at} are there")
+        batches.append(bytes(view[at : at + length]))
+        at += length
+    return batches
+
+
+def parse(sealed: bytes) -> Batch:
+    """Read a batch's header and check its lengths and digest; the content is not opened. Raises BatchError."""
+    if len(sealed) != _sealed_length(memoryview(sealed)):
+        raise BatchError(f"length: {len(sealed)} bytes, its header says {_sealed_length(memoryview(sealed))}")
+    digest = sealed[-DIGEST_BYTES:]
+    if _digest(memoryview(sealed)[:-DIGEST_BYTES]) != digest:
+        raise BatchError("digest: the bytes are not those that were sealed")
+    header, body_at = _read_header(sealed)
+    return Batch(header, sealed, digest, body_at)
+
+
+def open_samples(batch: Batch) -> SampleColumns:
+    """The samples of a batch as columns. Raises BatchError when the content is not what the header promises."""
+    header = batch.header
+    if header.kind is not Kind.SAMPLES:
+        raise BatchError(f"kind: {header.kind.name} where samples were asked for")
+    tags_coded, times_coded, values, qualities = _decode(_SAMPLES, batch)
+    count = header.count
+    tags = _expanded(tags_coded[0], 1, tags_coded[1], count)
+    times = _expanded(times_coded[0], times_coded[1], times_coded[2], count)
+    if wrong := _wrong_value(values):
+        raise BatchError(wrong)
+    columns = SampleColumns(tags, times, _spread("values", values, count), _spread("qualities", qualities, count))
+    if min(tags) < 1 or max(tags) > header.definitions.count:
+        raise BatchError(f"tags: {min(tags)} to {max(tags)}, defined are 1 to {header.definitions.count}")
+    if min(qualities) < 0 or max(qualities) > QUALITY_MAX:
+        raise BatchError(f"qualities: {min(qualities)} to {max(qualities)} is not 32 bits")
+    if (min(times), max(times)) != (header.time_min_ns, header.time_max_ns):
+        raise BatchError("times: the header's bounds are not those of the facts")
+    return columns
+
+
+def open_messages(batch: Batch) -> list[Message]:
+    """The messages of a batch. Raises BatchError when the content is not what the header promises."""
+    header = batch.header
+    if header.kind is not Kind.MESSAGES:
+        raise BatchError(f"kind: {header.kind.name} where messages were asked for")
+    columns = _decode(_MESSAGES, batch)
+    spread = [_spread(name, column, header.count) for name, column in zip(_MESSAGE_COLUMNS, columns, strict=True)]
+    times_ns = [time * 1_000_000 for time in spread[3]]
+    if (min(times_ns), max(times_ns)) != (header.time_min_ns, header.time_max_ns):
+        raise BatchError("times: the header's bounds are not those of the facts")
+    for object_json in spread[11]:
+        if why := _wrong_json(object_json):
+            raise BatchError(f"object_json: {why}")
+    return [Message(Envelope(*row[:9]), Fact(*row[9:])) for row in zip(*spread, strict=True)]
+
+
+def verify(batch: Batch) -> None:
+    """Open the batch within the limits and discard what was found: raises BatchError unless every fact can be read."""
+    if batch.header.kind is Kind.SAMPLES:
+        open_samples(batch)
+    else:
+        open_messages(batch)
+
+
+# --------------------------------------------------------------------------------------------------------------- columns
+
+_Coded = tuple[int, int | list[int]]
+_ScaledCoded = tuple[int, int, int | list[int]]
+_MESSAGE_COLUMNS = (
+    "message_id from_zone to_zone produced_at_unix_ms correlation_id causation_id labels object_media_type object_schema "
+    "subject predicate object_json"
+).split()
+
+
+def _ext_json(code: int, data: memoryview) -> Json:
+    if code != _EXT_JSON:
+        raise ValueError(f"unknown extension type {code}")
+    return Json(bytes(data))
+
+
+def _encode_json(value: object) -> msgspec.msgpack.Ext:
+    if isinstance(value, Json):
+        return msgspec.msgpack.Ext(_EXT_JSON, value.data)
+    raise TypeError(f"{type(value).__name__} is not a type a tag can hold")
+
+
+_SAMPLES: msgspec.msgpack.Decoder[tuple[_Coded, _ScaledCoded, list[Any], list[int]]] = msgspec.msgpack.Decoder(
+    tuple[_Coded, _ScaledCoded, list[Any], list[int]], ext_hook=_ext_json
+)
+_OptionalTexts = list[str | None]
+_MessageContent = tuple[
+    list[str], list[str], list[str], list[int], _OptionalTexts, _OptionalTexts, list[dict[str, str]], _OptionalTexts,
+    _OptionalTexts, list[str], list[str], list[bytes],
+]  # fmt: skip
+_MESSAGES: msgspec.msgpack.Decoder[_MessageContent] = msgspec.msgpack.Decoder(_MessageContent)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_json)
+
+
+def _encode(content: object) -> bytes:
+    try:
+        return _ENCODER.encode(content)
+    except (OverflowError, TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+        raise ValueError(f"a value has no encoding: {error}") from error
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], batch: Batch) -> Any:
+    """The content of a batch, decompressed within its promised length and decoded into typed columns."""
+    header = batch.header
+    body = memoryview(batch.sealed)[batch.body_at : -DIGEST_BYTES]
+    try:
+        if header.codec is Codec.RAW:
+            return decoder.decode(body)
+        # The frame's own size is checked first: zstd allocates what the frame says, whatever limit it is given.
+        if zstandard.frame_content_size(body) != header.content_bytes:
+            raise BatchError("content: the compressed frame's length is not the header's")
+        return decoder.decode(_contexts.decompressor.decompress(body, allow_extra_data=False))
+    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise BatchError(f"content: {error}") from error
+
+
+class _Contexts(threading.local):
+    """zstd contexts are costly to make and not to be shared between threads."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts = _Contexts()
+
+
+def _samples_content(rows: Sequence[tuple[int, int, Value, int]], definitions: Definitions) -> tuple[bytes, int, int]:
+    """Encoded content, earliest and latest source time."""
+    _check_count(rows)
+    tags, times, values, qualities = zip(*rows, strict=True)
+    if min(tags) < 1 or max(tags) > definitions.count:
+        raise ValueError(f"tags {min(tags)} to {max(tags)}: this origin has defined 1 to {definitions.count}")
+    if min(qualities) < 0 or max(qualities) > QUALITY_MAX:
+        raise ValueError(f"qualities {min(qualities)} to {max(qualities)}: an OPC UA StatusCode has 32 bits")
+    time_min_ns, time_max_ns = min(times), max(times)
+    if time_min_ns < INT64_MIN or time_max_ns >= 2**63:
+        raise ValueError(f"source times {time_min_ns} to {time_max_ns}: nanoseconds since 1970 have 64 bits")
+    if wrong := _wrong_value(values):
+        raise ValueError(wrong)
+    columns = (_deltas(tags), _scaled_deltas(times), _collapsed_values(values), _collapsed(qualities))
+    return _encode(columns), time_min_ns, time_max_ns
+
+
+def _messages_content(messages: Sequence[Message]) -> tuple[bytes, int, int]:
+    """Encoded content, earliest and latest time of production."""
+    _check_count(messages)
+    columns = [_collapsed(column) for column in zip(*map(_message_row, messages), strict=True)]
+    times_ns = [message.envelope.produced_at_unix_ms * 1_000_000 for message in messages]
+    return _encode(columns), min(times_ns), max(times_ns)
+
+
+def _message_row(message: Message) -> tuple[Any, ...]:
+    envelope, fact = message.envelope, message.fact
+    return (
+        envelope.message_id, envelope.from_zone, envelope.to_zone, envelope.produced_at_unix_ms, envelope.correlation_id,
+        envelope.causation_id, dict(envelope.labels), envelope.object_media_type, envelope.object_schema,
+        fact.subject, fact.predicate, fact.object_json,
+    )  # fmt: skip
+
+
+def _check_count(facts: Sequence[object]) -> None:
+    if not 0 < len(facts) <= FACTS_MAX:
+        raise BatchTooLarge(f"{len(facts)} facts: a batch holds 1 to {FACTS_MAX}")
+
+
+def _wrong_value(values: Sequence[object]) -> str:
+    """Why these values cannot stand in a batch, or nothing. Looks at each value only where some are not plain numbers."""
+    kinds = set(map(type, values))
+    if not kinds <= _VALUE_TYPES:
+        strangers = ", ".join(sorted(kind.__name__ for kind in kinds - _VALUE_TYPES))
+        return f"values: {strangers} is not a type a tag can hold"
+    if kinds & {str, bytes, Json}:
+        lengths = [len(v.data if isinstance(v, Json) else v) for v in values if isinstance(v, str | bytes | Json)]
+        if max(lengths) > VALUE_BYTES_MAX:
+            return f"values: one of {max(lengths)} bytes, the limit is {VALUE_BYTES_MAX}"
+    if Json in kinds:
+        for value in values:
+            if isinstance(value, Json) and (why := _wrong_json(value.data)):
+                return f"values: {why}"
+    return ""
+
+
+def _wrong_json(data: bytes) -> str:
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return f"not JSON: {error}"
+    return ""
+
+
+def _collapsed(column: Sequence[Any]) -> Sequence[Any]:
+    """The column, or its first entry alone when all are equal. Only for columns of one type: 1 == 1.0 == True."""
+    return column[:1] if column[0] == column[-1] and column.count(column[0]) == len(column) else column
+
+
+def _collapsed_values(values: Sequence[Any]) -> Sequence[Any]:
+    """As `_collapsed`, for values of mixed types: equal must mean the same bits, so 1 is not True and 0.0 is not -0.0."""
+    short = _collapsed(values)
+    if len(short) == len(values) or len(set(map(type, values))) > 1:
+        return values
+    if short[0] == 0 and isinstance(short[0], float) and len({math.copysign(1, value) for value in values}) > 1:
+        return values
+    return short
+
+
+def _deltas(column: Sequence[int]) -> tuple[int, int | list[int]]:
+    """First entry and the steps between neighbours; one number when all steps are equal."""
+    steps = list(map(sub, column[1:], column))
+    if not steps:
+        return column[0], 0
+    return column[0], steps[0] if steps.count(steps[0]) == len(steps) else steps
+
+
+def _scaled_deltas(column: Sequence[int]) -> tuple[int, int, int | list[int]]:
+    """First entry, unit, and steps in that unit: clocks tick in us or ms, and smaller numbers take fewer bytes."""
+    first, steps = _deltas(column)
+    if isinstance(steps, int):
+        return first, 1, steps
+    unit = math.gcd(*steps)
+    return first, unit, steps if unit == 1 else [step // unit for step in steps]
+
+
+def _expanded(first: int, unit: int, steps: int | list[int], count: int) -> list[int]:
+    """The inverse of `_deltas` and `_scaled_deltas`."""
+    if unit < 1:
+        raise BatchError(f"column: unit {unit}")
+    if isinstance(steps, int):
+        return list(accumulate(repeat(steps * unit, count - 1), initial=first))
+    if len(steps) != count - 1:
+        raise BatchError(f"column: {len(steps)} steps for {count} facts")
+    return list(accumulate(steps if unit == 1 else map(mul, steps, repeat(unit)), initial=first))
+
+
+def _spread(name: str, column: list[Any], count: int) -> list[Any]:
+    """The inverse of `_collapsed`."""
+    if len(column) == count:
+        return column
+    if len(column) != 1:
+        raise BatchError(f"{name}: {len(column)} entries for {count} facts")
+    return column * count
+
+
+# ----------------------------------------------------------------------------------------------------------------- bytes
+
+
+class _Part(NamedTuple):
+    """What a batch to be sealed is, apart from its content."""
+
+    link: Link
+    kind: Kind
+    count: int
+    definitions: Definitions
+    is_slice: bool = False
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Batch:
+    """Compress, put the header before and the digest behind."""
+    link = part.link
+    assert ZONE.fullmatch(link.origin.zone), link.origin.zone
+    assert STREAM.fullmatch(link.stream), link.stream
+    if len(content) > CONTENT_BYTES_MAX:
+        raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
+    compressed = _contexts.compressor.compress(content)
+    codec, body = (Codec.ZSTD, compressed) if len(compressed) < len(content) else (Codec.RAW, content)
+    zone, stream = link.origin.zone.encode(), link.stream.encode()
+    body_at = _FIXED.size + len(zone) + len(stream)
+    if body_at + len(body) + DIGEST_BYTES > SEALED_BYTES_MAX:
+        raise BatchTooLarge(f"{len(body)} bytes compressed, a whole batch may have {SEALED_BYTES_MAX}")
+    fixed = _FIXED.pack(
+        MAGIC, FORMAT_VERSION, part.kind, codec, _FLAG_SLICE if part.is_slice else 0, link.origin.epoch,
+        link.next_sequence, part.count, time_min_ns, time_max_ns, link.digest, part.definitions.count,
+        part.definitions.digest, len(content), len(body), len(zone), len(stream),
+    )  # fmt: skip
+    unsigned = b"".join((fixed, zone, stream, body))
+    digest = _digest(unsigned)
+    header = Header(
+        link.stream, link.origin, part.kind, codec, part.is_slice, link.next_sequence, part.count, time_min_ns,
+        time_max_ns, link.digest, part.definitions, len(content),
+    )  # fmt: skip
+    return Batch(header, unsigned + digest, digest, body_at)
+
+
+def _sealed_length(data: memoryview) -> int:
+    """How long the batch at the start of `data` says it is; raises BatchError when it cannot say or says too much."""
+    if len(data) < _FIXED.size:
+        raise BatchError(f"truncated: {len(data)} bytes, a header has {_FIXED.size}")
+    if data[:4] != MAGIC:
+        raise BatchError(f"magic: {bytes(data[:4])!r} where {MAGIC!r} belongs")
+    if data[4] != FORMAT_VERSION:
+        raise BatchError(f"version: format {data[4]}, this program reads {FORMAT_VERSION}; update it")
+    *_, body_bytes, zone_bytes, stream_bytes = _FIXED.unpack_from(data)
+    length = _FIXED.size + zone_bytes + stream_bytes + cast(int, body_bytes) + DIGEST_BYTES
+    if length > SEALED_BYTES_MAX:
+        raise BatchError(f"length: {length} bytes, the limit is {SEALED_BYTES_MAX}")
+    return length
+
+
+def _read_header(sealed: bytes) -> tuple[Header, int]:
+    """Header and position of the body, of bytes whose length and digest are known to be right; raises BatchError."""
+    (_, _, kind, codec, flags, epoch, first_sequence, count, time_min_ns, time_max_ns, previous_digest,
+     definition_count, definitions_digest, content_bytes, body_bytes, zone_bytes, stream_bytes) = _FIXED.unpack_from(sealed)  # fmt: skip
+    zone_at, stream_at = _FIXED.size, _FIXED.size + zone_bytes
+    body_at = stream_at + stream_bytes
+    zone, stream = sealed[zone_at:stream_at].decode("latin-1"), sealed[stream_at:body_at].decode("latin-1")
+    definitions = Definitions(definition_count, definitions_digest)
+    for wrong, why in (
+        (kind not in _KINDS, f"kind: {kind}"),
+        (codec not in _CODECS, f"codec: {codec}"),
+        (flags & ~_FLAG_SLICE, f"flags: {flags:#x}"),
+        (not ZONE.fullmatch(zone), f"zone: {zone!r}"),
+        (not STREAM.fullmatch(stream), f"stream: {stream!r}"),
+        (not 1 <= count <= FACTS_MAX, f"count: {count} facts, a batch holds 1 to {FACTS_MAX}"),
+        (not 1 <= first_sequence <= SEQUENCE_MAX - count, f"sequence: {first_sequence}"),
+        (time_min_ns > time_max_ns, "times: the earliest is after the latest"),
+        (content_bytes > CONTENT_BYTES_MAX, f"content: {content_bytes} bytes, the limit is {CONTENT_BYTES_MAX}"),
+        (codec == Codec.RAW and content_bytes != body_bytes, "content: raw, but not as long as the body"),
+        (kind == Kind.MESSAGES and definitions != Definitions(), "definitions: messages have none"),
+        ((definition_count == 0) != (definitions_digest == NO_DIGEST), "definitions: digest without count"),
+    ):
+        if wrong:
+            raise BatchError(why)
+    header = Header(
+        stream, Origin(zone, epoch), Kind(kind), Codec(codec), bool(flags & _FLAG_SLICE), first_sequence, count,
+        time_min_ns, time_max_ns, previous_digest, definitions, content_bytes,
+    )  # fmt: skip
+    return header, body_at
+
+
+_KINDS = frozenset(Kind)
+_CODECS = frozenset(Codec)

@@ -1,0 +1,324 @@
+"""Messages and samples: what a fact is before anybody stores or sends it.
+
+A *message* is an envelope (who said it, when, in which conversation) and a fact (subject, predicate, object). A *sample* is
+the compact form of the fact "tag T had value V with quality Q at source time S"; it is stored as four columns and presented
+as a message only when somebody asks, so that a plant's telemetry never pays for JSON it does not need.
+
+This module promises: one canonical form for JSON (RFC 8785), checks that name the field at fault, and a presentation of
+samples that is the same wherever it is computed. It will not guess: a value outside the types below is refused, not coerced.
+
+    MessageError            somebody handed us a message, sample or definition that breaks the rules; nothing was changed
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import rfc8785
+
+ZONE = re.compile(r"[a-z0-9-]{1,32}")
+STREAM = re.compile(r"[a-z0-9._-]{1,64}")
+CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
+SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
+PREDICATE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+
+MESSAGE_ID_BYTES_MAX = 256  # a UUID has 36, a SHA-256 in hex 64; room for readable ids, none for documents
+SUBJECT_BYTES_MAX = 512
+TEXT_BYTES_MAX = 256  # any other text field of an envelope
+LABELS_MAX = 32  # labels are policy hints, not a second object
+OBJECT_BYTES_MAX = 256 * 1024  # one fact must fit one page of the broker beside others; larger things are artifacts
+VALUE_BYTES_MAX = 64 * 1024  # a string or bytes value of a tag; an array of 8,192 doubles as JSON stays below
+JSON_INTEGER_MAX = 2**53 - 1  # RFC 8785 keeps to what every JSON reader holds exactly
+
+INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1
+QUALITY_GOOD = 0  # OPC UA StatusCode, also for Modbus
+QUALITY_MAX = 2**32 - 1
+
+
+class MessageError(ValueError):
+    """A message, sample or definition breaks a rule of this module. `field` names what, the text says why."""
+
+    def __init__(self, field_name: str, why: str) -> None:
+        super().__init__(f"{field_name}: {why}")
+        self.field = field_name
+        self.why = why
+
+
+class Json:
+    """A structured value (array or object) of a tag, as canonical JSON bytes.
+
+    Deliberately neither a dataclass nor a subclass of bytes: the batch encoder must meet a type it does not know, so that it
+    marks the value as JSON instead of storing it as plain bytes.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @classmethod
+    def of(cls, value: object) -> Json:
+        """The canonical form of a Python list, dict or scalar."""
+        return cls(canonical_json(value))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Json) and other.data == self.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+    def __repr__(self) -> str:
+        return f"Json({self.data!r})"
+
+
+Value = bool | int | float | str | bytes | Json | None
+"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None only beside a bad quality."""
+
+
+class Sample(NamedTuple):
+    """One observation: tag number at its origin (>= 1), source time (ns since 1970, UTC), value, OPC UA StatusCode."""
+
+    tag: int
+    source_time_ns: int
+    value: Value
+    quality: int = QUALITY_GOOD
+
+
+@dataclass(frozen=True, slots=True)
+class TagDefinition:
+    """What a tag number stands for. Immutable: a changed definition gets a new number.
+
+    `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value was read; `data_type` is the source's word.
+    """
+
+    subject: str
+    predicate: str = "value_sampled"
+    unit: str = ""
+    source: str = ""
+    address: str = ""
+    data_type: str = ""
+    description: str = ""
+
+    def to_json(self) -> bytes:
+        """Canonical JSON; empty fields are left out, so that adding a field later changes no old definition's bytes."""
+        return canonical_json({f.name: text for f in fields(self) if (text := getattr(self, f.name))})
+
+    @classmethod
+    def from_json(cls, data: bytes) -> TagDefinition:
+        """Read what `to_json` wrote. Fields this version does not know are ignored; a wrong type raises MessageError."""
+        known = {f.name for f in fields(cls)}
+        found = parse_json("definition", data)
+        if not isinstance(found, dict) or not isinstance(found.get("subject"), str):
+            raise MessageError("definition", "must be a JSON object with a subject")
+        texts = {name: text for name, text in found.items() if name in known}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise MessageError(f"definition.{name}", f"must be text, found {type(text).__name__}")
+        definition = cls(**texts)
+        check_definition(definition)
+        return definition
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """System metadata of a message; names and meaning as the specification's message model."""
+
+    message_id: str
+    from_zone: str
+    to_zone: str
+    produced_at_unix_ms: int
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    object_media_type: str | None = None
+    object_schema: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A domain assertion: subject (`kind:id` or `kind:scope/id`), predicate (lower_snake_case), canonical JSON bytes."""
+
+    subject: str
+    predicate: str
+    object_json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Envelope and fact: the unit an application appends and fetches."""
+
+    envelope: Envelope
+    fact: Fact
+
+
+def canonical_json(value: Any) -> bytes:
+    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53 and non-JSON types."""
+    try:
+        return rfc8785.dumps(value)
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
+        raise MessageError("object_json", f"has no canonical form: {error}") from error
+
+
+def parse_json(name: str, data: bytes) -> Any:
+    """A JSON value from UTF-8 bytes; duplicate keys, NaN and infinities are refused, for they have no canonical form."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise MessageError(name, "has a key twice in one object")
+        return found
+
+    def refuse(constant: str) -> Any:
+        raise MessageError(name, f"{constant} is not JSON")
+
+    try:
+        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise MessageError(name, f"is not JSON: {error}") from error
+
+
+def check_name(name: str, text: object, pattern: re.Pattern[str]) -> None:
+    """Raise MessageError unless `text` is a string that matches the whole pattern."""
+    if not isinstance(text, str) or not pattern.fullmatch(text):
+        raise MessageError(name, f"{text!r} does not match {pattern.pattern}")
+
+
+def check_text(name: str, text: object, bytes_max: int) -> None:
+    """Raise MessageError unless `text` is a non-empty string of at most `bytes_max` UTF-8 bytes without control characters."""
+    if not isinstance(text, str) or not text:
+        raise MessageError(name, "must be a non-empty text")
+    if any(ord(c) < 0x20 or 0xD800 <= ord(c) <= 0xDFFF or ord(c) == 0x7F for c in text):
+        raise MessageError(name, f"{text!r} holds a control character or a lone surrogate")
+    if len(text.encode()) > bytes_max:
+        raise MessageError(name, f"is longer than {bytes_max} bytes")
+
+
+def check_definition(definition: TagDefinition) -> None:
+    """Raise MessageError naming the field unless the definition may be numbered and replicated."""
+    check_text("definition.subject", definition.subject, SUBJECT_BYTES_MAX)
+    check_name("definition.subject", definition.subject, SUBJECT)
+    check_name("definition.predicate", definition.predicate, PREDICATE)
+    for name in ("unit", "source", "address", "data_type", "description"):
+        if text := getattr(definition, name):
+            check_text(f"definition.{name}", text, 1024)
+
+
+def check_message(message: Message) -> None:
+    """Raise MessageError naming the first field at fault. The object must already be canonical: the producer canonicalises."""
+    envelope, fact = message.envelope, message.fact
+    check_text("message_id", envelope.message_id, MESSAGE_ID_BYTES_MAX)
+    check_name("from_zone", envelope.from_zone, ZONE)
+    check_text("to_zone", envelope.to_zone, TEXT_BYTES_MAX)
+    produced = envelope.produced_at_unix_ms
+    if type(produced) is not int or not 0 <= produced < 2**43:  # 2**43 ms is the year 2248: inside int64 nanoseconds
+        raise MessageError("produced_at_unix_ms", f"{produced!r} is not a time in milliseconds since 1970")
+    for name in ("correlation_id", "causation_id", "object_media_type", "object_schema"):
+        if (text := getattr(envelope, name)) is not None:
+            check_text(name, text, TEXT_BYTES_MAX)
+    _check_labels(envelope.labels)
+    check_text("subject", fact.subject, SUBJECT_BYTES_MAX)
+    check_name("subject", fact.subject, SUBJECT)
+    check_name("predicate", fact.predicate, PREDICATE)
+    _check_object(fact.object_json)
+
+
+def check_sample(sample: Sample) -> None:
+    """Raise MessageError naming the column unless the sample may be sealed. Used at the edges, not once per fact on hot paths."""
+    tag, source_time_ns, value, quality = sample
+    if type(tag) is not int or tag < 1:
+        raise MessageError("tag", f"{tag!r} is not a tag number")
+    if type(source_time_ns) is not int or not INT64_MIN <= source_time_ns < 2**63:
+        raise MessageError("source_time_ns", f"{source_time_ns!r} is not a time in nanoseconds since 1970")
+    if type(quality) is not int or not 0 <= quality <= QUALITY_MAX:
+        raise MessageError("quality", f"{quality!r} is not an OPC UA StatusCode")
+    check_value(value)
+
+
+def check_value(value: object) -> None:
+    """Raise MessageError unless `value` is one of the types of `Value`, within its limits."""
+    if value is None or type(value) in (bool, float):
+        return
+    if type(value) is int:
+        if not INT64_MIN <= value <= UINT64_MAX:
+            raise MessageError("value", f"{value} fits neither int64 nor uint64")
+    elif type(value) in (str, bytes, Json):
+        data = value.data if isinstance(value, Json) else value
+        if len(data) > VALUE_BYTES_MAX:  # type: ignore[arg-type]
+            raise MessageError("value", f"is longer than {VALUE_BYTES_MAX} bytes")
+    else:
+        raise MessageError("value", f"{type(value).__name__} is not a type a tag can hold")
+
+
+def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> str:
+    """The message id of a sample: its identity spelled out, so it costs no byte at rest and is the same everywhere."""
+    return f"{stream}/{zone}/{epoch.hex()}/{sequence}"
+
+
+def sample_message(definition: TagDefinition, sample: Sample, message_id: str, from_zone: str) -> Message:
+    """A sample presented as the message it stands for.
+
+    The object has `quality` (number), `source_time` (ISO 8601, UTC, as many digits as the source gave), `value`, and `unit`
+    where the tag has one. JSON has no NaN, infinities, bytes or integers beyond 2**53: see `json_value`.
+    """
+    content = {
+        "quality": sample.quality,
+        "source_time": time_text(sample.source_time_ns),
+        "value": json_value(sample.value),
+    }
+    if definition.unit:
+        content["unit"] = definition.unit
+    produced_at_unix_ms = max(sample.source_time_ns // 1_000_000, 0)
+    envelope = Envelope(message_id=message_id, from_zone=from_zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms)
+    return Message(envelope, Fact(definition.subject, definition.predicate, canonical_json(content)))
+
+
+def json_value(value: Value) -> Any:
+    """A tag's value in JSON: NaN and infinities as "NaN", "Infinity", "-Infinity"; integers beyond 2**53 as decimal text;
+    bytes as {"base64": text}; structures as themselves."""
+    match value:
+        case Json():
+            return json.loads(value.data)
+        case bytes():
+            return {"base64": base64.b64encode(value).decode()}
+        case float() if math.isnan(value):
+            return "NaN"
+        case float() if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        case bool():
+            return value
+        case int() if abs(value) > JSON_INTEGER_MAX:
+            return str(value)
+        case _:
+            return value
+
+
+def time_text(time_ns: int) -> str:
+    """A time in ns since 1970 as ISO 8601 UTC with a fraction only as long as needed: 2026-01-02T03:04:05.1234567Z."""
+    seconds, fraction_ns = divmod(time_ns, 1_000_000_000)
+    whole = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    fraction = f"{fraction_ns:09d}".rstrip("0")
+    return f"{whole}.{fraction}Z" if fraction else f"{whole}Z"
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    if len(labels) > LABELS_MAX:
+        raise MessageError("labels", f"more than {LABELS_MAX}")
+    for name, text in labels.items():
+        check_text("labels", name, TEXT_BYTES_MAX)
+        check_text(f"labels.{name}", text, TEXT_BYTES_MAX)
+
+
+def _check_object(object_json: object) -> None:
+    if not isinstance(object_json, bytes):
+        raise MessageError("object_json", "must be bytes of canonical JSON")
+    if len(object_json) > OBJECT_BYTES_MAX:
+        raise MessageError("object_json", f"is longer than {OBJECT_BYTES_MAX} bytes; store it as an artifact and refer to it")
+    if canonical_json(parse_json("object_json", object_json)) != object_json:
+        raise MessageError("object_json", "is not canonical JSON (RFC 8785); canonicalise before appending")
