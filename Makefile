@@ -1,0 +1,63 @@
+# One door for whoever works on bsfg. Every target sets up what it needs by itself, in .venv and with Debian's packages
+# (tools/setup), and is quiet unless something is wrong.
+
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+.SILENT:
+
+PYTHON ?= python3
+VENV := .venv/bin
+
+export PYTHON
+# Debian keeps mosquitto in /usr/sbin, out of a user's PATH.
+export PATH := $(PATH):/usr/sbin:/sbin
+# Coroutines never awaited, loops blocked, calls from the wrong thread: asyncio says so only in debug mode.
+test: export PYTHONASYNCIODEBUG = 1
+# Our own mistakes are asserts; an interpreter without them is refused, so none may be inherited.
+unexport PYTHONOPTIMIZE
+
+.PHONY: help demo test style types pytest format bench lock clean venv system
+
+help:
+	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
+	echo 'make test           style, types and every test'
+	echo 'make style types    those alone; "make format" repairs what it can'
+	echo 'make bench          the benchmarks, a JSON object each; NAME=append for one'
+	echo 'make lock           requirements.lock anew from the ranges in pyproject.toml'
+	echo 'make clean          removes what set-up and tools made'
+
+demo: system
+	$(VENV)/bsfg demo $(if $(KEEP),--keep)
+
+# The last line is pytest's summary.
+test: style types pytest
+
+style: venv
+	$(VENV)/ruff check --quiet
+	$(VENV)/ruff format --quiet --check || { echo 'some files are not formatted: make format' >&2; exit 1; }
+
+types: venv
+	$(VENV)/mypy --no-error-summary
+
+pytest: system
+	$(VENV)/python -m pytest -q $(PYTEST)
+
+format: venv
+	$(VENV)/ruff check --quiet --fix
+	$(VENV)/ruff format --quiet
+
+bench: system
+	for name in $(or $(NAME),append replicate lag fetch); do $(VENV)/bsfg bench $$name --json || exit 1; done
+
+lock:
+	tools/lock
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	tools/setup venv
+
+system:
+	tools/setup system
