@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import zstandard
 
+from agent.errors import BsfgError
 from agent.message import (
     INT64_MIN,
     QUALITY_MAX,
@@ -61,7 +62,7 @@ _ZSTD_LEVEL = 1  # level 3 wins 3 % of bytes for twice the time
 _VALUE_TYPES = frozenset({bool, int, float, str, bytes, Json, type(None)})
 
 
-class BatchError(Exception):
+class BatchError(BsfgError):
     """These bytes are not a batch this program may accept; the text says what is wrong. Never retried with the same bytes."""
 
 

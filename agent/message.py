@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import rfc8785
 
+from agent.errors import BsfgError
+
 ZONE = re.compile(r"[a-z0-9-]{1,32}")
 STREAM = re.compile(r"[a-z0-9._-]{1,64}")
 CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
@@ -42,7 +44,7 @@ QUALITY_GOOD = 0  # OPC UA StatusCode, also for Modbus
 QUALITY_MAX = 2**32 - 1
 
 
-class MessageError(ValueError):
+class MessageError(BsfgError, ValueError):
     """A message, sample or definition breaks a rule of this module. `field` names what, the text says why."""
 
     def __init__(self, field_name: str, why: str) -> None:

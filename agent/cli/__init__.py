@@ -1,0 +1,79 @@
+"""The face: one command, `bsfg`, with a module for each noun.
+
+A command says what happened in one line or prints facts; `--json` where it prints facts or figures. Exit status 0 is good,
+1 a bad result, 2 bad usage; an error ends with what to do. Commands are loaded when they are called, so that `bsfg status`
+does not pay for OPC UA. Nothing is decided here: a command reads its arguments, asks the product, and prints.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from agent import __version__
+from agent.errors import BsfgError
+
+DEFAULT_CONFIG = Path("node.toml")
+
+_COMMANDS = {
+    "init": "agent.cli.init:init",
+    "check": "agent.cli.check:check",
+    "run": "agent.cli.run:run",
+    "status": "agent.cli.status:status",
+    "append": "agent.cli.facts:append",
+    "fetch": "agent.cli.facts:fetch",
+    "confirm": "agent.cli.facts:confirm",
+    "tail": "agent.cli.facts:tail",
+    "pki": "agent.cli.pki:pki",
+    "broker": "agent.cli.broker:broker",
+    "hardware": "agent.cli.hardware:hardware",
+    "bench": "agent.cli.bench:bench",
+    "demo": "agent.cli.demo:demo",
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when somebody asks for them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 click's signature
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="bsfg")
+def bsfg() -> None:
+    """Store-and-forward agent for the boundary between plant and enterprise."""
+
+
+config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_CONFIG,
+    show_default=True,
+    envvar="BSFG_CONFIG",
+    help="The node's configuration.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def main() -> None:
+    """Entry point of the `bsfg` command."""
+    if sys.flags.optimize:
+        sys.exit("bsfg: python -O removes the assertions this program rests on; start it without -O")
+    try:
+        bsfg()
+    except BsfgError as error:
+        hint = f"\n  -> {error.hint}" if error.hint else ""
+        sys.exit(f"bsfg: {error}{hint}")

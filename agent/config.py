@@ -1,0 +1,257 @@
+"""node.toml into frozen, typed settings, with every problem told at once.
+
+An operator who edits a file on a gateway at night gets one list of all that is wrong, each entry a path into the file, the
+value found and what to do, instead of one error per attempt. Nothing here opens a socket, a store or a certificate: `bsfg
+check` goes on from here to the things the settings name.
+
+Each part of the product declares its own settings beside its code, with the default beside the field; this module reads
+them all by their types and holds the rules that span several parts. It decides nothing else.
+
+    ConfigError             node.toml cannot be used; `problems` holds every reason (the operator's to mend, never retried)
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+from agent.errors import BsfgError
+from agent.fact_store.settings import StoreSettings
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.message import STREAM, ZONE
+
+SettingsT = TypeVar("SettingsT")
+_WRONG: Any = object()  # a value that was reported and must not be used
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in node.toml: where (`broker[0].port`), what stood there, and why that will not do."""
+
+    path: str
+    value: object
+    why: str
+
+    def __str__(self) -> str:
+        found = "" if self.value is MISSING else f" = {self.value!r}"
+        return f"{self.path}{found}: {self.why}"
+
+
+class ConfigError(BsfgError):
+    """node.toml cannot be used as it stands; the text lists every problem."""
+
+    def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
+        self.file = file
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"{file}: {count} problem{'s' * (count > 1)}{lines}")
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """Settings that have rules beyond their types."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(field, why) for each rule that does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentitySettings:
+    """[node]: which zone this node is, and where it keeps its state."""
+
+    zone: str
+    state_dir: Path = Path("state")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not ZONE.fullmatch(self.zone):
+            yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """[[broker]]: an MQTT 5 broker this node attaches to, with the identity it shows there."""
+
+    name: str
+    host: str
+    ca_file: Path
+    cert_file: Path
+    key_file: Path
+    port: int = 8883
+    optional: bool = False
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not 1 <= self.port <= 65_535:
+            yield "port", "a TCP port is 1 to 65535"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """[[peer]]: a node in another zone. `exports` are the streams it may fetch from us, `pulls` those we fetch from it,
+    `relays` the zones, besides its own, whose facts it may hand to us."""
+
+    zone: str
+    broker: str
+    exports: tuple[str, ...] = ()
+    pulls: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for name, zones in (("zone", (self.zone,)), ("relays", self.relays)):
+            for zone in zones:
+                if not ZONE.fullmatch(zone):
+                    yield name, f"{zone!r} is not a zone (1 to 32 of a-z, 0-9 and -)"
+        for name, streams in (("exports", self.exports), ("pulls", self.pulls)):
+            for stream in streams:
+                if not STREAM.fullmatch(stream):
+                    yield name, f"{stream!r} is not a stream name (1 to 64 of a-z, 0-9, . _ and -)"
+        if not self.exports and not self.pulls:
+            yield "zone", "this peer neither gets nor gives anything; name streams in exports or pulls, or remove it"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """[health]: where /healthz and /metrics are served. Port 0 takes any free one and logs it."""
+
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 9180
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not 0 <= self.listen_port <= 65_535:
+            yield "listen_port", "a TCP port is 0 to 65535"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """All of node.toml. Relative paths in it have been resolved against the folder it lies in."""
+
+    node: IdentitySettings
+    store: StoreSettings = field(default_factory=StoreSettings)
+    broker: tuple[BrokerSettings, ...] = ()
+    peer: tuple[PeerSettings, ...] = ()
+    opcua: tuple[OpcuaSourceSettings, ...] = ()
+    modbus: tuple[ModbusSourceSettings, ...] = ()
+    health: HealthSettings = field(default_factory=HealthSettings)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """The rules that span several sections."""
+        brokers = {broker.name for broker in self.broker}
+        for index, peer in enumerate(self.peer):
+            if peer.broker not in brokers:
+                yield f"peer[{index}].broker", f"no [[broker]] is named {peer.broker!r}; named are {sorted(brokers)}"
+            if peer.zone == self.node.zone:
+                yield f"peer[{index}].zone", "this is our own zone; a node is not its own peer"
+            if self.node.zone in peer.relays:
+                yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
+        sources = (("opcua", self.opcua), ("modbus", self.modbus))
+        named = [(f"broker[{i}].name", b.name) for i, b in enumerate(self.broker)]
+        yield from _twice(named)
+        yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])
+        yield from _twice([(f"{kind}[{i}].name", s.name) for kind, found in sources for i, s in enumerate(found)])
+
+    @property
+    def store_file(self) -> Path:
+        """The fact store of this node."""
+        return self.node.state_dir / "facts.db"
+
+
+def load(file: Path) -> NodeSettings:
+    """The settings in `file`. Raises ConfigError with every problem found."""
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(file, [Problem("file", MISSING, "does not exist; `bsfg init` writes one")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}")]) from error
+    return read(table, file)
+
+
+def read(table: Mapping[str, object], file: Path) -> NodeSettings:
+    """The settings in a parsed file. Relative paths count from the folder of `file`. Raises ConfigError."""
+    reader = _Reader(file.parent.absolute())
+    settings = reader.table(NodeSettings, table, "")
+    if reader.problems:
+        raise ConfigError(file, reader.problems)
+    assert isinstance(settings, NodeSettings)
+    return settings
+
+
+def _twice(named: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    seen: dict[str, str] = {}
+    for path, name in named:
+        if name in seen:
+            yield path, f"{name!r} is also {seen[name]}; names must differ"
+        seen.setdefault(name, path)
+
+
+class _Reader:
+    """Walks tables and dataclasses side by side and collects every problem on the way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[Problem] = []
+
+    def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
+        """One settings object from one table, or `_WRONG` when it cannot be made."""
+        if not isinstance(found, Mapping):
+            return self._wrong(path, found, "must be a table")
+        hints = typing.get_type_hints(kind)
+        known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+        before = len(self.problems)
+        for name in found.keys() - known.keys():
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            self.problems.append(Problem(_join(path, name), found[name], f"is not a setting; {hint}"))
+        given = {}
+        for name, setting in known.items():
+            if name in found:
+                given[name] = self.value(hints[name], found[name], _join(path, name))
+            elif setting.default is MISSING and setting.default_factory is MISSING:
+                self._wrong(_join(path, name), MISSING, "is required")
+            elif isinstance(setting.default, Path):
+                given[name] = self.folder / setting.default
+        if any(value is _WRONG for value in given.values()) or len(self.problems) > before:
+            return typing.cast(SettingsT, _WRONG)
+        settings = kind(**given)
+        if isinstance(settings, Checked):
+            for name, why in settings.problems():
+                self.problems.append(Problem(_join(path, name), given.get(name, MISSING), why))
+        return settings
+
+    def value(self, kind: Any, found: object, path: str) -> Any:
+        """One value of the type a field declares, or `_WRONG`."""
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if origin in (types.UnionType, typing.Union):  # `X | None`: TOML has no null, so it can only be X
+            (kind,) = (argument for argument in arguments if argument is not type(None))
+            return self.value(kind, found, path)
+        if origin is tuple:
+            if not isinstance(found, list):
+                return self._wrong(path, found, "must be a list")
+            values = [self.value(arguments[0], one, f"{path}[{index}]") for index, one in enumerate(found)]
+            return _WRONG if any(value is _WRONG for value in values) else tuple(values)
+        if origin is Literal:
+            return found if found in arguments else self._wrong(path, found, f"must be one of {', '.join(arguments)}")
+        if is_dataclass(kind):
+            return self.table(typing.cast(type, kind), found, path)
+        if kind is Path and isinstance(found, str) and found:
+            return self.folder / found
+        if kind is float and type(found) is int:
+            return float(found)
+        return found if type(found) is kind else self._wrong(path, found, f"must be {_WORDS.get(kind, kind)}")
+
+    def _wrong(self, path: str, found: object, why: str) -> Any:
+        self.problems.append(Problem(path, found, why))
+        return _WRONG
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
