@@ -1,0 +1,172 @@
+"""What an operator may set about a source, with the default beside the field.
+
+The configuration file embeds these records as they are: `[[opcua]]` and `[[modbus]]`. They hold values only; `problems`
+names the rules that a type cannot express. Files they name are opened by the source, not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+REGISTERS_PER_READ_MAX = 125  # Modbus Application Protocol 6.3: the byte count of the answer is one byte
+UNIT_ID_MAX = 255  # 1..247 on a serial line; 0 and 248..255 are used by devices that are only reached over TCP
+
+ByteOrder = Literal["ABCD", "CDAB", "BADC", "DCBA"]
+SecurityPolicy = Literal["None", "Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"]
+SecurityMode = Literal["None", "Sign", "SignAndEncrypt"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpcuaSourceSettings:
+    """[[opcua]]: one OPC UA server and how its tags are subscribed to.
+
+    The server's certificate is pinned, by file or by the SHA-256 of its DER form. Without encryption only when `insecure`
+    says so in as many words.
+    """
+
+    name: str
+    url: str
+    tags_file: Path
+    security_policy: SecurityPolicy = "Basic256Sha256"
+    security_mode: SecurityMode = "SignAndEncrypt"
+    insecure: bool = False
+    certificate_file: Path | None = None
+    private_key_file: Path | None = None
+    server_certificate_file: Path | None = None
+    server_certificate_sha256: str = ""
+    application_uri: str = "urn:bsfg:agent"
+    user_name: str = ""
+    password_file: Path | None = None
+    publishing_interval_ms: int = 500
+    sampling_interval_ms: int = 250
+    queue_size: int = 10  # per item, at the server: bridges publishing gaps and our own pauses
+    request_timeout_ms: int = 10_000  # 4 s is short for a large browse on a small PLC
+    liveness_timeout_ms: int = 15_000  # the server's clock must be seen to move within this time
+    items_per_call_max: int = 1_000  # S7-1200 slows fifty-fold above 200; the server's own limit is obeyed when lower
+    parked_retry_ms: int = 30_000  # first retry of a node the server refused; doubles up to ten times this
+    buffer_values_max: int = 50_000  # between the wire and the store; full means the next Publish waits
+    reconnect_delay_ms: int = 1_000
+    reconnect_delay_max_ms: int = 60_000
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from _name_problems(self.name)
+        parts = urlsplit(self.url)
+        if parts.scheme != "opc.tcp" or not parts.hostname:
+            yield "url", "must look like opc.tcp://host:4840/path"
+        elif parts.username or parts.password:
+            yield "url", "holds a user name or password; set user_name and password_file instead"
+        yield from self._security_problems()
+        yield from _range_problems(
+            self,
+            publishing_interval_ms=(50, 60_000),
+            sampling_interval_ms=(0, 60_000),
+            queue_size=(1, 10_000),
+            request_timeout_ms=(500, 120_000),
+            items_per_call_max=(1, 10_000),
+            parked_retry_ms=(100, 3_600_000),
+            buffer_values_max=(1_000, 1_000_000),
+            reconnect_delay_ms=(10, 60_000),
+            reconnect_delay_max_ms=(self.reconnect_delay_ms, 3_600_000),
+        )
+        slowest_ms = max(self.publishing_interval_ms, 1_000)  # the server's clock is sampled once a second
+        if self.liveness_timeout_ms < 3 * slowest_ms:
+            yield (
+                "liveness_timeout_ms",
+                f"must be at least {3 * slowest_ms}: three times the slower of publishing and 1 s",
+            )
+
+    def _security_problems(self) -> Iterator[tuple[str, str]]:
+        if (self.security_policy == "None") != (self.security_mode == "None"):
+            yield "security_mode", 'policy "None" and mode "None" go together'
+        if self.security_policy == "None":
+            if not self.insecure:
+                yield "security_policy", '"None" neither signs nor encrypts; if that is meant, set insecure = true'
+        else:
+            if self.insecure:
+                yield "insecure", 'is only for security_policy = "None"; remove it'
+            for name in ("certificate_file", "private_key_file"):
+                if getattr(self, name) is None:
+                    yield (
+                        name,
+                        "is needed for a secured connection; if the file does not exist it is made once and kept",
+                    )
+            if self.server_certificate_file is not None and self.server_certificate_sha256:
+                yield "server_certificate_sha256", "give the pinned certificate as a file or as a fingerprint, not both"
+        if self.server_certificate_sha256 and not FINGERPRINT.fullmatch(self.server_certificate_sha256):
+            yield "server_certificate_sha256", "must be 64 hexadecimal digits in lower case"
+        if bool(self.user_name) != (self.password_file is not None):
+            yield "user_name", "user_name and password_file go together"
+        if self.user_name and self.security_mode != "SignAndEncrypt":
+            yield "user_name", 'a password is only sent encrypted: set security_mode = "SignAndEncrypt"'
+
+
+@dataclass(frozen=True, slots=True)
+class ModbusSourceSettings:
+    """[[modbus]]: one Modbus TCP device or gateway, and the units behind it.
+
+    `address_base` has no default: whether a vendor's sheet counts from 0, from 1 or from 40001 is the commonest wrong guess
+    in the field, and a value one register off can look right.
+    """
+
+    name: str
+    host: str
+    tags_file: Path
+    address_base: int
+    port: int = 502
+    unit_id: int = 1
+    poll_interval_ms: int = 1_000
+    timeout_ms: int = 1_000
+    registers_per_read_max: int = REGISTERS_PER_READ_MAX
+    hole_max: int = 16  # unasked registers read along: 32 bytes cost less than a second request
+    byte_order: ByteOrder = "ABCD"
+    connections_max: int = 2  # the second is opened only while a unit is silent, to ask it without delaying the others
+    unit_retry_ms: int = 2_000  # first question to a silent unit; doubles up to unit_retry_max_ms
+    unit_retry_max_ms: int = 60_000
+    reconnect_delay_ms: int = 1_000
+    reconnect_delay_max_ms: int = 60_000
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from _name_problems(self.name)
+        if not self.host or any(c.isspace() or c == "/" for c in self.host):
+            yield "host", "must be a host name or an IP address"
+        if self.address_base not in (0, 1, 40_001):
+            yield (
+                "address_base",
+                "must be 0 (as on the wire), 1 (first register is 1) or 40001 (table in the first digit)",
+            )
+        yield from _range_problems(
+            self,
+            port=(1, 65_535),
+            unit_id=(0, UNIT_ID_MAX),
+            poll_interval_ms=(10, 3_600_000),
+            timeout_ms=(10, 60_000),
+            registers_per_read_max=(1, REGISTERS_PER_READ_MAX),
+            hole_max=(0, REGISTERS_PER_READ_MAX),
+            connections_max=(1, 2),
+            unit_retry_ms=(10, 3_600_000),
+            unit_retry_max_ms=(self.unit_retry_ms, 3_600_000),
+            reconnect_delay_ms=(10, 60_000),
+            reconnect_delay_max_ms=(self.reconnect_delay_ms, 3_600_000),
+        )
+
+
+SourceSettings = OpcuaSourceSettings | ModbusSourceSettings
+
+
+def _name_problems(name: str) -> Iterator[tuple[str, str]]:
+    if not NAME.fullmatch(name):
+        yield "name", "a source's name is 1 to 64 of a-z, 0-9, . _ and -, beginning with a letter or digit"
+
+
+def _range_problems(settings: SourceSettings, **ranges: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    for name, (lowest, highest) in ranges.items():
+        if not lowest <= getattr(settings, name) <= highest:
+            yield name, f"must be {lowest} to {highest}"
