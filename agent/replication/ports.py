@@ -1,0 +1,162 @@
+"""The two doors through which replication reaches a fact store.
+
+`ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; a fact store satisfies
+both as it is.  What the ports demand of it:
+
+- Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
+  the event loop's thread; the shells await them with `asyncio.wrap_future`.
+- `read`, `definitions`, `streams`, `consumer` and `peer_position` may touch the disk; the shells call them in a reader
+  thread of their own, so each must be callable from any thread.  `end_offset` is a look into memory.
+- Trouble is raised, directly or through the future, as one exception type of the store's own (handed to the shells as
+  `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is,
+  a forked history or a malformed batch is not.  After an exception nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Literal, NamedTuple, Protocol
+
+from agent.batch import Origin
+
+
+class Position(NamedTuple):
+    """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store."""
+
+    epoch: bytes
+    offset: int
+
+
+class ReceivedDefinition(NamedTuple):
+    """Definition `number` of `origin`, as canonical JSON, on its way from a peer."""
+
+    origin: Origin
+    number: int
+    definition_json: bytes
+
+
+class Consumer(Protocol):
+    """A registered reader: whose it is, what it reads, and up to where it has confirmed."""
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
+    @property
+    def frontier(self) -> int: ...
+
+
+class StreamBounds(Protocol):
+    """A stream's name and the offsets it holds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+
+
+class StoredBatch(Protocol):
+    """A batch as the store keeps it: where it lies, its bytes, whose it is, how many definitions it needs."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def sealed(self) -> bytes: ...
+    @property
+    def origin(self) -> Origin: ...
+    @property
+    def definition_count(self) -> int: ...
+
+
+class Page(Protocol):
+    """Consecutive batches, and where the stream ended when they were read."""
+
+    @property
+    def batches(self) -> Sequence[StoredBatch]: ...
+    @property
+    def end_offset(self) -> int: ...
+
+
+class ServingStore(Protocol):
+    """What the serving side needs."""
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def epoch(self) -> bytes: ...
+
+    def streams(self) -> Sequence[StreamBounds]:
+        """All streams, in any order."""
+        ...
+
+    def end_offset(self, stream: str) -> int:
+        """Last committed offset of a stream, 0 for one that holds nothing or does not exist.  From memory."""
+        ...
+
+    def consumer(self, name: str) -> Consumer | None:
+        """A registered consumer, or None."""
+        ...
+
+    def consumers(self) -> Sequence[Consumer]:
+        """All registered consumers."""
+        ...
+
+    def register_consumer(self, name: str, zone: str, stream: str, start: Literal["oldest", "end"]) -> Future[Consumer]:
+        """Register a consumer, durably; the same registration again returns what stands."""
+        ...
+
+    def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:
+        """Merge a confirmed range; the frontier after it, durable before it is returned."""
+        ...
+
+    def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
+        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits."""
+        ...
+
+    def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:
+        """Definitions `after_number + 1` to `until_number` of an origin as canonical JSON, fewer if fewer are held."""
+        ...
+
+    def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]:
+        """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to stop."""
+        ...
+
+
+class PutResult(Protocol):
+    """What became of a page."""
+
+    @property
+    def stored_facts(self) -> int: ...
+    @property
+    def duplicate_facts(self) -> int: ...
+
+
+class ReceivingStore(Protocol):
+    """What the pulling side needs."""
+
+    @property
+    def zone(self) -> str: ...
+
+    def peer_position(self, peer: str, stream: str) -> Position | None:
+        """The position stored with the last page of this peer's stream; None when nothing was ever stored."""
+        ...
+
+    def definition_counts(self) -> Mapping[Origin, int]:
+        """How many definitions (numbered from 1 without holes) are held of each origin."""
+        ...
+
+    def put_batches(
+        self,
+        peer: str,
+        stream: str,
+        sealed: Sequence[bytes],
+        definitions: Sequence[ReceivedDefinition],
+        position: Position,
+    ) -> Future[PutResult]:
+        """Store definitions, batches (if absent) and the position in one transaction, or nothing at all."""
+        ...
