@@ -1,0 +1,485 @@
+"""The rules of the house, as tests: what DESIGN and STYLE ask for and a reader would otherwise have to notice.
+
+Each rule is a function over one parsed module that yields its complaints; its docstring is the rule and is printed when
+it is broken. Each is also run on a sample that breaks it and on one that does not (`BAD`, `GOOD` at the end), because a
+rule that cannot fail holds nothing. Exceptions stand in the tables at the top, with their reason, or as a comment
+`# tidy: <reason>` on the line itself; there is no third way.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# --- what the house looks like ----------------------------------------------------------------------------------------
+
+# Who may import whom, floor by floor: a part knows only parts named above it.
+GROUND = ("agent.errors", "agent.message", "agent.batch")
+PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
+WHOLE = (*GROUND, *PARTS, "agent.config")
+KNOWS: dict[str, tuple[str, ...]] = {
+    "agent": (),
+    "agent.errors": (),
+    "agent.message": ("agent.errors",),
+    "agent.batch": ("agent.errors", "agent.message"),
+    "agent.fact_store": GROUND,
+    "agent.ingest": ("agent.errors", "agent.message"),  # appends through a port
+    "agent.replication": GROUND,  # stores through a port
+    "agent.health": ("agent.errors",),  # reads figures that the node hands it
+    "pyspark_bsfg": (*GROUND, "agent.fact_store.reader"),
+    "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),
+    "agent.node": WHOLE,
+    "agent.demo": (*WHOLE, "agent.node"),
+    "bench": (*WHOLE, "agent.node", "agent.demo"),
+    "agent.cli": (*WHOLE, "agent.node", "agent.demo", "bench"),
+}
+
+# Modules that decide: values and a time in, values out.
+CORES: tuple[str, ...] = (
+    "agent/batch.py",
+    "agent/message.py",
+)
+IO_MODULES = {
+    *("asyncio", "concurrent", "multiprocessing", "os", "queue", "random", "secrets", "select", "selectors", "signal"),
+    *("socket", "sqlite3", "ssl", "subprocess", "threading", "time", "asyncua", "paho", "pymodbus"),
+}
+
+# The one place that catches everything, because it must outlive whatever a source does (STYLE 12).
+SUPERVISORS: dict[str, int] = {"agent/ingest/supervisor.py": 1}
+
+# Functions that may stay longer than a screen, with their length today: it may shrink, never grow.
+LONG_FUNCTIONS: dict[str, int] = {}
+FUNCTION_LINES_MAX = 70
+OPENING_WORDS_MIN = 10
+
+PACKAGES_WITH_DESIGN = ("fact_store", "ingest", "replication", "health")
+DESIGN_HEADINGS = ("Purpose", "Background", "Components", "Decisions and their price")
+
+SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+# Spelled with classes, so that this line does not break its own rule.
+MACHINE_WORDS = re.compile(r"(?<![\w}])(/roo[t]/|/hom[e]/[a-z]|/wor[k]/|/opt/pyp[i])|pypi[.]org|python[h]osted")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One parsed file, and the questions that several rules ask of it."""
+
+    path: str
+    source: str
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree."""
+        return ast.parse(self.source, self.path)
+
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree."""
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
+    def lines(self) -> list[str]:
+        """The source by line."""
+        return self.source.splitlines()
+
+    @property
+    def name(self) -> str:
+        """The module's dotted name."""
+        return self.path.removeprefix("spark/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Line and dotted name of everything imported, relative imports resolved; `from a import b` gives a.b."""
+        package = self.name if self.path.endswith("/__init__.py") else self.name.rpartition(".")[0]
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                    base = ".".join([*above, base]).strip(".")
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+    def excused(self, line: int) -> bool:
+        """Whether the line, or a comment line directly above it, carries `# tidy: reason`."""
+        here = self.lines[line - 1]
+        above = self.lines[line - 2].strip() if line > 1 else ""
+        return bool(re.search(r"# tidy: \w+", here) or re.match(r"# tidy: \w+", above))
+
+
+Rule = Callable[[Module], Iterator[str]]
+
+
+@functools.cache
+def modules() -> list[Module]:
+    """Every Python file of the project."""
+    files = (
+        path.relative_to(ROOT)
+        for folder in ("agent", "spark", "bench", "tests", "tools")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    )
+    return [
+        Module(path.as_posix(), (ROOT / path).read_text("utf-8"))
+        for path in files
+        if not SKIPPED_FOLDERS.intersection(path.parts)
+    ]
+
+
+def part_of(name: str) -> str | None:
+    """The part of the house that a dotted name belongs to, or None for what is not ours."""
+    words = name.split(".")
+    if words[0] == "agent":
+        return ".".join(words[:2])
+    return words[0] if words[0] in {"pyspark_bsfg", "bench"} else None
+
+
+def is_product(module: Module) -> bool:
+    """Whether the module ships: the agent and the Spark side."""
+    return module.path.startswith(("agent/", "spark/"))
+
+
+def called(node: ast.AST) -> str:
+    """The dotted name of what a call calls, as written; empty for what is no name."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def limits_something(limit: ast.expr) -> bool:
+    """Whether an argument is a limit: a name is taken at its word, a literal must be above 0."""
+    try:
+        return (ast.literal_eval(limit) or 0) > 0
+    except ValueError:
+        return True
+
+
+def docstring_node(node: ast.AST) -> ast.Constant | None:
+    """The constant that is the docstring of a module, class or function."""
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        return body[0].value if isinstance(body[0].value.value, str) else None
+    return None
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def imports_run_downwards(module: Module) -> Iterator[str]:
+    """A part imports itself and the parts that KNOWS grants it, nothing beside or above it."""
+    own = part_of(module.name)
+    if own is None:
+        return
+    if own not in KNOWS:
+        yield f"1: {own} has no floor; give it one in KNOWS"
+        return
+    for line, name in module.imports():
+        other = part_of(name)
+        if other in {None, own, "agent"} or other not in KNOWS:
+            continue  # `from agent import batch` arrives here as agent.batch; bare `agent` holds nothing
+        granted = any(name == known or name.startswith(known + ".") for known in KNOWS[own])
+        if not granted:
+            yield f"{line}: {own} imports {name}"
+
+
+def cores_do_no_io(module: Module) -> Iterator[str]:
+    """A core imports neither a clock, chance, a file, a socket, a thread nor an event loop."""
+    if module.path in CORES:
+        for line, name in module.imports():
+            if name.split(".")[0] in IO_MODULES and not module.excused(line):
+                yield f"{line}: a core imports {name}"
+
+
+def queues_are_bounded(module: Module) -> Iterator[str]:
+    """Every queue has a limit where it is made (Queue(maxsize), deque(maxlen)), or says beside it what bounds it."""
+    if not is_product(module):
+        return
+    for node in module.nodes:
+        if isinstance(node, ast.keyword) and node.arg == "default_factory":
+            kind = ast.unparse(node.value).rpartition(".")[2]
+            if kind in {"deque", "Queue", "SimpleQueue"} and not module.excused(node.value.lineno):
+                yield f"{node.value.lineno}: default_factory={kind} has no limit"
+        kind = called(node).rpartition(".")[2]
+        if not isinstance(node, ast.Call) or module.excused(node.lineno):
+            continue
+        limits = [word.value for word in node.keywords if word.arg in {"maxsize", "maxlen"}]
+        if kind in {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}:
+            limits += node.args[:1]
+        elif kind == "deque":
+            limits += node.args[1:2]
+        elif kind != "SimpleQueue":
+            continue
+        if not any(limits_something(limit) for limit in limits):
+            yield f"{node.lineno}: {kind} without a limit"
+
+
+def nobody_catches_everything(module: Module) -> Iterator[str]:
+    """Only the supervisor catches Exception, and it once; everybody else names what is caught."""
+    if not is_product(module):
+        return
+    broad = []
+    for node in module.nodes:
+        if isinstance(node, ast.ExceptHandler):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        elif called(node).rpartition(".")[2] == "suppress":
+            kinds = node.args
+        else:
+            continue
+        if any(kind is None or ast.unparse(kind) in {"Exception", "BaseException"} for kind in kinds):
+            broad.append(node.lineno)
+    for line in broad[SUPERVISORS.get(module.path, 0) :]:
+        yield f"{line}: catches everything"
+
+
+def modules_open_in_prose(module: Module) -> Iterator[str]:
+    """A module's docstring says what it is, promises and will not do, and more than its own name."""
+    if module.path.startswith("tests/") and module.path != "tests/test_tidy.py":
+        return
+    opening = docstring_node(module.tree)
+    words = re.findall(r"[A-Za-z_]{2,}", str(opening.value)) if opening else []
+    own = set(re.split(r"[._]", module.name.lower()))
+    said = [word for word in words if word.lower() not in own | {"module", "the", "of", "for", "this", "and"}]
+    if len(said) < OPENING_WORDS_MIN:
+        yield f"1: opens with {len(said)} words that say something; {OPENING_WORDS_MIN} are asked"
+
+
+def functions_fit_a_screen(module: Module) -> Iterator[str]:
+    """A function has at most seventy lines, its docstring not counted; LONG_FUNCTIONS may only shrink."""
+    for node in module.nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = docstring_node(node)
+            spoken = (docstring.end_lineno or 0) - docstring.lineno + 1 if docstring else 0
+            length = (node.end_lineno or 0) - node.lineno + 1 - spoken
+            if length > LONG_FUNCTIONS.get(f"{module.path}:{node.name}", FUNCTION_LINES_MAX):
+                yield f"{node.lineno}: {node.name} has {length} lines"
+
+
+def tasks_belong_to_a_group(module: Module) -> Iterator[str]:
+    """Work starts in a TaskGroup, held in a name that ends in `group`, and every task has a name."""
+    if not is_product(module):
+        return
+    for node in module.nodes:
+        receiver, _, verb = called(node).rpartition(".")
+        if verb in {"ensure_future", "gather", "run_coroutine_threadsafe"} and not module.excused(node.lineno):
+            yield f"{node.lineno}: {verb} starts work outside a TaskGroup"
+        if verb == "create_task":
+            if not receiver.lower().endswith("group"):
+                yield f"{node.lineno}: {receiver}.create_task is no TaskGroup's"
+            elif not any(word.arg == "name" for word in node.keywords):
+                yield f"{node.lineno}: a task without a name"
+
+
+def nobody_sleeps(module: Module) -> Iterator[str]:
+    """The product never blocks in time.sleep; a test waits for a condition (tests/waiting.py), never for a while."""
+    for node in module.nodes:
+        name = called(node)
+        if name == "time.sleep" or (name == "sleep" and "time.sleep" in {named for _, named in module.imports()}):
+            if not module.path.startswith("bench/") and not module.excused(node.lineno):
+                yield f"{node.lineno}: {name}"
+        elif name.endswith("asyncio.sleep") and module.path.startswith("tests/"):
+            gives_way = isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            if module.path != "tests/waiting.py" and not gives_way and not module.excused(node.lineno):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+SQL = re.compile(
+    r"\s*(select\s.*\sfrom\s|SELECT\s|insert\s+(or\s+\w+\s+)?into\s|update\s+(or\s+\w+\s+)?\w+\s+set\s|delete\s+from\s|"
+    r"replace\s+into\s|alter\s+table\s|drop\s+(table|index|view|trigger)\s|"
+    r"create\s+(temp\s+|unique\s+|virtual\s+)*(table|index|view|trigger)\s)",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+def sql_lives_in_sql_files(module: Module) -> Iterator[str]:
+    """Statements are named in .sql files; PRAGMA and BEGIN or COMMIT may stand where the connection is made."""
+    if not is_product(module):
+        return
+    spoken = {id(docstring_node(node)) for node in module.nodes}
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in spoken:
+            statement = SQL.match(node.value)
+            shouted = statement and (not statement[0].strip().startswith("SELECT") or "SELECT" in node.value)
+            if shouted and not module.excused(node.lineno):
+                yield f"{node.lineno}: {node.value.strip()[:40]!r}"
+
+
+def nothing_names_this_machine(module: Module) -> Iterator[str]:
+    """No path of a developer's machine and no registry's address stands in the project."""
+    for number, line in enumerate(module.lines, 1):
+        if found := MACHINE_WORDS.search(line):
+            yield f"{number}: {found[0]}"
+
+
+RULES: tuple[Rule, ...] = (
+    imports_run_downwards,
+    cores_do_no_io,
+    queues_are_bounded,
+    nobody_catches_everything,
+    modules_open_in_prose,
+    functions_fit_a_screen,
+    tasks_belong_to_a_group,
+    nobody_sleeps,
+    sql_lives_in_sql_files,
+    nothing_names_this_machine,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_project_keeps_the_rule(rule: Rule) -> None:
+    """No module of the project breaks the rule."""
+    complaints = [f"{module.path}:{complaint}" for module in modules() for complaint in rule(module)]
+    assert not complaints, f"{rule.__doc__}\n" + "\n".join(complaints)
+
+
+def test_every_exception_is_still_needed() -> None:
+    """What the tables at the top name exists: a rule's exception goes when its file goes."""
+    paths = {module.path for module in modules()}
+    named = {*CORES, *SUPERVISORS, *(entry.partition(":")[0] for entry in LONG_FUNCTIONS)}
+    assert named <= paths, f"named in test_tidy.py, not there: {sorted(named - paths)}"
+
+
+def test_the_floors_are_floors() -> None:
+    """KNOWS lists each part after the parts it knows, so that no two can know each other."""
+    seen: set[str] = set()
+    for part, known in KNOWS.items():
+        assert {part_of(name) for name in known} <= seen, f"{part} knows a part that stands below it in the table"
+        seen.add(part)
+
+
+def test_cores_lean_on_nothing_that_does_io() -> None:
+    """A core's own imports from the house do no IO either, however many steps away."""
+    by_name = {module.name: module for module in modules()}
+
+    def leans_on(name: str, seen: set[str]) -> Iterator[str]:
+        module = by_name.get(name) or by_name.get(name.rpartition(".")[0])
+        if module is None or module.name in seen or module.path.endswith("/__init__.py"):
+            return
+        seen.add(module.name)
+        for line, imported in module.imports():
+            if imported.split(".")[0] in IO_MODULES and not module.excused(line):
+                yield f"{module.path}:{line}: {imported}"
+            elif part_of(imported):
+                yield from leans_on(imported, seen)
+
+    complaints = {f"{core} <- {found}" for core in CORES for found in leans_on(Module(core, "").name, set())}
+    assert not complaints, "\n".join(sorted(complaints))
+
+
+@pytest.mark.parametrize("package", PACKAGES_WITH_DESIGN)
+def test_packages_explain_themselves(package: str) -> None:
+    """Each part's DESIGN.md has the four headings, in their order."""
+    text = (ROOT / "agent" / package / "DESIGN.md").read_text("utf-8")
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    assert [heading for heading in headings if heading in DESIGN_HEADINGS] == list(DESIGN_HEADINGS)
+
+
+def test_documents_name_no_machine_either() -> None:
+    """Text files outside the code name no developer's path and no registry."""
+    endings = {".md", ".toml", ".sql", ".txt", ".lock", ".service", ".conf", ".sh", ".csv", ""}
+    complaints = []
+    for path in sorted(ROOT.rglob("*")):
+        inside = path.relative_to(ROOT)
+        if SKIPPED_FOLDERS.intersection(inside.parts) or path.suffix not in endings or not path.is_file():
+            continue
+        text = path.read_text("utf-8", errors="replace")
+        complaints += [
+            f"{inside}:{complaint}" for complaint in nothing_names_this_machine(Module(inside.as_posix(), text))
+        ]
+    assert not complaints, "\n".join(complaints)
+
+
+# --- the rules, tried on samples ----------------------------------------------------------------------------------------
+
+PROSE = (
+    '"""Keeps what a source said until somebody has confirmed it, and forgets nothing before that moment comes."""\n'
+)
+LONG = "def f():\n" + "    x = 1\n" * 75
+BAD: list[tuple[Rule, str, str]] = [
+    (imports_run_downwards, "agent/batch.py", "import agent.config"),
+    (imports_run_downwards, "agent/config.py", "from agent.fact_store.writer import Writer"),
+    (imports_run_downwards, "agent/fact_store/writer.py", "from agent.replication import sender"),
+    (imports_run_downwards, "agent/fact_store/writer.py", "from ..replication.sender import Sender"),
+    (imports_run_downwards, "agent/health/page.py", "from agent import fact_store"),
+    (imports_run_downwards, "agent/newcomer.py", ""),
+    (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.fact_store.writer import Writer"),
+    (cores_do_no_io, "agent/batch.py", "import time"),
+    (cores_do_no_io, "agent/batch.py", "def f():\n    from os import path"),
+    (queues_are_bounded, "agent/x.py", "import queue\nq = queue.Queue()"),
+    (queues_are_bounded, "agent/x.py", "q = asyncio.Queue(maxsize=0)"),
+    (queues_are_bounded, "agent/x.py", "q = Queue(-1)"),
+    (queues_are_bounded, "agent/x.py", "q = SimpleQueue()"),
+    (queues_are_bounded, "agent/x.py", "q = collections.deque([1, 2])"),
+    (queues_are_bounded, "agent/x.py", "q: deque[int] = field(default_factory=deque)"),
+    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept Exception:\n    pass"),
+    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept (OSError, BaseException):\n    pass"),
+    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept:\n    pass"),
+    (nobody_catches_everything, "agent/x.py", "with contextlib.suppress(Exception):\n    pass"),
+    (
+        nobody_catches_everything,
+        "agent/ingest/supervisor.py",
+        "try:\n    pass\nexcept Exception:\n    pass\ntry:\n    pass\nexcept Exception:\n    pass",
+    ),
+    (modules_open_in_prose, "agent/x.py", "import ast"),
+    (modules_open_in_prose, "agent/fact_store/writer.py", '"""Module for the writer of the fact store."""'),
+    (functions_fit_a_screen, "agent/x.py", LONG),
+    (tasks_belong_to_a_group, "agent/x.py", "asyncio.create_task(f(), name='f')"),
+    (tasks_belong_to_a_group, "agent/x.py", "asyncio.get_running_loop().create_task(f(), name='f')"),
+    (tasks_belong_to_a_group, "agent/x.py", "group.create_task(f())"),
+    (tasks_belong_to_a_group, "agent/x.py", "asyncio.ensure_future(f())"),
+    (nobody_sleeps, "agent/x.py", "import time\ntime.sleep(1)"),
+    (nobody_sleeps, "tests/x.py", "from time import sleep\nsleep(1)"),
+    (nobody_sleeps, "tests/x.py", "await asyncio.sleep(0.1)"),
+    (sql_lives_in_sql_files, "agent/x.py", "q = 'SELECT 1'"),
+    (sql_lives_in_sql_files, "agent/x.py", "q = f'insert or ignore into {table} values (1)'"),
+    (sql_lives_in_sql_files, "agent/x.py", "q = '''\n  create table t (x)'''"),
+    (nothing_names_this_machine, "agent/x.py", "open('/ro" + "ot/x')"),
+    (nothing_names_this_machine, "agent/x.py", "# see https://pypi" + ".org/"),
+]
+GOOD: list[tuple[Rule, str, str]] = [
+    (imports_run_downwards, "agent/batch.py", "from agent.message import Sample\nimport zstandard"),
+    (imports_run_downwards, "agent/fact_store/writer.py", "from . import reader\nfrom agent import batch"),
+    (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.fact_store.reader import StoreReader"),
+    (cores_do_no_io, "agent/batch.py", "import hashlib\nimport timeit"),
+    (cores_do_no_io, "agent/health/http.py", "import socket"),
+    (queues_are_bounded, "agent/x.py", "q = queue.Queue(QUEUE_MAX)\nd = deque([], 5)\ne = deque(maxlen=N)"),
+    (queues_are_bounded, "agent/x.py", "# tidy: holds one entry per configured peer\nd = deque()"),
+    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept (OSError, ValueError):\n    pass"),
+    (
+        nobody_catches_everything,
+        "agent/ingest/supervisor.py",
+        "try:\n    pass\nexcept Exception:\n    pass",
+    ),
+    (modules_open_in_prose, "agent/x.py", PROSE),
+    (functions_fit_a_screen, "agent/x.py", 'def f():\n    """' + "words\n" * 90 + '    """\n    return 1'),
+    (tasks_belong_to_a_group, "agent/x.py", "self._group.create_task(f(), name='f')"),
+    (nobody_sleeps, "agent/x.py", "await asyncio.sleep(1)"),
+    (nobody_sleeps, "tests/x.py", "await asyncio.sleep(0)"),
+    (sql_lives_in_sql_files, "agent/x.py", "q = 'PRAGMA synchronous'\nh = 'update the settings'"),
+    (sql_lives_in_sql_files, "agent/x.py", 'def f():\n    """Delete from the log."""'),
+    (nothing_names_this_machine, "agent/x.py", "ETC = '/etc/bsfg'"),
+]
+
+
+def sample_id(value: object) -> str:
+    """A short name for a sample in pytest's output."""
+    return getattr(value, "__name__", "") or (str(value).splitlines() or ["empty"])[-1][:40]
+
+
+@pytest.mark.parametrize("rule, path, source", BAD, ids=sample_id)
+def test_the_rule_can_fail(rule: Rule, path: str, source: str) -> None:
+    """The rule complains of a sample that breaks it."""
+    assert list(rule(Module(path, source)))
+
+
+@pytest.mark.parametrize("rule, path, source", GOOD, ids=sample_id)
+def test_the_rule_can_pass(rule: Rule, path: str, source: str) -> None:
+    """The rule is silent about a sample that keeps it."""
+    assert list(rule(Module(path, source))) == []
+
+
+def test_every_rule_was_tried() -> None:
+    """No rule is without a sample of both kinds."""
+    assert set(RULES) == {rule for rule, _, _ in BAD} == {rule for rule, _, _ in GOOD}
