@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-import threading
+import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
