@@ -39,6 +39,7 @@ class Child:
         self.name = name
         self.arguments = [str(argument) for argument in arguments]
         self.log = log
+        self.outlives_us = False  # unless said otherwise, the kernel ends the child when its starter dies in whatever way
         self._environment = dict(os.environ, **(environment or {}))
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
@@ -65,8 +66,9 @@ class Child:
         assert not self.running, self.name
         with self.log.open("ab") as log:
             self._log_from = log.tell()
+            guard = [] if self.outlives_us else ["setpriv", "--pdeathsig", "KILL"]
             self._process = subprocess.Popen(
-                self.arguments,
+                guard + self.arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -129,7 +131,7 @@ class Child:
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """SIGCONT; harmless to a process that was not frozen."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def log_text(self) -> str:

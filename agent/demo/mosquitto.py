@@ -1,0 +1,126 @@
+"""A private Mosquitto: own authority, generated configuration, a free port on loopback, gone afterwards.
+
+    with Mosquitto.started(folder, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
+        broker.host, broker.port, broker.identity("plant-a").cert_file
+        broker.freeze(); broker.thaw(); broker.kill(); broker.restart()
+
+The configuration is the product's, unchanged but for port, folder and user: as root Mosquitto would give up root and then
+could not enter a folder of root's, so it is told to stay who started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agent.demo.processes import Child, ProcessFailed, accepts, free_port
+from agent.replication import pki
+from agent.replication.broker import BrokerLimits, BrokerPlan, parse_link
+from agent.replication.broker_folder import BrokerFolder, write_broker_folder
+
+HOST = "127.0.0.1"
+START_ATTEMPTS = 5  # another program may take the free port between finding and using it
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The files with which one zone connects."""
+
+    zone: str
+    cert_file: Path
+    key_file: Path
+    ca_file: Path
+
+
+class Mosquitto(Child):
+    """One broker process and the certificates that go with it."""
+
+    host = HOST
+
+    def __init__(self, pki_folder: Path, files: BrokerFolder, port: int, identities: dict[str, Identity]) -> None:
+        program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if program is None:
+            raise ProcessFailed("mosquitto is not installed; apt-get install mosquitto")
+        super().__init__("mosquitto", [program, "-c", files.config_file], files.folder / "log")
+        self.pki_folder = pki_folder
+        self.files = files
+        self.port = port
+        self._identities = identities
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(
+        cls,
+        folder: Path,
+        zones: Sequence[str] = ("plant-a", "plant-b", "idmz", "enterprise"),
+        links: Sequence[str] = ("plant-a:idmz", "plant-b:idmz", "idmz:enterprise"),
+        limits: BrokerLimits | None = None,
+    ) -> Iterator[Mosquitto]:
+        """Make everything below `folder`, run the broker for the length of the block, leave no process behind."""
+        now = datetime.now(UTC)
+        pki_folder = folder / "pki"
+        pki.create_authority(pki_folder, now)
+        pki.issue_broker(pki_folder, "private", [HOST, "localhost"], now)
+        identities = {}
+        for zone in zones:
+            issued = pki.issue_zone(pki_folder, zone, now)
+            identities[zone] = Identity(zone, issued.cert_file, issued.key_file, issued.ca_file)
+        for attempt in range(START_ATTEMPTS):
+            port = free_port()
+            plan = BrokerPlan(
+                links=tuple(parse_link(link) for link in links),
+                folder="",
+                host=HOST,
+                port=port,
+                user=pwd.getpwuid(os.geteuid()).pw_name,
+                limits=limits or BrokerLimits(),
+            )
+            files = write_broker_folder(folder / "broker", pki_folder, "private", plan)
+            broker = cls(pki_folder, files, port, identities)
+            try:
+                broker.start()
+            except ProcessFailed as error:
+                if attempt + 1 == START_ATTEMPTS or "Address already in use" not in str(error):
+                    raise
+            else:
+                break
+        try:
+            yield broker
+        finally:
+            broker.kill()
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority that signed the broker and every zone."""
+        return self.pki_folder / "ca.pem"
+
+    def identity(self, zone: str) -> Identity:
+        """The certificate, key and authority of `zone`."""
+        return self._identities[zone]
+
+    def start(self) -> None:
+        """Run the broker, and return once it accepts connections."""
+        super().start()
+        try:
+            self.wait_ready(lambda: accepts(self.port))
+        except BaseException:  # tidy: nothing is handled here, only the process must not outlive the failure
+            self.kill()
+            raise
+
+    def restart(self) -> None:
+        """Stop the broker if it runs, and start it on the same port."""
+        self.stop()
+        self.start()
+
+    def reload(self) -> None:
+        """Make the broker read certificates, lists and access rules again; returns when it says it has."""
+        before = self.log_text().count("Reloading config.")
+        os.kill(self.pid, signal.SIGHUP)
+        self.wait_ready(lambda: self.log_text().count("Reloading config.") > before)
