@@ -1,0 +1,164 @@
+"""The units as systemd itself reads them: no complaint, an exposure near the floor, and files that agree.
+
+The programs come with Debian's systemd package, which set-up installs; no running systemd is needed. Unit files are checked
+in a folder of their own, where a stand-in takes the place of the installed program.
+"""
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
+PROGRAM = "/opt/bsfg/bin/bsfg"
+LIMIT_S = 60
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a checker; its exit status and its words are the caller's to judge."""
+    return subprocess.run(  # noqa: PLW1510 - a status other than 0 is an answer here
+        [str(word) for word in command], capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """bsfg@plant-a.service, as installed, but for the place of the program."""
+    stand_in = tmp_path / "bin" / "bsfg"
+    stand_in.parent.mkdir()
+    stand_in.write_text("#!/bin/sh\n")
+    stand_in.chmod(0o755)
+    text = (SYSTEMD / "bsfg@.service").read_text()
+    assert PROGRAM in text
+    unit = tmp_path / "bsfg@plant-a.service"
+    unit.write_text(text.replace(PROGRAM, str(stand_in)))
+    return unit
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Path:
+    """Debian's unit of the broker, with our drop-in beside it."""
+    places = [Path(folder) / "mosquitto.service" for folder in ("/usr/lib/systemd/system", "/lib/systemd/system")]
+    (debian, *_) = [place for place in places if place.exists()]
+    shutil.copytree(SYSTEMD / "mosquitto.service.d", tmp_path / "mosquitto.service.d")
+    return shutil.copy(debian, tmp_path / "mosquitto.service")
+
+
+def drop_in(unit: Path, name: str) -> None:
+    """Put an example drop-in beside a unit."""
+    folder = unit.with_name(unit.name + ".d")
+    folder.mkdir()
+    shutil.copy(SYSTEMD / "examples" / name, folder / name)
+
+
+def assert_verified(unit: Path) -> None:
+    """systemd reads the unit without a word about it; what it thinks of the machine's other units is not asked."""
+    done = run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit)
+    about_ours = [line for line in done.stderr.splitlines() if unit.name in line or str(unit.parent) in line]
+    assert (done.returncode, about_ours) == (0, []), done.stderr
+
+
+def exposure(unit: Path, threshold: int) -> tuple[int, str]:
+    """Exit status against a threshold in tenths, and the line with the score."""
+    done = run("systemd-analyze", "security", "--no-pager", "--offline=true", f"--threshold={threshold}", unit)
+    return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def settings(path: Path) -> configparser.ConfigParser:
+    """A unit file's sections and keys; of a key given twice, the last."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(path.read_text())
+    return parser
+
+
+def test_the_node_unit_is_understood(unit: Path) -> None:
+    """Every directive of the unit is known to systemd, and its program can be started."""
+    assert_verified(unit)
+
+
+def test_the_node_unit_is_tight(unit: Path) -> None:
+    """Exposure is 1.2 or less."""
+    status, line = exposure(unit, 12)
+    assert status == 0, line
+
+
+@pytest.mark.parametrize("name, threshold", [("serial.conf", 15), ("conduit.conf", 12)])
+def test_a_drop_in_is_understood_and_tight(unit: Path, name: str, threshold: int) -> None:
+    """Each example drop-in is read without complaint, and opens no more than its README says."""
+    drop_in(unit, name)
+    assert_verified(unit)
+    status, line = exposure(unit, threshold)
+    assert status == 0, line
+
+
+def test_the_broker_drop_in_is_understood_and_tight(mosquitto: Path) -> None:
+    """Debian's mosquitto with our drop-in verifies and scores 1.2 or less."""
+    assert_verified(mosquitto)
+    status, line = exposure(mosquitto, 12)
+    assert status == 0, line
+
+
+def test_debians_broker_alone_would_fail(mosquitto: Path) -> None:
+    """The score test can fail: without the drop-in the same unit is far above the threshold."""
+    shutil.rmtree(mosquitto.with_name("mosquitto.service.d"))
+    status, _ = exposure(mosquitto, 12)
+    assert status != 0
+
+
+def test_a_misspelt_directive_is_noticed(unit: Path) -> None:
+    """The verification can fail: an unknown key is an error here, although systemd itself would only warn."""
+    unit.write_text(unit.read_text() + "WantedBi=multi-user.target\n")
+    with pytest.raises(AssertionError, match="WantedBi"):
+        assert_verified(unit)
+
+
+def test_user_and_folders_come_to_be(tmp_path: Path) -> None:
+    """In an empty root, sysusers makes the user and tmpfiles makes the folders with the modes the unit counts on."""
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    done = run("systemd-sysusers", f"--root={root}", SYSTEMD / "sysusers.d" / "bsfg.conf")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^bsfg:.*:/var/lib/bsfg:", (root / "etc/passwd").read_text(), re.MULTILINE)
+
+    folders = (SYSTEMD / "tmpfiles.d" / "bsfg.conf").read_text()
+    if os.geteuid() != 0:  # only root may give a folder away; the modes are proven all the same
+        folders = re.sub(r"(\d{4}) +\w+ +\w+", rf"\1 {os.geteuid()} {os.getegid()}", folders)
+    config = tmp_path / "bsfg.conf"
+    config.write_text(folders)
+    done = run("systemd-tmpfiles", "--create", f"--root={root}", config)
+    assert done.returncode == 0, done.stderr
+    modes = {name: (root / name).stat().st_mode & 0o7777 for name in ("etc/bsfg", "etc/bsfg/pki", "var/lib/bsfg")}
+    assert modes == {"etc/bsfg": 0o750, "etc/bsfg/pki": 0o700, "var/lib/bsfg": 0o750}
+
+
+def test_the_files_agree() -> None:
+    """The unit's user, configuration and state folders are those that sysusers and tmpfiles make."""
+    service = settings(SYSTEMD / "bsfg@.service")["Service"]
+    users = re.findall(r"^u +(\w+)", (SYSTEMD / "sysusers.d" / "bsfg.conf").read_text(), re.MULTILINE)
+    folders = re.findall(r"^d +(\S+)", (SYSTEMD / "tmpfiles.d" / "bsfg.conf").read_text(), re.MULTILINE)
+    assert [service["User"]] == users
+    assert "/var/lib/" + service["StateDirectory"].partition("/")[0] in folders
+    assert str(Path(service["ExecStart"].split("--config ")[1]).parent) in folders
+    assert str(Path(service["LoadCredential"].partition(":")[2]).parent) in folders
+
+
+def test_the_node_and_the_broker_are_shut_in_alike() -> None:
+    """What the node's unit takes away, the broker's drop-in takes away too."""
+    node, broker = (settings(SYSTEMD / path)["Service"] for path in ("bsfg@.service", "mosquitto.service.d/bsfg.conf"))
+    taken = re.compile(
+        r"Protect|Private|Restrict|NoNew|Capab|Ambient|Lock|Memory(Deny)|SystemCall|IPAddress|Device|Keyring"
+    )
+    lacking = {key for key in node if taken.match(key) and broker.get(key) != node[key]}
+    assert not lacking
+
+
+def test_the_readme_lists_every_file() -> None:
+    """systemd/README.md says of each file here where it goes."""
+    readme = (SYSTEMD / "README.md").read_text()
+    files = [path.relative_to(SYSTEMD).as_posix() for path in SYSTEMD.rglob("*") if path.is_file()]
+    assert [name for name in files if f"`{name}`" not in readme and name != "README.md"] == []
