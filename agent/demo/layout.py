@@ -1,0 +1,68 @@
+"""The folder of a demonstration: one node.toml per zone, and the tag maps of the plant.
+
+Zones and links are the specification's chain, enterprise <- idmz <- plant-a, with the broker standing in the IDMZ. Texts are
+made here and written by `write`; everything in them could have been typed by an operator, and `bsfg check` accepts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.demo.mosquitto import Identity
+
+PLANT, IDMZ, ENTERPRISE = "plant-a", "idmz", "enterprise"
+ZONES = (PLANT, IDMZ, ENTERPRISE)
+LINKS = (f"{PLANT}:{IDMZ}", f"{IDMZ}:{ENTERPRISE}")
+STREAMS = ("facts.telemetry", "facts.operational")
+
+_UPSTREAM = {IDMZ: (PLANT, ()), ENTERPRISE: (IDMZ, (PLANT,))}  # zone -> whom it pulls from, and whose facts that one relays
+_DOWNSTREAM = {PLANT: IDMZ, IDMZ: ENTERPRISE}
+
+
+@dataclass(frozen=True, slots=True)
+class PlantAddress:
+    """Where the simulated plant listens, and its tag maps."""
+
+    opcua_port: int
+    modbus_port: int
+    opcua_tags_file: Path
+    modbus_tags_file: Path
+
+
+def node_toml(zone: str, identity: Identity, broker_port: int, health_port: int, plant: PlantAddress | None) -> str:
+    """The configuration of one zone; `plant` where it has sources."""
+    sections = [
+        f'[node]\nzone = "{zone}"\n',
+        f"[health]\nlisten_port = {health_port}\n",
+        "[[broker]]\n"
+        'name = "site"\nhost = "127.0.0.1"\n'
+        f"port = {broker_port}\n"
+        f'ca_file = "{identity.ca_file}"\ncert_file = "{identity.cert_file}"\nkey_file = "{identity.key_file}"\n',
+    ]
+    if zone in _DOWNSTREAM:
+        sections.append(_peer(_DOWNSTREAM[zone], exports=STREAMS))
+    if zone in _UPSTREAM:
+        serving, relays = _UPSTREAM[zone]
+        sections.append(_peer(serving, pulls=STREAMS, relays=relays))
+    if plant is not None:
+        sections.append(
+            "## The simulated server speaks without encryption; a real one should not.\n"
+            '[[opcua]]\nname = "press"\n'
+            f'url = "opc.tcp://127.0.0.1:{plant.opcua_port}/"\ntags_file = "{plant.opcua_tags_file}"\n'
+            'security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n'
+            "sampling_interval_ms = 100\npublishing_interval_ms = 200\nreconnect_delay_max_ms = 5000\n"
+        )
+        sections.append(
+            '[[modbus]]\nname = "boiler"\nhost = "127.0.0.1"\n'
+            f'port = {plant.modbus_port}\ntags_file = "{plant.modbus_tags_file}"\n'
+            "address_base = 0\npoll_interval_ms = 200\nreconnect_delay_max_ms = 5000\n"
+        )
+    return "\n".join(sections)
+
+
+def _peer(zone: str, *, exports: tuple[str, ...] = (), pulls: tuple[str, ...] = (), relays: tuple[str, ...] = ()) -> str:
+    lines = [f'[[peer]]\nzone = "{zone}"\nbroker = "site"']
+    named = (("exports", exports), ("pulls", pulls), ("relays", relays))
+    lines += [f"{name} = [{', '.join(f'{text!r}' for text in texts)}]".replace("'", '"') for name, texts in named if texts]
+    return "\n".join(lines) + "\n"

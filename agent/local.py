@@ -1,0 +1,209 @@
+"""The zone's own door: producers and consumers on this machine reach the running node through a Unix socket.
+
+A store has one writer. While a node runs, that is the node, and `bsfg append`, `confirm` and any program of the same user ask
+it here; while none runs, the command opens the store itself and goes through the same `Door`, so both ways mean the same.
+Reading needs no door: any process may read the store's file (`fact_store.reader`).
+
+On the wire: a little-endian u32 length and that many bytes of JSON, both ways, one request at a time. A request has
+`operation` and the fields of the structs below (bytes as base64); an answer has `operation` and its fields, or
+`operation: "error"` with `message` and `hint`. The socket lies in the state folder, readable by its owner alone: who may
+open it is who may write facts, and the operating system decides that.
+
+    LocalError              the node behind the socket refused the request, or the socket broke
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from agent.errors import BsfgError
+from agent.fact_store import FactStore
+from agent.message import CONSUMER, STREAM, Envelope, Fact, Message, MessageError, check_message, check_name
+
+SOCKET = "bsfg.sock"
+REQUEST_BYTES_MAX = 1024 * 1024  # the largest message is 256 KiB, base64 makes it 350
+ANSWER_BYTES_MAX = 64 * 1024
+CONNECTIONS_MAX = 32
+ANSWER_S_MAX = 30.0
+_LENGTH = struct.Struct("<I")
+
+
+class LocalError(BsfgError):
+    """The node refused the request, or went away while it was asked."""
+
+    def __init__(self, text: str, hint: str = "") -> None:
+        super().__init__(text)
+        self.hint = hint
+
+
+class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
+    """Append one message to a stream, once: the same message_id with the same content is answered with its first offset."""
+
+    stream: str
+    envelope: Envelope
+    fact: Fact
+
+
+class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
+    """Make a consumer of this zone, durably; an existing one on the same stream stands as it is."""
+
+    consumer_name: str
+    stream: str
+    start: Literal["oldest", "end"] = "oldest"
+
+
+class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer."""
+
+    consumer_name: str
+    offset: int
+    first_offset: int | None = None
+
+
+class Appended(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
+    """`outcome`: applied, noop_already_applied, or conflicting_duplicate (then nothing changed and `offset` is the other's)."""
+
+    offset: int
+    outcome: str
+
+
+class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
+    """Where the consumer stands."""
+
+    stream: str
+    frontier: int
+
+
+class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """The frontier after the confirmation, durable before it was answered."""
+
+    cursor_advanced_to: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
+    """The request was not carried out."""
+
+    message: str
+    hint: str = ""
+
+
+Request = AppendFact | RegisterConsumer | ConfirmReceipt
+Answer = Appended | Registered | Confirmed | Refused
+_REQUEST = msgspec.json.Decoder(Request)
+_ANSWER = msgspec.json.Decoder(Answer)
+
+
+class Door:
+    """Carries out requests on a store this process owns."""
+
+    def __init__(self, store: FactStore) -> None:
+        self._store = store
+
+    async def answer(self, request: Request) -> Answer:
+        """The answer to a request; what the store or the checks refuse becomes `Refused`."""
+        try:
+            return await self._carry_out(request)
+        except BsfgError as error:
+            return Refused(str(error), error.hint)
+
+    async def _carry_out(self, request: Request) -> Answer:
+        store = self._store
+        match request:
+            case AppendFact():
+                message = Message(request.envelope, request.fact)
+                check_name("stream", request.stream, STREAM)
+                check_message(message)
+                if message.envelope.from_zone != store.zone:
+                    raise MessageError("from_zone", f"{message.envelope.from_zone!r}; facts appended here are {store.zone!r}'s")
+                outcome = await asyncio.wrap_future(store.append_message(request.stream, message))
+                return Appended(outcome.offset, str(outcome.outcome))
+            case RegisterConsumer():
+                check_name("consumer_name", request.consumer_name, CONSUMER)
+                check_name("stream", request.stream, STREAM)
+                state = await asyncio.wrap_future(
+                    store.register_consumer(request.consumer_name, store.zone, request.stream, request.start)
+                )
+                return Registered(state.stream, state.frontier)
+            case ConfirmReceipt():
+                frontier = await asyncio.wrap_future(
+                    store.confirm(request.consumer_name, request.offset, request.first_offset)
+                )
+                return Confirmed(frontier)
+
+
+async def serve(door: Door, state_dir: Path) -> None:
+    """Answer at the socket in `state_dir` until cancelled. A socket left by a killed node is replaced: the store's lock has
+    already proven that nobody else owns it."""
+    free = asyncio.Semaphore(CONNECTIONS_MAX)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with free:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the other side left: nothing to say
+                while True:
+                    await _talk_once(door, reader, writer)
+        writer.close()
+
+    with _address(state_dir) as address:
+        (state_dir / SOCKET).unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(talk, address, limit=REQUEST_BYTES_MAX)
+        (state_dir / SOCKET).chmod(0o600)
+    try:
+        async with server:
+            await server.serve_forever()
+    finally:
+        (state_dir / SOCKET).unlink(missing_ok=True)
+
+
+async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > REQUEST_BYTES_MAX:
+        answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
+        reader.feed_eof()  # what follows cannot be told apart from another request
+    else:
+        payload = await reader.readexactly(length)
+        try:
+            request = _REQUEST.decode(payload)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            answer = Refused(f"not a request: {error}", "see the structs of agent/local.py for the fields")
+        else:
+            answer = await door.answer(request)
+    encoded = msgspec.json.encode(answer)
+    writer.write(_LENGTH.pack(len(encoded)) + encoded)
+    await writer.drain()
+
+
+async def ask(state_dir: Path, request: Request) -> Answer:
+    """Ask the node that runs on this state folder. Raises FileNotFoundError or ConnectionRefusedError when none does, and
+    LocalError when it breaks off or does not answer in time."""
+    with _address(state_dir) as address:
+        reader, writer = await asyncio.open_unix_connection(address, limit=ANSWER_BYTES_MAX)
+    try:
+        encoded = msgspec.json.encode(request)
+        writer.write(_LENGTH.pack(len(encoded)) + encoded)
+        async with asyncio.timeout(ANSWER_S_MAX):
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            return _ANSWER.decode(await reader.readexactly(min(length, ANSWER_BYTES_MAX)))
+    except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
+        raise LocalError("the node ended before it answered", "ask again; the same message_id is stored once") from error
+    except TimeoutError as error:
+        raise LocalError(f"the node did not answer in {ANSWER_S_MAX:.0f} s", "see `bsfg status` and its log") from error
+    finally:
+        writer.close()
+
+
+@contextlib.contextmanager
+def _address(state_dir: Path) -> Iterator[str]:
+    """A path to the socket that fits the 108 bytes the kernel allows, however deep the state folder lies."""
+    folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)
