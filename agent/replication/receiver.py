@@ -1,0 +1,374 @@
+"""The pulling side's decisions for one stream of one peer: when to ask, what to store, what to confirm, when to wait.
+
+A core: events and the time in, effects out.  The shell (`puller`) carries the effects out in their order and reports
+what became of them.  The loop it makes: ask for a page; when it arrives, hand it to the store and, if the peer has more,
+ask for the next one at once (one page is read ahead, never more); when the store has it durably, confirm on the next
+request.  At the end of the log nothing is read ahead: the request that confirms the last page is the one that waits at
+the peer for new facts, so a confirmation is never delayed by the waiting.
+
+What counts is the position, not the order of the mail.  A page is taken when it starts where the accepted ones end,
+whichever of our requests it answers; the answer to an older request may be the first to arrive and is as good.  Any other
+page is dropped.  Nothing is ever skipped: a page that the store refuses for now is offered again, one that it refuses for
+good is asked for again, rarely, until somebody has looked.  No answer of a peer, however wrong, can bring down more than
+itself: what does not fit is dropped and counted.
+
+Two things go on side by side, so there are two states, each with its table: what stands between us and the peer
+(`Asking`), and between us and our store (`Storing`).  Chance comes in as a value (`jitter`, 0 to 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.replication.receiver_words import (
+    ASKING_TRANSITIONS,
+    STORING_TRANSITIONS,
+    Append,
+    Appended,
+    AppendFailed,
+    Asking,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    LinkDown,
+    LinkUp,
+    Note,
+    NoteKind,
+    Page,
+    PageArrived,
+    Settings,
+    Storing,
+    Tick,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFetch:
+    fetch_id: int
+    after_offset: int | None
+    sent_ms: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A page on its way to the store, and the position that holds once it is there."""
+
+    page: Page
+    offset: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened so far, for metrics."""
+
+    fetches: int = 0
+    pages: int = 0
+    pages_late: int = 0
+    pages_dropped: int = 0
+    timeouts: int = 0
+    restarts: int = 0
+
+
+class Receiver:
+    """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was."""
+
+    def __init__(
+        self, settings: Settings, epoch: str | None, offset: int, definitions: Mapping[str, int] | None = None
+    ) -> None:
+        self._settings = settings
+        self.asking = Asking.OFFLINE
+        self.storing = Storing.IDLE
+        self.counters = Counters()
+        self.epoch = epoch
+        self.stored_offset = offset
+        self.frontier = 0
+        self.is_caught_up = False
+        self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
+        self._definitions_stored = dict(definitions or {})
+        self._definitions_accepted = dict(self._definitions_stored)
+        self._appending: _Accepted | None = None
+        self._read_ahead: _Accepted | None = None
+        self._peer_has_more = False
+        self._open: _OpenFetch | None = None
+        self._last_fetch_id = 0
+        self._ask_at_ms = 0
+        self._append_at_ms = 0
+        self._failures = 0
+        self._pauses = 0
+        self._lost_reason: str | None = None
+        self._is_page_refused = False
+        self._effects: list[Effect] = []
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When to call `handle(Tick())`, if nothing else happens before; None for never."""
+        times = []
+        if self._open is not None:
+            times.append(self._open.deadline_ms)
+        if self.asking in {Asking.BACKOFF, Asking.BLOCKED}:
+            times.append(self._ask_at_ms)
+        if self.storing is Storing.PAUSED:
+            times.append(self._append_at_ms)
+        return min(times, default=None)
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the peer gives no facts at present; None while it does."""
+        return self._lost_reason
+
+    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
+        """What to do now that `event` has happened."""
+        assert not self._effects
+        match event:
+            case LinkUp():
+                self._to(Asking.HOLDING)
+            case LinkDown():
+                self._link_down(event)
+            case PageArrived():
+                self._page_arrived(event, now_ms, jitter)
+            case FetchFailed():
+                self._fetch_failed(event, now_ms, jitter)
+            case Appended():
+                self._appended()
+            case AppendFailed():
+                self._append_failed(event, now_ms, jitter)
+            case Tick():
+                self._tick(now_ms, jitter)
+        self._store_next()
+        self._ask_next(now_ms)
+        effects, self._effects = self._effects, []
+        effects.sort(key=lambda effect: isinstance(effect, Append))  # the request travels while the page is stored
+        return effects
+
+    # ----------------------------------------------------------------------------------------------------------- asking
+
+    def _ask_next(self, now_ms: int) -> None:
+        """Open a fetch if there is room for its page and nothing speaks against it."""
+        if self.asking is not Asking.HOLDING or self._read_ahead is not None:
+            return
+        if self._appending is not None and not self._peer_has_more:
+            return  # the request after this append confirms it, and then waits at the peer
+        settings = self._settings
+        self._last_fetch_id += 1
+        self.counters.fetches += 1
+        timeout_ms = settings.wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
+        self._open = _OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms)
+        must_confirm = self.epoch is not None and self.stored_offset > self.frontier
+        self._effects.append(
+            Fetch(
+                self._last_fetch_id,
+                self.epoch,
+                self._accepted_offset,
+                self.stored_offset if must_confirm else None,
+                dict(self._definitions_accepted),
+                settings.wait_ms,
+            )
+        )
+        self._to(Asking.WAITING)
+
+    def _page_arrived(self, event: PageArrived, now_ms: int, jitter: float) -> None:
+        page = event.page
+        is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
+        if page.epoch != self.epoch and not is_newest:
+            self.counters.pages_dropped += 1  # from before the peer's store was replaced
+            return
+        if is_newest:
+            if self.epoch is None:
+                self.epoch = page.epoch
+            elif page.epoch != self.epoch:
+                self._restart(page.epoch)  # a peer that does not know the field `epoch`
+                return
+            self.frontier = page.frontier
+        if page.first_offset == 0:
+            if is_newest:
+                self._page_without_offsets(page, now_ms)
+            return
+        if not self._fits(page, is_newest=is_newest):
+            self.counters.pages_dropped += 1
+            if is_newest:
+                reason = f"page starts at {page.first_offset}, asked for after {self._accepted_offset}"
+                self._back_off("page_not_at_position", reason, now_ms, jitter)
+            return
+        self.counters.pages_late += not is_newest
+        if self._accepted_offset is None:
+            self._accepted_offset = self.stored_offset = page.first_offset - 1
+        self._accept(page)
+
+    def _fits(self, page: Page, *, is_newest: bool) -> bool:
+        """Whether the page continues what was accepted, and there is room for it.
+
+        Where a log begins, after retention, is the peer's to say: to the newest fetch, if it asked from the beginning.
+        """
+        if self._read_ahead is not None:
+            return False
+        if is_newest and self._accepted_offset in {None, 0}:
+            return True
+        return self._accepted_offset is not None and page.first_offset == self._accepted_offset + 1
+
+    def _page_without_offsets(self, page: Page, now_ms: int) -> None:
+        assert self._open is not None
+        if self._accepted_offset is None:
+            self._accepted_offset = self.stored_offset = page.frontier  # the peer placed us at its end
+        if page.definitions and self._read_ahead is None:
+            self._accept(page)
+            return
+        self._answered()
+        self.is_caught_up = not page.more
+        if now_ms - self._open.sent_ms < self._settings.empty_ms_min:
+            self._ask_at_ms = self._open.sent_ms + self._settings.empty_ms_min
+            self._close(Asking.BACKOFF)
+        else:
+            self._close(Asking.HOLDING)
+
+    def _accept(self, page: Page) -> None:
+        """Take the page: it goes to the store now, or as soon as the one before is there."""
+        assert self._read_ahead is None
+        assert self._accepted_offset is not None
+        self._answered()
+        self.counters.pages += 1
+        self._accepted_offset = page.last_offset or self._accepted_offset
+        self._peer_has_more = page.more
+        self.is_caught_up = not page.more
+        self._definitions_accepted.update(page.definitions)
+        self._read_ahead = _Accepted(page, self._accepted_offset)
+        self._close(Asking.HOLDING)
+
+    def _fetch_failed(self, event: FetchFailed, now_ms: int, jitter: float) -> None:
+        if self._open is None or event.fetch_id != self._open.fetch_id:
+            return
+        if event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
+            self._restart(event.epoch)
+        elif event.is_retryable:
+            self._back_off(event.code, event.reason, now_ms, jitter)
+        else:
+            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
+
+    def _restart(self, epoch: str) -> None:
+        """The peer's store is another one: read it from its beginning.  A page of the old one may still be on its way
+        to disk; it is as good as ever and stays."""
+        self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {self.epoch} became {epoch}"))
+        self.counters.restarts += 1
+        self.epoch = epoch
+        self.stored_offset = 0
+        self.frontier = 0
+        self._accepted_offset = 0
+        self._read_ahead = None
+        self._definitions_accepted = dict(self._definitions_stored)
+        self._close(Asking.HOLDING)
+
+    def _tick(self, now_ms: int, jitter: float) -> None:
+        if self._open is not None and now_ms >= self._open.deadline_ms:
+            self.counters.timeouts += 1
+            self._back_off("timeout", "no answer", now_ms, jitter)
+        elif self.asking in {Asking.BACKOFF, Asking.BLOCKED} and now_ms >= self._ask_at_ms:
+            self._to(Asking.HOLDING)
+        if self.storing is Storing.PAUSED and now_ms >= self._append_at_ms:
+            self._offer()
+
+    def _link_down(self, event: LinkDown) -> None:
+        self._lose(NoteKind.PEER_LOST, event.reason)
+        self._open = None
+        if self.asking is not Asking.OFFLINE:
+            self._to(Asking.OFFLINE)
+
+    def _back_off(self, code: str, reason: str, now_ms: int, jitter: float) -> None:
+        self._lose(NoteKind.PEER_LOST, f"{code}: {reason}")
+        self._ask_at_ms = now_ms + _delay_ms(
+            self._settings.backoff_ms_min, self._settings.backoff_ms_max, self._failures, jitter
+        )
+        self._failures += 1
+        self._close(Asking.BACKOFF)
+
+    def _block(self, kind: NoteKind, reason: str, now_ms: int) -> None:
+        self._lose(kind, reason)
+        self._ask_at_ms = now_ms + self._settings.blocked_ms
+        self._open = None
+        if self.asking not in {Asking.OFFLINE, Asking.BLOCKED}:
+            self._to(Asking.BLOCKED)
+
+    def _lose(self, kind: NoteKind, reason: str) -> None:
+        """Say once why no facts come, and again only when a final reason replaces a passing one."""
+        if self._lost_reason is None or (kind is not NoteKind.PEER_LOST and self._lost_reason != reason):
+            self._effects.append(Note(kind, reason))
+            self._lost_reason = reason
+
+    def _answered(self) -> None:
+        """The peer is there.  If our store refused its page, it counts as lost until a page has been stored."""
+        self._failures = 0
+        if self._lost_reason is not None and not self._is_page_refused:
+            self._effects.append(Note(NoteKind.PEER_RETURNED, self._lost_reason))
+            self._lost_reason = None
+
+    def _close(self, state: Asking) -> None:
+        self._open = None
+        if self.asking is not state:
+            self._to(state)
+
+    # ---------------------------------------------------------------------------------------------------------- storing
+
+    def _store_next(self) -> None:
+        if self.storing is Storing.IDLE and self._read_ahead is not None:
+            self._appending, self._read_ahead = self._read_ahead, None
+            self._offer()
+
+    def _offer(self) -> None:
+        assert self._appending is not None
+        page = self._appending.page
+        self._to_storing(Storing.APPENDING)
+        self._effects.append(Append(page, page.epoch, self._appending.offset))
+
+    def _appended(self) -> None:
+        assert self._appending is not None
+        page, offset = self._appending.page, self._appending.offset
+        self._appending = None
+        for origin, number in page.definitions.items():
+            self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
+        if page.epoch == self.epoch:
+            assert offset >= self.stored_offset
+            self.stored_offset = offset
+        if self._pauses:
+            self._pauses = 0
+            self._effects.append(Note(NoteKind.STORE_ACCEPTS, ""))
+        if self._is_page_refused:
+            self._is_page_refused = False
+            self._answered()
+        self._to_storing(Storing.IDLE)
+
+    def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
+        if event.is_retryable:
+            if not self._pauses:
+                self._effects.append(Note(NoteKind.STORE_REFUSES, event.reason))
+            settings = self._settings
+            self._append_at_ms = now_ms + _delay_ms(settings.pause_ms_min, settings.pause_ms_max, self._pauses, jitter)
+            self._pauses += 1
+            self._to_storing(Storing.PAUSED)
+            return
+        assert self._appending is not None
+        page = self._appending.page
+        self._appending = None
+        self._to_storing(Storing.IDLE)
+        if page.epoch == self.epoch:  # what was read ahead builds on the refused page: both are asked for again
+            self._read_ahead = None
+            self._accepted_offset = self.stored_offset
+            self._definitions_accepted = dict(self._definitions_stored)
+        self._is_page_refused = True
+        self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
+
+    # ----------------------------------------------------------------------------------------------------------- states
+
+    def _to(self, state: Asking) -> None:
+        assert state in ASKING_TRANSITIONS[self.asking], f"{self.asking} to {state}"
+        self.asking = state
+
+    def _to_storing(self, state: Storing) -> None:
+        assert state in STORING_TRANSITIONS[self.storing], f"{self.storing} to {state}"
+        self.storing = state
+
+
+def _delay_ms(least_ms: int, most_ms: int, tries: int, jitter: float) -> int:
+    """Doubling with each try up to `most_ms`; the upper half is left to chance, so that peers do not ask in step."""
+    full = min(least_ms << min(tries, 16), most_ms)
+    return full // 2 + int(full // 2 * jitter)

@@ -1,0 +1,185 @@
+"""The words of the receiver: its two states with their tables, what happens to it, and what it asks to be done.
+
+`receiver` decides, `puller` acts; both speak in these.  All are frozen values, so that a test compares a decision with
+the one it expects.  The diagram in DESIGN.md is drawn from the two tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+
+class Asking(Enum):
+    """What stands between us and the peer."""
+
+    OFFLINE = "no connection to the broker"
+    WAITING = "a fetch is open"
+    HOLDING = "nothing asked: an accepted page must be stored first"
+    BACKOFF = "the last fetch failed, or came back empty too soon; asks again in a while"
+    BLOCKED = "the peer or our store refused for good; asks again rarely"
+
+
+class Storing(Enum):
+    """What stands between us and our store."""
+
+    IDLE = "no page to store"
+    APPENDING = "a page is on its way to disk"
+    PAUSED = "the store is full or busy; the same page is offered again in a while"
+
+
+ASKING_TRANSITIONS: dict[Asking, frozenset[Asking]] = {
+    Asking.OFFLINE: frozenset({Asking.HOLDING}),
+    Asking.HOLDING: frozenset({Asking.WAITING, Asking.BLOCKED, Asking.OFFLINE}),
+    Asking.WAITING: frozenset({Asking.HOLDING, Asking.BACKOFF, Asking.BLOCKED, Asking.OFFLINE}),
+    Asking.BACKOFF: frozenset({Asking.HOLDING, Asking.BLOCKED, Asking.OFFLINE}),
+    Asking.BLOCKED: frozenset({Asking.HOLDING, Asking.OFFLINE}),
+}
+STORING_TRANSITIONS: dict[Storing, frozenset[Storing]] = {
+    Storing.IDLE: frozenset({Storing.APPENDING}),
+    Storing.APPENDING: frozenset({Storing.IDLE, Storing.PAUSED}),
+    Storing.PAUSED: frozenset({Storing.APPENDING}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How patient the receiver is.  Times in ms."""
+
+    start: Literal["oldest", "end"] = "oldest"
+    wait_ms: int = 5_000
+    """How long a fetch waits at the peer: also how long a peer that was restarted stays unnoticed."""
+    answer_timeout_ms: int = 5_000
+    """Beyond `wait_ms`; far above a round trip, as an answer given up is mostly one that comes late."""
+    backoff_ms_min: int = 250
+    backoff_ms_max: int = 5_000
+    """A request is one small packet: a peer that returns should be found within seconds."""
+    blocked_ms: int = 60_000
+    """Between two tries of what a human must mend."""
+    pause_ms_min: int = 100
+    pause_ms_max: int = 5_000
+    empty_ms_min: int = 200
+    """A page without facts that comes back sooner than this is not the end of a wait; it must not make us spin."""
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page as the decision needs it; `content` goes through to the store untouched.
+
+    `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
+    to the highest number in it.
+    """
+
+    epoch: str
+    frontier: int
+    first_offset: int
+    last_offset: int
+    more: bool
+    definitions: Mapping[str, int] = field(default_factory=dict)
+    content: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """The broker connection stands, and our response topic is subscribed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The broker connection is gone, and every open fetch with it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageArrived:
+    """A page came in answer to one of our fetches, the newest or an older one."""
+
+    fetch_id: int
+    page: Page
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """A fetch came to nothing: refused by the peer, not delivered by the broker, or answered with nonsense.
+
+    `epoch` is the peer's, when the reason is that it has changed.
+    """
+
+    fetch_id: int
+    code: str
+    reason: str
+    is_retryable: bool
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The page last handed over is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFailed:
+    """The page last handed over was not stored, and nothing of it."""
+
+    reason: str
+    is_retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline may have passed."""
+
+
+Event = LinkUp | LinkDown | PageArrived | FetchFailed | Appended | AppendFailed | Tick
+
+# -------------------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Send this request."""
+
+    fetch_id: int
+    epoch: str | None
+    after_offset: int | None
+    confirm_offset: int | None
+    definitions_known: Mapping[str, int]
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Store this page together with the position, in one transaction."""
+
+    page: Page
+    epoch: str
+    offset: int
+
+
+class NoteKind(Enum):
+    """Events worth one line in the log each."""
+
+    PEER_LOST = "peer_lost"
+    PEER_RETURNED = "peer_returned"
+    PEER_REFUSES = "peer_refuses"
+    PEER_EPOCH_CHANGED = "peer_epoch_changed"
+    STORE_REFUSES = "store_refuses"
+    STORE_ACCEPTS = "store_accepts"
+    PAGE_REFUSED = "page_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Log this, once."""
+
+    kind: NoteKind
+    reason: str
+
+
+Effect = Fetch | Append | Note
