@@ -18,10 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agent.replication.errors import ReplicationError
 from agent.replication.topics import ROOT, is_zone, request_topic
 
 PORT = 8883
 """MQTT over TLS, as registered."""
+
+USER = "mosquitto"
+"""Whom Debian's package makes for the broker to run as."""
 
 PACKET_BYTES_MAX = 1_048_576
 """One page with its header.  Without a limit Mosquitto 2.0 takes 256 MB from anyone with a certificate."""
@@ -35,7 +39,7 @@ LINKS_MAX = 1024
 PATH_CHARACTERS_MAX = 1024
 
 
-class TopologyError(ValueError):
+class TopologyError(ReplicationError):
     """A link, name or path of which no broker configuration can be made; says which and why."""
 
 
@@ -74,7 +78,7 @@ class BrokerPlan:
     folder: str
     host: str = ""
     port: int = PORT
-    user: str = "mosquitto"
+    user: str = USER
     limits: BrokerLimits = BrokerLimits()
 
 
@@ -198,6 +202,7 @@ max_connections {limits.connections_max}
 
 # To standard error, where systemd's journal takes it.
 log_dest stderr
+log_timestamp_format %Y-%m-%dT%H:%M:%S
 log_type error
 log_type warning
 log_type notice

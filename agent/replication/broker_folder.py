@@ -67,7 +67,8 @@ def write_broker_folder(
     problems = pki.check_broker_identity(cert_file, key_file, ca_file, now=now)
     problems += pki.check_crl(crl_file, ca_file, now=now)
     if problems:
-        raise pki.PkiError("the broker would refuse every zone", "\n  ".join(str(problem) for problem in problems))
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise pki.PkiError(f"this broker could not serve{listed}", "put that right first; nothing was written")
     group = _group_of(plan.user)
     secret = _SECRET_MODE if group == -1 else _GROUP_MODE
     files = BrokerFolder(folder)

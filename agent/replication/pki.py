@@ -36,6 +36,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from agent.replication.errors import ReplicationError
 from agent.replication.topics import is_zone
 
 CA_DAYS = 3650
@@ -73,16 +74,13 @@ _T = TypeVar("_T", bound=x509.ExtensionType)
 _Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
 
-class PkiError(Exception):
-    """Something about a certificate or key that the operator has to put right: `why` it is so, and `hint` what to do."""
+class PkiError(ReplicationError):
+    """Something about a certificate or key that the operator has to put right; `hint` says how."""
 
     def __init__(self, why: str, hint: str) -> None:
-        super().__init__(why, hint)
+        super().__init__(why)
         self.why = why
         self.hint = hint
-
-    def __str__(self) -> str:
-        return f"{self.why}; {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,9 @@ def create_authority(
     name = name or f"bsfg zones {secrets.token_hex(4)}"
     if not _COMMON_NAME.fullmatch(name):
         raise PkiError(f"{name!r} cannot name an authority", "use at most 64 letters, digits, spaces and ._-")
-    _refuse_existing([folder / "ca.key", folder / "ca.pem"], "every certificate it issued becomes worthless", force=force)
+    _refuse_existing(
+        [folder / "ca.key", folder / "ca.pem"], "every certificate it issued becomes worthless", force=force
+    )
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
     certificate = (
@@ -197,7 +197,9 @@ def issue_broker(
     alternatives = [_general_name(host) for host in hosts]
     # The space keeps the name from ever being a zone's, and so from being a user the access list knows.
     common_name = f"broker {name}"
-    return _issue(folder, "brokers", name, common_name, alternatives, ExtendedKeyUsageOID.SERVER_AUTH, now, days, force=force)
+    return _issue(
+        folder, "brokers", name, common_name, alternatives, ExtendedKeyUsageOID.SERVER_AUTH, now, days, force=force
+    )
 
 
 def check_zone(name: str, what: str = "zone") -> None:
@@ -383,7 +385,7 @@ def _check_files(
     if key is not None and not _fits(certificate, key):
         why = f"the key does not fit the certificate {cert_file}"
         problems.append(Problem(key_file, why, "give the key that was made with it, or issue both again"))
-    problems += _check_times(cert_file, certificate, now)
+    problems += check_times(cert_file, certificate, now)
     usage = _extension(certificate, x509.ExtendedKeyUsage)
     # A certificate without the extension serves every purpose (RFC 5280, 4.2.1.12).
     if usage is not None and purpose not in usage and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
@@ -400,7 +402,7 @@ def _check_files(
     return problems, certificate
 
 
-def _check_times(path: Path, certificate: x509.Certificate, now: datetime) -> list[Problem]:
+def check_times(path: Path, certificate: x509.Certificate, now: datetime) -> list[Problem]:
     """Expired or not begun; a gateway without a battery starts in 1970, so the clock is named beside the certificate."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
@@ -437,7 +439,7 @@ def _check_chain(
         if not _is_ca(issuer):
             why = f"the certificate was signed by {issuer.subject.rfc4514_string()}, which is no authority"
             return [Problem(cert_file, why, "issue it with bsfg pki issue")]
-        if problems := _check_times(ca_file, issuer, now):
+        if problems := check_times(ca_file, issuer, now):
             return problems
         if issuer.subject == issuer.issuer and issuer in authorities:
             return []
