@@ -1,0 +1,386 @@
+"""Both cores back to back under a virtual clock and a bad network: a seeded loop over a heap of events.
+
+The sender's log and the receiver's store are models kept as simple as possible, so that nothing in them forgives what a
+core does wrong: the receiver's store appends what it is given, without looking for duplicates.  The checkers stand outside
+of the cores and look only at the two stores, after every change:
+
+    order      what the receiver holds of each epoch of the sender is exactly offsets 1, 2, 3 ... n
+    frontier   never moves back, and never passes what the receiver holds durably
+    converges  once the faults stop, everything is there and confirmed within a bound
+
+Every fault has a name and is drawn from the seed, so a failure is replayed by its seed alone.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.replication import sender
+from agent.replication.page import Refuse, Row, select_page
+from agent.replication.protocol import Confirm, FetchFacts
+from agent.replication.receiver import Receiver
+from agent.replication.receiver_words import (
+    Append,
+    Appended,
+    AppendFailed,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    LinkDown,
+    LinkUp,
+    Note,
+    Page,
+    PageArrived,
+    Settings,
+    Tick,
+)
+
+STREAM = "facts.telemetry"
+CONSUMER = "idmz.facts.telemetry"
+FAULTS_END_MS = 120_000
+CONVERGED_BY_MS = 300_000
+EVENTS_MAX = 200_000
+
+
+class Violation(AssertionError):
+    """A checker's complaint."""
+
+
+@dataclass
+class Faults:
+    """Named faults and how often each bites; a probability per message, or a mean interval in ms (0: never)."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    delay_ms_max: int = 20
+    receiver_crash_ms: int = 0
+    sender_crash_ms: int = 0
+    link_cut_ms: int = 0
+    store_full_ms: int = 0
+    append_ms_max: int = 5
+    sender_replaced_ms: int = 0
+    page_refused: float = 0.0
+    injected: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str) -> None:
+        self.injected[name] = self.injected.get(name, 0) + 1
+
+
+@dataclass
+class Log:
+    """One life of the sender's store."""
+
+    epoch: str
+    ends: list[int] = field(default_factory=list)  # last offset of each batch
+    frontier: int | None = None  # of the one consumer, None while it is not registered
+
+    @property
+    def end_offset(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def rows(self, after_offset: int, most: int) -> list[Row]:
+        firsts = [1, *(end + 1 for end in self.ends)]
+        pairs = [(first, last) for first, last in zip(firsts, self.ends, strict=False) if last > after_offset]
+        return [Row(first, last, 100 * (last - first + 1), "plant-a", self.epoch, 0) for first, last in pairs[:most]]
+
+
+class World:
+    """The two nodes, the network between them, and the checkers."""
+
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults,
+        make_receiver: Callable[..., Receiver] = Receiver,
+        settings: Settings | None = None,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.faults = faults
+        self.settings = settings or Settings()
+        self.make_receiver = make_receiver
+        self.now_ms = 0
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self.events = 0
+        # the sender: durable log, volatile parked fetches
+        self.logs = [Log(self._epoch(0))]
+        self.sender_life = 0
+        self.parked: list[tuple[FetchFacts, int, int, int]] = []
+        # the receiver: durable facts and position, volatile core
+        self.held: dict[str, list[tuple[int, int]]] = {}
+        self.position: tuple[str, int] | None = None
+        self.receiver_life = 0
+        self.link_is_up = False
+        self.notes: list[Note] = []
+        self._in_append: Append | None = None
+        self.core = self._new_core()
+        self._store_is_full = False
+        self._tick_at: int | None = None
+
+    # --- running
+
+    def at(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, action))
+
+    def run(self) -> None:
+        """Until faults have ended and everything has converged, or the bound is passed."""
+        self._schedule_faults()
+        self.at(0, self._link_up)
+        self.at(0, self._produce)
+        while self._heap:
+            self.events += 1
+            if self.events > EVENTS_MAX:
+                raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, somebody spins")
+            self.now_ms, _, action = heapq.heappop(self._heap)
+            action()
+            if self.now_ms > FAULTS_END_MS and self._has_converged():
+                return
+            if self.now_ms > CONVERGED_BY_MS:
+                break
+        raise Violation(
+            f"converges: log ends {self.log.end_offset}, held {self._held_end()}, frontier {self.log.frontier}"
+        )
+
+    @property
+    def log(self) -> Log:
+        return self.logs[-1]
+
+    @property
+    def faults_are_on(self) -> bool:
+        return self.now_ms < FAULTS_END_MS
+
+    def _has_converged(self) -> bool:
+        return self._held_end() == self.log.end_offset == self.log.frontier
+
+    def _held_end(self) -> int:
+        runs = self.held.get(self.log.epoch, [])
+        return runs[-1][1] if runs else 0
+
+    # --- faults
+
+    def _schedule_faults(self) -> None:
+        for name, interval_ms, action in (
+            ("receiver_crash", self.faults.receiver_crash_ms, self._crash_receiver),
+            ("sender_crash", self.faults.sender_crash_ms, self._crash_sender),
+            ("link_cut", self.faults.link_cut_ms, self._cut_link),
+            ("store_full", self.faults.store_full_ms, self._fill_store),
+            ("sender_replaced", self.faults.sender_replaced_ms, self._replace_sender),
+        ):
+            if interval_ms:
+                self._again(name, interval_ms, action)
+
+    def _again(self, name: str, interval_ms: int, action: Callable[[], None]) -> None:
+        def happen() -> None:
+            if self.faults_are_on:
+                self.faults.count(name)
+                action()
+                self._again(name, interval_ms, action)
+
+        self.at(int(self.chance.expovariate(1 / interval_ms)) + 1, happen)
+
+    def _crash_receiver(self) -> None:
+        self.receiver_life += 1
+        if self._in_append is not None and not self._store_is_full and self.chance.random() < 0.5:
+            self._store(self._in_append)  # the transaction was committed, but nobody was left to hear of it
+        self._in_append = None
+        self.core = self._new_core()
+        self.link_is_up = False
+        self._tick_at = None
+        self.at(self.chance.randint(1, 3000), self._link_up)
+
+    def _crash_sender(self) -> None:
+        self.sender_life += 1
+        self.parked.clear()
+
+    def _cut_link(self) -> None:
+        if self.link_is_up:
+            self.link_is_up = False
+            self._tell(LinkDown("broker connection lost"))
+            self.at(self.chance.randint(1, 8000), self._link_up)
+
+    def _fill_store(self) -> None:
+        self._store_is_full = True
+        self.at(self.chance.randint(10, 10_000), self._empty_store)
+
+    def _empty_store(self) -> None:
+        self._store_is_full = False
+
+    def _replace_sender(self) -> None:
+        self._crash_sender()
+        self.logs.append(Log(self._epoch(len(self.logs))))
+
+    @staticmethod
+    def _epoch(number: int) -> str:
+        return f"{number:032x}"
+
+    # --- the sender, as its shell would drive the core
+
+    def _produce(self) -> None:
+        if self.faults_are_on:
+            for _ in range(self.chance.randint(1, 6)):
+                self.log.ends.append(self.log.end_offset + self.chance.randint(1, 30))
+            waiting, self.parked = self.parked, []
+            for request, fetch_id, until_ms, life in waiting:
+                self._serve(request, fetch_id, until_ms, life)
+            self.at(self.chance.choice((5, 50, 500, 5000)), self._produce)
+
+    def request_arrives(self, request: FetchFacts, fetch_id: int, life: int) -> None:
+        log = self.log
+        view = None if log.frontier is None else sender.ConsumerView("idmz", STREAM, log.frontier)
+        admitted = sender.admit_fetch(request, "idmz", frozenset({STREAM}), view, 0)
+        assert isinstance(admitted, sender.Admit), admitted
+        refusal = self.check_offsets(request)
+        if refusal is not None:
+            self._send_back(lambda: self._answer_refused(refusal, fetch_id, log.epoch, life))
+            return
+        if admitted.must_register:
+            log.frontier = 0
+        if admitted.confirm is not None:
+            self._confirm(admitted.confirm)
+        self._serve(request, fetch_id, self.now_ms + request.wait_ms, life)
+
+    def check_offsets(self, request: FetchFacts) -> Refuse | None:
+        view = sender.LogView(self.log.epoch, self.log.end_offset)
+        return sender.check_offsets(view, request.epoch, request.after_offset, request.confirm)
+
+    def _confirm(self, confirm: Confirm) -> None:
+        log = self.log
+        before = log.frontier or 0
+        log.frontier = max(before, confirm.last_offset)
+        if log.frontier > self._held_end():
+            raise Violation(f"frontier: {log.frontier} confirmed, {self._held_end()} durable")
+
+    def _serve(self, request: FetchFacts, fetch_id: int, until_ms: int, life: int) -> None:
+        log = self.log
+        position = request.after_offset if request.after_offset is not None else log.frontier or 0
+        decision = sender.decide_fetch(
+            request, STREAM, position, log.end_offset, len(self.parked), until_ms, self.now_ms
+        )
+        if isinstance(decision, sender.Park):
+            entry = (request, fetch_id, until_ms, life)
+            self.parked.append(entry)
+            self.at(decision.until_ms - self.now_ms, lambda: self._wake(entry))
+            return
+        assert isinstance(decision, sender.Answer), decision
+        chosen = select_page(decision.plan, log.rows(position, 8), "idmz", {}, {}, 1_000_000)
+        assert not isinstance(chosen, Refuse), chosen
+        pieces = chosen.pieces
+        page = Page(
+            epoch=log.epoch,
+            frontier=log.frontier or 0,
+            first_offset=pieces[0].first_offset if pieces else 0,
+            last_offset=pieces[-1].last_offset if pieces else 0,
+            more=chosen.last_offset < log.end_offset,
+            content=tuple((piece.first_offset, piece.last_offset) for piece in pieces),
+        )
+        self._send_back(lambda: self._answer_page(page, fetch_id, life))
+
+    def _wake(self, entry: tuple[FetchFacts, int, int, int]) -> None:
+        if entry in self.parked:
+            self.parked.remove(entry)
+            self._serve(*entry)
+
+    # --- the network
+
+    def _carry(self, action: Callable[[], None]) -> None:
+        faults = self.faults
+        copies = 1
+        if self.faults_are_on and self.chance.random() < faults.loss:
+            faults.count("loss")
+            copies = 0
+        elif self.faults_are_on and self.chance.random() < faults.duplicate:
+            faults.count("duplicate")
+            copies = 2
+        for _ in range(copies):
+            most = faults.delay_ms_max if self.faults_are_on else min(faults.delay_ms_max, 1000)
+            self.at(self.chance.randint(1, most), action)
+
+    def _send_back(self, action: Callable[[], None]) -> None:
+        self._carry(action)
+
+    def _answer_page(self, page: Page, fetch_id: int, life: int) -> None:
+        if life == self.receiver_life and self.link_is_up:
+            self._tell(PageArrived(fetch_id, page))
+
+    def _answer_refused(self, refusal: Refuse, fetch_id: int, epoch: str, life: int) -> None:
+        if life == self.receiver_life and self.link_is_up:
+            is_retryable = refusal.code == "epoch_changed"
+            self._tell(FetchFailed(fetch_id, refusal.code, refusal.message, is_retryable, epoch))
+
+    # --- the receiver, as its shell would drive the core
+
+    def _new_core(self) -> Receiver:
+        epoch, offset = self.position or (None, 0)
+        return self.make_receiver(self.settings, epoch, offset)
+
+    def _link_up(self) -> None:
+        if not self.link_is_up:
+            self.link_is_up = True
+            self._tell(LinkUp())
+
+    def _tell(self, event: Event) -> None:
+        for effect in self.core.handle(event, self.now_ms, self.chance.random()):
+            self._carry_out(effect)
+        deadline_ms = self.core.deadline_ms
+        if deadline_ms is not None and deadline_ms != self._tick_at:
+            self._tick_at = deadline_ms
+            life = self.receiver_life
+            self.at(max(0, deadline_ms - self.now_ms), lambda: self._tick(life, deadline_ms))
+
+    def _tick(self, life: int, deadline_ms: int) -> None:
+        if life == self.receiver_life and self.core.deadline_ms is not None:
+            if self._tick_at == deadline_ms:
+                self._tick_at = None
+            self._tell(Tick())
+
+    def _carry_out(self, effect: Effect) -> None:
+        life = self.receiver_life
+        match effect:
+            case Fetch():
+                request = FetchFacts(
+                    consumer_name=CONSUMER,
+                    stream=STREAM,
+                    limit=100,
+                    wait_ms=effect.wait_ms,
+                    epoch=effect.epoch,
+                    after_offset=effect.after_offset,
+                    confirm=Confirm(last_offset=effect.confirm_offset) if effect.confirm_offset else None,
+                )
+                sender_life = self.sender_life
+
+                def arrive() -> None:
+                    if sender_life == self.sender_life:
+                        self.request_arrives(request, effect.fetch_id, life)
+
+                self._carry(arrive)
+            case Append():
+                self._in_append = effect
+                append_ms = self.chance.randint(1, self.faults.append_ms_max if self.faults_are_on else 5)
+                self.at(append_ms, lambda: self._append_ends(effect, life))
+            case Note():
+                self.notes.append(effect)
+
+    def _append_ends(self, effect: Append, life: int) -> None:
+        if life != self.receiver_life:
+            return  # decided when it crashed
+        self._in_append = None
+        if self._store_is_full:
+            self._tell(AppendFailed("store full", is_retryable=True))
+        elif self.faults_are_on and self.chance.random() < self.faults.page_refused:
+            self.faults.count("page_refused")
+            self._tell(AppendFailed("batch refused", is_retryable=False))
+        else:
+            self._store(effect)
+            self._tell(Appended())
+
+    def _store(self, effect: Append) -> None:
+        runs = self.held.setdefault(effect.epoch, [])
+        for first, last in effect.page.content:  # type: ignore[attr-defined]
+            expected = runs[-1][1] + 1 if runs else 1
+            if first != expected:
+                raise Violation(f"order: offsets {first} to {last} stored where {expected} is next")
+            runs.append((first, last))
+        self.position = (effect.epoch, effect.offset)
