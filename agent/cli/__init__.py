@@ -75,5 +75,5 @@ def main() -> None:
     try:
         bsfg()
     except BsfgError as error:
-        hint = f"\n  -> {error.hint}" if error.hint else ""
-        sys.exit(f"bsfg: {error}{hint}")
+        text = str(error)
+        sys.exit(f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}")

@@ -1,0 +1,260 @@
+"""What happens in the demonstration, in order, and the count at its end.
+
+    the plant moves, facts travel    plant-a -> idmz -> enterprise, each hop durable
+    the IDMZ is cut off              its broker stands still (SIGSTOP): nobody hears anybody, everybody goes on
+    the cut heals                    the zones above catch up by themselves
+    the IDMZ node is killed (-9)     and started again
+    the plant falls silent           and the three stores are compared with each other, and with what Spark counts
+
+The plant is real servers speaking real protocols, the nodes are `bsfg run`. Nothing is counted twice from the same place: the
+stores are read by this program, the Parquet files by Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.demo import layout
+from agent.demo.mosquitto import Mosquitto
+from agent.demo.processes import Child, ProcessFailed, free_port
+from agent.demo.view import View
+from agent.errors import BsfgError
+from agent.fact_store.reader import StoreReader
+
+TELEMETRY, OPERATIONAL = layout.STREAMS
+_POLL_S = 0.25
+_HTTP_S_MAX = 1.0
+_SPARK_S_MAX = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long each part lasts, in seconds."""
+
+    run_s: float = 12.0
+    cut_s: float = 15.0
+    after_kill_s: float = 5.0
+    converge_s_max: float = 60.0
+
+
+class StoryFailed(BsfgError):
+    """The demonstration did not end as it must; the folder with all logs is kept and named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Facts of the telemetry stream as each zone holds them, and as Spark counted them; messages beside them."""
+
+    facts: dict[str, int]
+    messages: dict[str, int]
+    spark: dict[str, Any]
+
+    @property
+    def rolled_up(self) -> int:
+        """Facts that the rollup's rows stand for."""
+        return int(self.spark["facts_rolled_up"])
+
+    @property
+    def equal(self) -> bool:
+        """Whether every zone and Spark counted the same, and there was something to count."""
+        counts = {*self.facts.values(), self.rolled_up}
+        return len(counts) == 1 and counts != {0} and len(set(self.messages.values())) == 1
+
+
+@dataclass(slots=True)
+class Scene:
+    """The processes of one demonstration and where they live."""
+
+    folder: Path
+    broker: Mosquitto
+    plant: tuple[Child, ...]
+    nodes: dict[str, Child]
+    health_ports: dict[str, int]
+    configs: dict[str, Path] = field(default_factory=dict)
+
+    def status(self, zone: str) -> dict[str, Any] | None:
+        """What a node says of itself, or None when it does not answer."""
+        url = f"http://127.0.0.1:{self.health_ports[zone]}/status"
+        try:
+            with urllib.request.urlopen(url, timeout=_HTTP_S_MAX) as answer:  # noqa: S310 our own loopback URL
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError):
+            return None
+
+    def statuses(self) -> dict[str, dict[str, Any] | None]:
+        """The same of every zone."""
+        return {zone: self.status(zone) for zone in self.nodes}
+
+    def store(self, zone: str) -> Path:
+        """The store file of a zone."""
+        return self.folder / zone / "state" / "facts.db"
+
+    def facts(self, zone: str, stream: str) -> int:
+        """Facts of a stream in a zone's store, read from its file."""
+        try:
+            with StoreReader(self.store(zone)) as reader:
+                return reader.end_offset(stream)
+        except FileNotFoundError:
+            return 0
+
+
+@contextlib.contextmanager
+def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
+    """Start broker, plant and nodes in `folder`; end them all at the end, unless they are to be kept."""
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(Mosquitto.started(folder / "site", layout.ZONES, layout.LINKS))
+        opcua, modbus = _plant(folder)
+        plant = (opcua, modbus)
+        for child in plant:
+            stack.callback(child.stop)
+        for child in plant:
+            child.start()
+        tags = folder / layout.PLANT / "tags.d"
+        address = layout.PlantAddress(
+            opcua_port=_port_of(opcua),
+            modbus_port=_port_of(modbus),
+            opcua_tags_file=tags / "press.csv",
+            modbus_tags_file=tags / "boiler.csv",
+        )
+        made = Scene(folder, broker, plant, {}, {zone: free_port() for zone in layout.ZONES})
+        for zone in layout.ZONES:
+            config = folder / zone / "node.toml"
+            source = address if zone == layout.PLANT else None
+            text = layout.node_toml(zone, broker.identity(zone), broker.port, made.health_ports[zone], source)
+            config.write_text(text, encoding="utf-8")
+            made.configs[zone] = config
+            arguments = [sys.executable, "-m", "agent.cli", "run", "--config", config]
+            made.nodes[zone] = Child(f"node {zone}", arguments, folder / zone / "log")
+        for node in made.nodes.values():
+            stack.callback(node.stop)
+            node.start()
+        for zone, node in made.nodes.items():
+            node.wait_ready(lambda zone=zone: made.status(zone) is not None)  # type: ignore[misc]
+        yield made
+        if keep:
+            _wait_for_enter(made)
+
+
+def play(folder: Path, view: View, timing: Timing, *, keep: bool = False) -> Outcome:
+    """The whole story. Raises StoryFailed when the zones do not agree in time."""
+    view.say(f"starting a broker, a plant and three nodes in {folder}")
+    with scene(folder, keep=keep) as stage:
+        _watch(stage, view, lambda: stage.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
+        view.say("facts travel plant-a -> idmz -> enterprise; each zone has its own store, each arrow is a pull")
+        _watch_for(stage, view, timing.run_s)
+        view.say(f"the IDMZ's broker stands still: every zone is alone for {timing.cut_s:.0f} s, the plant goes on recording")
+        stage.broker.freeze()
+        _watch_for(stage, view, timing.cut_s)
+        stage.broker.thaw()
+        view.say("the broker is back: the zones above catch up")
+        _watch(stage, view, lambda: _level(stage, slack=100), timing.converge_s_max)
+        view.say("kill -9 of the idmz node, and a new start")
+        stage.nodes[layout.IDMZ].kill()
+        _watch_for(stage, view, timing.after_kill_s / 2)
+        stage.nodes[layout.IDMZ].start()
+        _watch_for(stage, view, timing.after_kill_s)
+        view.say("the plant falls silent")
+        for child in stage.plant:
+            child.stop()
+        facts, messages = _settled(stage, view, timing)
+        view.say("Spark counts the enterprise store and rolls it up by minute and tag")
+        spark = rollup(stage.store(layout.ENTERPRISE), folder / "rollup")
+        return Outcome(facts, messages, spark)
+
+
+def rollup(store: Path, out: Path) -> dict[str, Any]:
+    """Run the rollup job as a process of its own; its JSON summary."""
+    command = [sys.executable, "-m", "pyspark_bsfg.jobs.rollup_minute", "--store", str(store), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_S_MAX, check=False)
+    if done.returncode != 0:
+        raise StoryFailed(f"the rollup job failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _plant(folder: Path) -> tuple[Child, Child]:
+    """The two simulated servers, not started, with their tag maps written."""
+    for zone in layout.ZONES:
+        (folder / zone).mkdir(parents=True, exist_ok=True)
+    tags = folder / layout.PLANT / "tags.d"
+    tags.mkdir()
+    children = []
+    for module, file in (("opcua_server", "press.csv"), ("modbus_server", "boiler.csv")):
+        command = [sys.executable, "-m", f"agent.demo.plant.{module}", "--port", "0", "--tags-file", str(tags / file)]
+        children.append(Child(module.replace("_", " "), command, folder / f"{module}.log"))
+    return children[0], children[1]
+
+
+def _port_of(server: Child) -> int:
+    return int(server.wait_line("ready").split()[-1])
+
+
+def _level(stage: Scene, slack: int = 0) -> bool:
+    """Whether the zone at the top holds what the plant holds, give or take what is under way."""
+    return stage.facts(layout.PLANT, TELEMETRY) - stage.facts(layout.ENTERPRISE, TELEMETRY) <= slack
+
+
+def _settled(stage: Scene, view: View, timing: Timing) -> tuple[dict[str, int], dict[str, int]]:
+    """Counts per zone once nothing moves any more: equal, or different for good."""
+    seen: list[tuple[dict[str, int], dict[str, int]]] = []
+
+    def still() -> bool:
+        counts = tuple({zone: stage.facts(zone, stream) for zone in layout.ZONES} for stream in layout.STREAMS)
+        seen.append((counts[0], counts[1]))
+        recent = seen[-8:]  # two seconds
+        return len(recent) == 8 and all(entry == recent[0] for entry in recent) and _all_equal(recent[0])
+
+    _watch(stage, view, still, timing.converge_s_max)
+    return seen[-1]
+
+
+def _all_equal(counts: tuple[dict[str, int], dict[str, int]]) -> bool:
+    return all(len(set(count.values())) == 1 for count in counts)
+
+
+def _watch_for(stage: Scene, view: View, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    _watch(stage, view, lambda: time.monotonic() >= end, seconds + 10)
+
+
+def _watch(stage: Scene, view: View, until: Callable[[], bool], limit_s: float) -> None:
+    """Show what happens until something holds. Raises StoryFailed when it does not within the limit, or a node dies."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        view.show(stage.statuses())
+        if until():
+            return
+        if time.monotonic() > deadline:
+            held = {zone: stage.facts(zone, TELEMETRY) for zone in layout.ZONES}
+            raise StoryFailed(f"the zones do not agree after {limit_s:.0f} s: {held}; logs are in {stage.folder}")
+        time.sleep(_POLL_S)
+
+
+def _wait_for_enter(stage: Scene) -> None:
+    print(f"\nEverything is left running in {stage.folder}. Look around, for example:")
+    for zone, config in stage.configs.items():
+        print(f"  bsfg status --config {config}        http://127.0.0.1:{stage.health_ports[zone]}/metrics")
+    print("Ctrl-C ends it all.")
+    with contextlib.suppress(KeyboardInterrupt):
+        while all(node.running for node in stage.nodes.values()):
+            time.sleep(_POLL_S)
+
+
+def new_folder() -> Path:
+    """A temporary folder with a short name: a Unix socket will lie in it."""
+    return Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
+
+
+__all__ = ["Outcome", "ProcessFailed", "Scene", "StoryFailed", "Timing", "new_folder", "play", "rollup", "scene"]
