@@ -1,5 +1,6 @@
 """Sender and receiver cores in simulation: hundreds of seeded schedules, and cores broken on purpose that must be caught."""
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +22,8 @@ from agent.replication.receiver_words import (
 )
 from tests.replication.simulation import Faults, Violation, World
 
-SEEDS = int(os.environ.get("BSFG_SIM_SEEDS", "40"))
-"""Schedules per fault; `BSFG_SIM_SEEDS=1000 pytest tests/replication/test_simulation.py` for a long run."""
+SEEDS = int(os.environ.get("SIM_SEEDS", "40"))
+"""Schedules per fault; `SIM_SEEDS=1000 pytest tests/replication/test_simulation.py` for a long run."""
 
 FAULTS: dict[str, Faults] = {
     "none": Faults(),
@@ -79,7 +80,7 @@ class ConfirmsTooEarly(Receiver):
 class TakesAnyPage(Receiver):
     """Takes whatever arrives, wherever it starts."""
 
-    def _fits(self, page: object, *, is_newest: bool) -> bool:
+    def _fits(self, page: object, *, is_newest: bool) -> bool:  # noqa: ARG002
         return self._read_ahead is None
 
 
@@ -118,7 +119,7 @@ class NeverAsksAgain(Receiver):
 class TrustingWorld(World):
     """A sender that does not compare epochs and offsets."""
 
-    def check_offsets(self, request: FetchFacts) -> Refuse | None:
+    def check_offsets(self, request: FetchFacts) -> Refuse | None:  # noqa: ARG002
         return None
 
 
@@ -161,4 +162,4 @@ def test_each_loss_is_noted_once() -> None:
     world.run()
     kinds = [note.kind for note in world.notes if note.kind in {NoteKind.PEER_LOST, NoteKind.PEER_RETURNED}]
     assert kinds
-    assert all(first is not second for first, second in zip(kinds, kinds[1:], strict=False))
+    assert all(first is not second for first, second in itertools.pairwise(kinds))
