@@ -150,11 +150,11 @@ class NodeSettings:
                 yield f"peer[{index}].zone", "this is our own zone; a node is not its own peer"
             if self.node.zone in peer.relays:
                 yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
-        sources = (("opcua", self.opcua), ("modbus", self.modbus))
         named = [(f"broker[{i}].name", b.name) for i, b in enumerate(self.broker)]
         yield from _twice(named)
         yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])
-        yield from _twice([(f"{kind}[{i}].name", s.name) for kind, found in sources for i, s in enumerate(found)])
+        sources = [(f"opcua[{i}].name", s.name) for i, s in enumerate(self.opcua)]
+        yield from _twice(sources + [(f"modbus[{i}].name", s.name) for i, s in enumerate(self.modbus)])
 
     @property
     def store_file(self) -> Path:
@@ -203,7 +203,8 @@ class _Reader:
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
         """One settings object from one table, or `_WRONG` when it cannot be made."""
         if not isinstance(found, Mapping):
-            return self._wrong(path, found, "must be a table")
+            self._wrong(path, found, "must be a table")
+            return typing.cast(SettingsT, _WRONG)
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
         before = len(self.problems)

@@ -122,7 +122,9 @@ class Door:
                 check_name("stream", request.stream, STREAM)
                 check_message(message)
                 if message.envelope.from_zone != store.zone:
-                    raise MessageError("from_zone", f"{message.envelope.from_zone!r}; facts appended here are {store.zone!r}'s")
+                    raise MessageError(
+                        "from_zone", f"{message.envelope.from_zone!r}; facts appended here are {store.zone!r}'s"
+                    )
                 outcome = await asyncio.wrap_future(store.append_message(request.stream, message))
                 return Appended(outcome.offset, str(outcome.outcome))
             case RegisterConsumer():
@@ -146,7 +148,9 @@ async def serve(door: Door, state_dir: Path) -> None:
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with free:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the other side left: nothing to say
+            with contextlib.suppress(
+                asyncio.IncompleteReadError, ConnectionError
+            ):  # the other side left: nothing to say
                 while True:
                     await _talk_once(door, reader, writer)
         writer.close()
@@ -192,7 +196,9 @@ async def ask(state_dir: Path, request: Request) -> Answer:
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
             return _ANSWER.decode(await reader.readexactly(min(length, ANSWER_BYTES_MAX)))
     except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
-        raise LocalError("the node ended before it answered", "ask again; the same message_id is stored once") from error
+        raise LocalError(
+            "the node ended before it answered", "ask again; the same message_id is stored once"
+        ) from error
     except TimeoutError as error:
         raise LocalError(f"the node did not answer in {ANSWER_S_MAX:.0f} s", "see `bsfg status` and its log") from error
     finally:

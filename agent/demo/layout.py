@@ -16,7 +16,10 @@ ZONES = (PLANT, IDMZ, ENTERPRISE)
 LINKS = (f"{PLANT}:{IDMZ}", f"{IDMZ}:{ENTERPRISE}")
 STREAMS = ("facts.telemetry", "facts.operational")
 
-_UPSTREAM = {IDMZ: (PLANT, ()), ENTERPRISE: (IDMZ, (PLANT,))}  # zone -> whom it pulls from, and whose facts that one relays
+_UPSTREAM = {
+    IDMZ: (PLANT, ()),
+    ENTERPRISE: (IDMZ, (PLANT,)),
+}  # zone -> whom it pulls from, and whose facts that one relays
 _DOWNSTREAM = {PLANT: IDMZ, IDMZ: ENTERPRISE}
 
 
@@ -30,15 +33,42 @@ class PlantAddress:
     modbus_tags_file: Path
 
 
+_OPCUA = """## The simulated server speaks without encryption; a real one should not.
+[[opcua]]
+name = "press"
+url = "opc.tcp://127.0.0.1:{port}/"
+tags_file = "{tags_file}"
+security_policy = "None"
+security_mode = "None"
+insecure = true
+sampling_interval_ms = 100
+publishing_interval_ms = 200
+reconnect_delay_max_ms = 5000
+"""
+_MODBUS = """[[modbus]]
+name = "boiler"
+host = "127.0.0.1"
+port = {port}
+tags_file = "{tags_file}"
+address_base = 0
+poll_interval_ms = 200
+reconnect_delay_max_ms = 5000
+"""
+
+
 def node_toml(zone: str, identity: Identity, broker_port: int, health_port: int, plant: PlantAddress | None) -> str:
     """The configuration of one zone; `plant` where it has sources."""
     sections = [
         f'[node]\nzone = "{zone}"\n',
         f"[health]\nlisten_port = {health_port}\n",
-        "[[broker]]\n"
-        'name = "site"\nhost = "127.0.0.1"\n'
-        f"port = {broker_port}\n"
-        f'ca_file = "{identity.ca_file}"\ncert_file = "{identity.cert_file}"\nkey_file = "{identity.key_file}"\n',
+        f"""[[broker]]
+name = "site"
+host = "127.0.0.1"
+port = {broker_port}
+ca_file = "{identity.ca_file}"
+cert_file = "{identity.cert_file}"
+key_file = "{identity.key_file}"
+""",
     ]
     if zone in _DOWNSTREAM:
         sections.append(_peer(_DOWNSTREAM[zone], exports=STREAMS))
@@ -46,23 +76,17 @@ def node_toml(zone: str, identity: Identity, broker_port: int, health_port: int,
         serving, relays = _UPSTREAM[zone]
         sections.append(_peer(serving, pulls=STREAMS, relays=relays))
     if plant is not None:
-        sections.append(
-            "## The simulated server speaks without encryption; a real one should not.\n"
-            '[[opcua]]\nname = "press"\n'
-            f'url = "opc.tcp://127.0.0.1:{plant.opcua_port}/"\ntags_file = "{plant.opcua_tags_file}"\n'
-            'security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n'
-            "sampling_interval_ms = 100\npublishing_interval_ms = 200\nreconnect_delay_max_ms = 5000\n"
-        )
-        sections.append(
-            '[[modbus]]\nname = "boiler"\nhost = "127.0.0.1"\n'
-            f'port = {plant.modbus_port}\ntags_file = "{plant.modbus_tags_file}"\n'
-            "address_base = 0\npoll_interval_ms = 200\nreconnect_delay_max_ms = 5000\n"
-        )
+        sections.append(_OPCUA.format(port=plant.opcua_port, tags_file=plant.opcua_tags_file))
+        sections.append(_MODBUS.format(port=plant.modbus_port, tags_file=plant.modbus_tags_file))
     return "\n".join(sections)
 
 
-def _peer(zone: str, *, exports: tuple[str, ...] = (), pulls: tuple[str, ...] = (), relays: tuple[str, ...] = ()) -> str:
+def _peer(
+    zone: str, *, exports: tuple[str, ...] = (), pulls: tuple[str, ...] = (), relays: tuple[str, ...] = ()
+) -> str:
     lines = [f'[[peer]]\nzone = "{zone}"\nbroker = "site"']
     named = (("exports", exports), ("pulls", pulls), ("relays", relays))
-    lines += [f"{name} = [{', '.join(f'{text!r}' for text in texts)}]".replace("'", '"') for name, texts in named if texts]
+    lines += [
+        f"{name} = [{', '.join(f'{text!r}' for text in texts)}]".replace("'", '"') for name, texts in named if texts
+    ]
     return "\n".join(lines) + "\n"

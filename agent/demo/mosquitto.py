@@ -16,7 +16,7 @@ import pwd
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -72,29 +72,35 @@ class Mosquitto(Child):
         for zone in zones:
             issued = pki.issue_zone(pki_folder, zone, now)
             identities[zone] = Identity(zone, issued.cert_file, issued.key_file, issued.ca_file)
-        for attempt in range(START_ATTEMPTS):
-            port = free_port()
-            plan = BrokerPlan(
-                links=tuple(parse_link(link) for link in links),
-                folder="",
-                host=HOST,
-                port=port,
-                user=pwd.getpwuid(os.geteuid()).pw_name,
-                limits=limits or BrokerLimits(),
-            )
-            files = write_broker_folder(folder / "broker", pki_folder, "private", plan)
-            broker = cls(pki_folder, files, port, identities)
-            try:
-                broker.start()
-            except ProcessFailed as error:
-                if attempt + 1 == START_ATTEMPTS or "Address already in use" not in str(error):
-                    raise
-            else:
-                break
+        plan = BrokerPlan(
+            links=tuple(parse_link(link) for link in links),
+            folder="",
+            host=HOST,
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            limits=limits or BrokerLimits(),
+        )
+        broker = cls._start_on_a_free_port(folder / "broker", pki_folder, plan, identities)
         try:
             yield broker
         finally:
             broker.kill()
+
+    @classmethod
+    def _start_on_a_free_port(
+        cls, folder: Path, pki_folder: Path, plan: BrokerPlan, identities: dict[str, Identity]
+    ) -> Mosquitto:
+        for attempt in range(1, START_ATTEMPTS + 1):
+            port = free_port()
+            files = write_broker_folder(folder, pki_folder, "private", replace(plan, port=port))
+            broker = cls(pki_folder, files, port, identities)
+            try:
+                broker.start()
+            except ProcessFailed as error:
+                if attempt == START_ATTEMPTS or "Address already in use" not in str(error):
+                    raise
+            else:
+                return broker
+        raise AssertionError("the last attempt returns or raises")
 
     @property
     def ca_file(self) -> Path:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from agent.errors import BsfgError
 
@@ -39,15 +40,19 @@ class Child:
         self.name = name
         self.arguments = [str(argument) for argument in arguments]
         self.log = log
-        self.outlives_us = False  # unless said otherwise, the kernel ends the child when its starter dies in whatever way
+        self.outlives_us = (
+            False  # unless said otherwise, the kernel ends the child when its starter dies in whatever way
+        )
         self._environment = dict(os.environ, **(environment or {}))
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property

@@ -87,7 +87,7 @@ class Scene:
         """What a node says of itself, or None when it does not answer."""
         url = f"http://127.0.0.1:{self.health_ports[zone]}/status"
         try:
-            with urllib.request.urlopen(url, timeout=_HTTP_S_MAX) as answer:  # noqa: S310 our own loopback URL
+            with urllib.request.urlopen(url, timeout=_HTTP_S_MAX) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError):
@@ -135,7 +135,7 @@ def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
             text = layout.node_toml(zone, broker.identity(zone), broker.port, made.health_ports[zone], source)
             config.write_text(text, encoding="utf-8")
             made.configs[zone] = config
-            arguments = [sys.executable, "-m", "agent.cli", "run", "--config", config]
+            arguments: list[str | Path] = [sys.executable, "-m", "agent.cli", "run", "--config", config]
             made.nodes[zone] = Child(f"node {zone}", arguments, folder / zone / "log")
         for node in made.nodes.values():
             stack.callback(node.stop)
@@ -154,7 +154,9 @@ def play(folder: Path, view: View, timing: Timing, *, keep: bool = False) -> Out
         _watch(stage, view, lambda: stage.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
         view.say("facts travel plant-a -> idmz -> enterprise; each zone has its own store, each arrow is a pull")
         _watch_for(stage, view, timing.run_s)
-        view.say(f"the IDMZ's broker stands still: every zone is alone for {timing.cut_s:.0f} s, the plant goes on recording")
+        view.say(
+            f"the IDMZ's broker stands still: every zone is alone for {timing.cut_s:.0f} s, the plant goes on recording"
+        )
         stage.broker.freeze()
         _watch_for(stage, view, timing.cut_s)
         stage.broker.thaw()

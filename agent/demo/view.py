@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -65,7 +65,7 @@ class View:
         self._line_at = 0.0
         self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self
@@ -97,7 +97,15 @@ class View:
 
     def _picture(self) -> Group:
         table = Table(expand=False)
-        for name in ("zone", "facts", "facts/s", "not confirmed above", "oldest of those", "cursor above", "link below"):
+        for name in (
+            "zone",
+            "facts",
+            "facts/s",
+            "not confirmed above",
+            "oldest of those",
+            "cursor above",
+            "link below",
+        ):
             table.add_column(name, justify="left" if name in {"zone", "cursor above", "link below"} else "right")
         for line in self.lines.values():
             style = "" if line.answers and not line.link.startswith("lost") else "yellow"

@@ -1,0 +1,188 @@
+"""node.toml: every problem at once, each with path, value and why; and a sample file that tells the truth."""
+
+import dataclasses
+import re
+import tomllib
+import typing
+from pathlib import Path
+
+import pytest
+
+from agent.cli.init import node_toml
+from agent.config import (
+    BrokerSettings,
+    ConfigError,
+    HealthSettings,
+    IdentitySettings,
+    NodeSettings,
+    PeerSettings,
+    load,
+    read,
+)
+from agent.fact_store.settings import StoreSettings
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+
+SECTIONS = {
+    "node": IdentitySettings,
+    "store": StoreSettings,
+    "health": HealthSettings,
+    "broker": BrokerSettings,
+    "peer": PeerSettings,
+    "opcua": OpcuaSourceSettings,
+    "modbus": ModbusSourceSettings,
+}
+FILE = Path("/etc/bsfg/node.toml")
+BROKER = {"name": "b", "host": "h", "ca_file": "ca.pem", "cert_file": "c.pem", "key_file": "k.pem"}
+
+
+def problems_of(table: dict[str, object]) -> dict[str, str]:
+    """Path -> why, of a configuration that must be refused."""
+    with pytest.raises(ConfigError) as caught:
+        read(table, FILE)
+    return {problem.path: problem.why for problem in caught.value.problems}
+
+
+def sample_sections() -> dict[str, dict[str, str]]:
+    """The sample file as section -> {setting: text of its value}, commented or not."""
+    sections: dict[str, dict[str, str]] = {}
+    current = ""
+    for line in node_toml("plant-a").splitlines():
+        if found := re.fullmatch(r"(?:# )?\[\[?([a-z]+)\]\]?", line):
+            current = found[1]
+            sections[current] = {}
+        elif found := re.fullmatch(r"(?:# )?([a-z_0-9]+) = (.+)", line):
+            sections[current][found[1]] = found[2]
+        else:
+            assert not line or line.startswith("##"), f"neither prose nor a setting: {line!r}"
+    return sections
+
+
+def test_the_sample_shows_every_setting() -> None:
+    """An operator finds every setting in the file `bsfg init` writes, and nothing that does not exist."""
+    shown = {section: set(settings) for section, settings in sample_sections().items()}
+    known = {section: {field.name for field in dataclasses.fields(kind)} for section, kind in SECTIONS.items()}
+    assert shown == known
+
+
+def test_the_sample_tells_the_defaults() -> None:
+    """Each `# key = value` of a setting that has a plain default shows exactly that default."""
+    wrong = []
+    for section, settings in sample_sections().items():
+        for field in dataclasses.fields(SECTIONS[section]):
+            if field.default is dataclasses.MISSING or field.default is None:
+                continue
+            said = tomllib.loads(f"value = {settings[field.name]}")["value"]
+            default = str(field.default) if isinstance(field.default, Path) else field.default
+            default = list(default) if isinstance(default, tuple) else default
+            if said != default and field.name not in {"security_policy", "security_mode"}:
+                wrong.append((section, field.name, said, default))
+    assert wrong == []
+
+
+def test_the_sample_works_as_it_stands(tmp_path: Path) -> None:
+    """What `bsfg init` writes loads without a change, with paths counted from its folder."""
+    file = tmp_path / "node.toml"
+    file.write_text(node_toml("plant-a"))
+    settings = load(file)
+    assert settings.node.zone == "plant-a"
+    assert settings.node.state_dir == tmp_path / "state"
+    assert settings.store == StoreSettings()
+
+
+def test_every_commented_line_is_valid(tmp_path: Path) -> None:
+    """With every comment of the sample opened, the only problems left are those the prose announces."""
+    text = re.sub(r"(?m)^# ", "", node_toml("plant-a"))
+    found = problems_of_text(text, tmp_path)
+    assert set(found) == {"peer[0].zone", "opcua[0].user_name"}  # no streams named; a password without a user
+
+
+def problems_of_text(text: str, folder: Path) -> dict[str, str]:
+    """Path -> why, empty when the text is accepted."""
+    try:
+        read(tomllib.loads(text), folder / "node.toml")
+    except ConfigError as error:
+        return {problem.path: problem.why for problem in error.problems}
+    return {}
+
+
+def test_all_problems_are_told_together() -> None:
+    """Five mistakes in four sections are five lines, not one."""
+    found = problems_of(
+        {
+            "node": {"zone": "Plant A", "stat_dir": "x"},
+            "broker": [{**BROKER, "port": "8883"}],
+            "peer": [{"zone": "idmz", "broker": "b", "pulls": ["facts.*"]}],
+            "modbus": [{"name": "m", "host": "h", "tags_file": "t.csv", "address_base": 7}],
+        }
+    )
+    assert "did you mean state_dir?" in found["node.stat_dir"]
+    assert found["broker[0].port"] == "must be a whole number"
+    assert "not a stream name" in found["peer[0].pulls"]
+    assert found["modbus[0].address_base"].startswith("must be 0")
+
+
+@pytest.mark.parametrize(
+    "table, path, why",
+    [
+        ({}, "node", "is required"),
+        ({"node": {}}, "node.zone", "is required"),
+        ({"node": {"zone": 5}}, "node.zone", "must be text"),
+        ({"node": []}, "node", "must be a table"),
+        ({"node": {"zone": "a" * 33}}, "node.zone", "1 to 32"),
+        ({"node": {"zone": "a"}, "broker": {}}, "broker", "must be a list"),
+        ({"node": {"zone": "a"}, "broker": [{**BROKER, "port": 0}]}, "broker[0].port", "1 to 65535"),
+        ({"node": {"zone": "a"}, "broker": [BROKER, BROKER]}, "broker[1].name", "names must differ"),
+        ({"node": {"zone": "a"}, "broker": [{**BROKER, "optional": 1}]}, "broker[0].optional", "true or false"),
+        ({"node": {"zone": "a"}, "health": {"listen_port": 70_000}}, "health.listen_port", "0 to 65535"),
+        ({"node": {"zone": "a"}, "storage": {}}, "storage", "did you mean store?"),
+        (
+            {"node": {"zone": "a"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}]},
+            "peer[0].broker",
+            "no [[broker]] is named",
+        ),
+        (
+            {"node": {"zone": "a"}, "broker": [BROKER], "peer": [{"zone": "a", "broker": "b", "pulls": ["s"]}]},
+            "peer[0].zone",
+            "our own zone",
+        ),
+        (
+            {
+                "node": {"zone": "a"},
+                "broker": [BROKER],
+                "peer": [{"zone": "c", "broker": "b", "pulls": ["s"], "relays": ["a"]}],
+            },
+            "peer[0].relays",
+            "never taken back",
+        ),
+        (
+            {
+                "node": {"zone": "a"},
+                "opcua": [{"name": "o", "url": "opc.tcp://h", "tags_file": "t", "security_mode": "x"}],
+            },
+            "opcua[0].security_mode",
+            "must be one of",
+        ),
+    ],
+)
+def test_each_mistake_is_named(table: dict[str, object], path: str, why: str) -> None:
+    """A wrong entry is reported under its path, with a reason an operator can act on."""
+    assert why in problems_of(table)[path]
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [(None, "does not exist"), (b"[node", "is not TOML"), (b"\xff\xfe", "cannot be read")],
+)
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path, content: bytes | None, why: str) -> None:
+    """A missing, broken or non-text file is one clear problem, not a traceback."""
+    file = tmp_path / "node.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=why):
+        load(file)
+
+
+def test_every_section_is_covered_here() -> None:
+    """A section added to NodeSettings must be added to the sample, and so to this test."""
+    hints = typing.get_type_hints(NodeSettings)
+    assert set(hints) == set(SECTIONS)
