@@ -18,8 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +29,10 @@ from agent.demo.processes import Child, ProcessFailed, free_port
 from agent.demo.view import View
 from agent.errors import BsfgError
 from agent.fact_store.reader import StoreReader
+from agent.health.client import NodeSilent, ask_health
 
 TELEMETRY, OPERATIONAL = layout.STREAMS
 _POLL_S = 0.25
-_HTTP_S_MAX = 1.0
 _SPARK_S_MAX = 150.0
 
 
@@ -85,12 +83,9 @@ class Scene:
 
     def status(self, zone: str) -> dict[str, Any] | None:
         """What a node says of itself, or None when it does not answer."""
-        url = f"http://127.0.0.1:{self.health_ports[zone]}/status"
         try:
-            with urllib.request.urlopen(url, timeout=_HTTP_S_MAX) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError):
+            return ask_health("127.0.0.1", self.health_ports[zone])
+        except NodeSilent:
             return None
 
     def statuses(self) -> dict[str, dict[str, Any] | None]:

@@ -1,0 +1,57 @@
+"""`bsfg status`: what a node says of itself, worst first.
+
+The running node is asked at its health page, so what is printed is what a monitoring system sees. A node that does not answer
+is a bad result, said as such.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.config import load
+from agent.health.client import ask_health
+
+
+@click.command()
+@config_option
+@json_option
+def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Say how the running node is: 0 when nobody has to act, 1 otherwise."""
+    settings = load(config_file)
+    found = ask_health(settings.health.listen_host, settings.health.listen_port)
+    click.echo(json.dumps(found) if as_json else text(found))
+    sys.exit(1 if found["alert"] else 0)
+
+
+def text(found: dict[str, Any]) -> str:
+    """The health page's JSON as a person reads it."""
+    lines = [f"{found['zone']}: {found['summary']}"]
+    lines += [f"  {'!' if reason['alert'] else '-'} {reason['subject']}: {reason['text']}; {reason['hint']}"
+              for reason in found["reasons"]]  # fmt: skip
+    for stream in found["streams"]:
+        lines.append(
+            f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "
+            f"{stream['bytes'] / 1e6:.1f} MB"
+        )
+    for consumer in found["consumers"]:
+        age = consumer["oldest_unconfirmed_age_s"]
+        behind = f", oldest {age:.1f} s" if consumer["behind_facts"] and age is not None else ""
+        lines.append(
+            f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "
+            f"{consumer['behind_facts']:,} behind{behind}"
+        )
+    for peer in found["peers"]:
+        link = "connected" if peer["connected"] else f"not connected {peer['trouble']}".rstrip()
+        lines.append(
+            f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
+        )
+    for source in found["sources"]:
+        link = "connected" if source["connected"] else f"not connected {source['trouble']}".rstrip()
+        lines.append(f"  source    {source['name']:<24} {link}, {source['values_total']:,} values")
+    return "\n".join(lines)

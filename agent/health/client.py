@@ -1,0 +1,32 @@
+"""Shell: asks a running node for its health, for commands and for whoever watches several nodes at once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+from agent.errors import BsfgError
+
+_HTTP_S_MAX = 2.0
+
+
+class NodeSilent(BsfgError):
+    """Nobody answers at the health page."""
+
+    hint = "is it running? `bsfg run --config FILE`, or `systemctl status bsfg@ZONE`"
+
+
+def ask_health(host: str, port: int) -> dict[str, Any]:
+    """What /healthz of a node says, whether it is well (200) or not (503). Raises NodeSilent."""
+    connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S_MAX)
+    try:
+        connection.request("GET", "/healthz")
+        found = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+        raise NodeSilent(f"no answer from the node at {host} port {port}: {error}") from error
+    finally:
+        connection.close()
+    if not isinstance(found, dict):
+        raise NodeSilent(f"{host} port {port} answers, but is no bsfg node")
+    return found
