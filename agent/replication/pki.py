@@ -496,6 +496,8 @@ def _refuse_existing(files: Sequence[Path], price: str, *, force: bool) -> None:
 
 def _read(path: Path) -> bytes:
     try:
+        if not path.is_file() and path.exists():
+            raise PkiError(f"{path} is not a file", "give a PEM file")
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import wait_until
 
 LIMIT_S = 20.0
+BROKER = "private"  # the name under which the helper has its broker issued
 SUCCESS, NOBODY_LISTENS, NOT_AUTHORIZED = 0x00, 0x10, 0x87
-RETAIN_NOT_SUPPORTED, PACKET_TOO_LARGE = 0x9A, 0x95
+RETAIN_NOT_SUPPORTED, PACKET_TOO_LARGE, UNSPECIFIED = 0x9A, 0x95, 0x80
 NOW = datetime.now(UTC)
 
 LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
@@ -266,10 +268,10 @@ class Zones:
 
     def __getitem__(self, zone: str) -> Caller:
         if zone not in self._callers:
-            self._callers[zone] = self.extra(zone)
+            self._callers[zone] = self.connection(zone)
         return self._callers[zone]
 
-    def extra(self, zone: str, **more: Any) -> Caller:
+    def connection(self, zone: str, **more: Any) -> Caller:
         """Another connection of `zone`."""
         caller = Caller(self.broker, zone, **more)
         self._stack.callback(caller.close)
@@ -411,9 +413,9 @@ def test_will_on_foreign_topic(zones: Zones) -> None:
     """
     zones["idmz"].subscribe("bsfg/1/+/idmz/rsp/+")
     for number, topic in enumerate(("bsfg/1/plant-a/idmz/rsp/x", "bsfg/1/plant-b/idmz/rsp/x")):
-        dying = zones.extra("plant-b", client_id=f"dying-{number}", will=(topic, False))
+        dying = zones.connection("plant-b", client_id=f"dying-{number}", will=(topic, False))
         dying.drop()
-        wait_until(lambda: f"dying-{number} " in _ends(zones.broker.log()), "the broker notices")  # noqa: B023 at once
+        wait_until(lambda: f"dying-{number} " in _ends(zones.broker.log_text()), "the broker notices")  # noqa: B023 at once
     assert zones.fence("idmz") == [("bsfg/1/plant-b/idmz/rsp/x", b"will")]
 
 
@@ -452,7 +454,7 @@ def test_removing_a_link_ends_living_sessions(tmp_path: Path) -> None:
         zones["idmz"].subscribe(topic)
         assert zones["plant-a"].publish(topic, b"before") == SUCCESS
         left = BrokerPlan(links=LINKS[1:], folder="", host=HOST, port=broker.port, user=_me())
-        write_broker_folder(broker.files.folder, broker.pki_folder, "test", left)
+        write_broker_folder(broker.files.folder, broker.pki_folder, BROKER, left)
         broker.reload()
         assert zones["plant-a"].publish(topic, b"after") == NOT_AUTHORIZED
         fence = "bsfg/1/plant-b/idmz/rsp/fence"  # plant-a can no longer send one
@@ -507,7 +509,7 @@ def _issued_at(moment: datetime) -> Callable[[Mosquitto, Path], ssl.SSLContext |
 
 def _brokers_own(broker: Mosquitto, _folder: Path) -> ssl.SSLContext | None:
     files = broker.pki_folder / "brokers"
-    return pki.client_context(broker.ca_file, files / "test.pem", files / "test.key")
+    return pki.client_context(broker.ca_file, files / f"{BROKER}.pem", files / f"{BROKER}.key")
 
 
 @pytest.mark.system
@@ -525,7 +527,7 @@ def _brokers_own(broker: Mosquitto, _folder: Path) -> ssl.SSLContext | None:
     ],
 )
 def test_who_gets_in(
-    broker: Mosquitto, tmp_path: Path, way: Callable[[Mosquitto, Path], ssl.SSLContext | None], enters: bool
+    broker: Mosquitto, tmp_path: Path, way: Callable[[Mosquitto, Path], ssl.SSLContext | None], *, enters: bool
 ) -> None:
     """Only TLS 1.3 with a valid client certificate of the zones' own authority reaches CONNACK."""
     assert _connack(broker, way(broker, tmp_path)) is enters
@@ -535,11 +537,13 @@ def _connack(broker: Mosquitto, context: ssl.SSLContext | None) -> bool:
     """Whether a bare MQTT 5 CONNECT is answered with success."""
     body = b"\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
     try:
-        with socket.create_connection((HOST, broker.port), LIMIT_S) as plain:
-            with context.wrap_socket(plain, server_hostname=HOST) if context else plain as channel:
-                channel.settimeout(LIMIT_S)
-                channel.sendall(bytes([0x10, len(body)]) + body)
-                answer = channel.recv(4)
+        with (
+            socket.create_connection((HOST, broker.port), LIMIT_S) as plain,
+            context.wrap_socket(plain, server_hostname=HOST) if context else plain as channel,
+        ):
+            channel.settimeout(LIMIT_S)
+            channel.sendall(bytes([0x10, len(body)]) + body)
+            answer = channel.recv(4)
     except (ssl.SSLError, ConnectionError):
         return False
     return answer[:1] == b"\x20" and answer[3:4] == b"\x00"
@@ -548,7 +552,7 @@ def _connack(broker: Mosquitto, context: ssl.SSLContext | None) -> bool:
 @pytest.mark.system
 def test_connack_tells_the_limits(zones: Zones) -> None:
     """A client learns packet size, receive maximum, keep-alive and that nothing is retained, as configured."""
-    connack = zones.extra("idmz", keepalive_s=600).connack
+    connack = zones.connection("idmz", keepalive_s=600).connack
     assert connack.MaximumPacketSize == 1_048_576
     assert connack.ReceiveMaximum == 16
     assert connack.RetainAvailable == 0
@@ -557,13 +561,15 @@ def test_connack_tells_the_limits(zones: Zones) -> None:
 
 @pytest.mark.system
 def test_full_page_passes_and_larger_disconnects(zones: Zones) -> None:
-    """A page of almost the limit arrives whole; one byte beyond the limit costs its sender the connection."""
+    """A page of almost the limit arrives whole; one beyond the limit does not, and costs its sender the connection."""
     topic = "bsfg/1/plant-a/idmz/rsp/x"
     page = bytes(1_048_576 - 256)
     zones["idmz"].subscribe(topic)
     assert zones["plant-a"].publish(topic, page) == SUCCESS
+    reason = zones.connection("plant-a").publish(topic, bytes(1_048_576))
+    # The broker closes at the packet's header; whether its reason is read before the sender's write fails is a race.
+    assert reason in (PACKET_TOO_LARGE, UNSPECIFIED)
     assert zones.fence("idmz") == [(topic, page)]
-    assert zones.extra("plant-a").publish(topic, bytes(1_048_576)) == PACKET_TOO_LARGE
 
 
 # --- nothing stays -----------------------------------------------------------------------------------------------------
@@ -573,7 +579,7 @@ def test_full_page_passes_and_larger_disconnects(zones: Zones) -> None:
 def test_retained_publish_disconnects(zones: Zones) -> None:
     """Who sets retain is disconnected with the reason, and whoever subscribes later finds nothing."""
     topic = "bsfg/1/plant-a/idmz/rsp/x"
-    assert zones.extra("plant-a").publish(topic, b"keep me", retain=True) == RETAIN_NOT_SUPPORTED
+    assert zones.connection("plant-a").publish(topic, b"keep me", retain=True) == RETAIN_NOT_SUPPORTED
     zones["idmz"].subscribe(topic)
     assert zones.fence("idmz") == []
 
@@ -581,7 +587,7 @@ def test_retained_publish_disconnects(zones: Zones) -> None:
 @pytest.mark.system
 def test_retained_will_refused(zones: Zones) -> None:
     """Nor can retain come in as a last will: the session is refused with the reason."""
-    caller = zones.extra("plant-a", will=("bsfg/1/plant-a/idmz/rsp/x", True))
+    caller = zones.connection("plant-a", will=("bsfg/1/plant-a/idmz/rsp/x", True))
     assert caller.connect_reason == RETAIN_NOT_SUPPORTED
 
 
@@ -601,7 +607,7 @@ def test_nothing_survives_a_restart(tmp_path: Path) -> None:
         assert sorted(path.name for path in broker.files.folder.iterdir()) == files
         with contextlib.ExitStack() as again:
             zones = Zones(broker, again)
-            lasting = zones.extra("idmz", client_id="lasting", session_expiry_s=3600)
+            lasting = zones.connection("idmz", client_id="lasting", session_expiry_s=3600)
             assert not lasting.session_present
             lasting.subscribe(topic)
             assert zones["plant-a"].publish(topic, b"new") == SUCCESS
@@ -667,7 +673,7 @@ def test_broker_gives_up_root() -> None:
         with Mosquitto.started(folder) as broker:
             own = BrokerPlan(links=LINKS, folder="", host=HOST, port=broker.port)
             shutil.rmtree(broker.files.folder)
-            write_broker_folder(broker.files.folder, broker.pki_folder, "test", own)
+            write_broker_folder(broker.files.folder, broker.pki_folder, BROKER, own)
             broker.restart()
             assert Path(f"/proc/{broker.pid}").stat().st_uid == user.pw_uid
             assert broker.files.key_file.stat().st_mode & 0o777 == 0o640
@@ -678,11 +684,10 @@ def test_broker_gives_up_root() -> None:
 # --- bsfg broker check -------------------------------------------------------------------------------------------------
 
 
-def _findings(broker: Mosquitto, zone: str, **change: Any) -> list[Finding]:
+def _findings(broker: Mosquitto, zone: str, /, **change: Any) -> list[Finding]:
     mine = broker.identity(zone)
-    access = {"host": HOST, "port": broker.port, "zone": zone}
-    files = {"ca_file": mine.ca_file, "cert_file": mine.cert_file, "key_file": mine.key_file}
-    return list(check_broker(Access(**{**access, **files, **change}), LINKS))
+    access = Access(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
+    return list(check_broker(replace(access, **change), LINKS))
 
 
 @pytest.mark.system
@@ -802,7 +807,7 @@ def test_started_broker_can_be_hurt_and_comes_back(tmp_path: Path) -> None:
         broker.freeze()  # leaving the block must get rid of a frozen one too
         last = broker.pid
     assert not Path(f"/proc/{last}").exists()
-    assert "terminating" not in broker.log()  # killed each time, never asked
+    assert "terminating" not in broker.log.read_text()  # killed each time, never asked
 
 
 @pytest.mark.system
