@@ -18,23 +18,35 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import struct
 import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from operator import mul, sub
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import zstandard
+from msgspec import Meta
+from msgspec.msgpack import Decoder, Encoder, Ext
 
 from agent.errors import BsfgError
 from agent.message import (
     INT64_MIN,
+    LABELS_MAX,
+    MESSAGE_ID_BYTES_MAX,
+    OBJECT_BYTES_MAX,
+    PREDICATE,
     QUALITY_MAX,
     STREAM,
+    SUBJECT,
+    SUBJECT_BYTES_MAX,
+    TEXT,
+    TEXT_BYTES_MAX,
+    UNIX_MS_MAX,
     VALUE_BYTES_MAX,
     ZONE,
     Envelope,
@@ -43,21 +55,23 @@ from agent.message import (
     Message,
     Sample,
     Value,
+    value_bytes,
 )
 
 FORMAT_VERSION = 1
 FACTS_MAX = 16_384  # opening slows down beyond a few thousand (cache), and one batch must not stall a page
 SEALED_BYTES_MAX = 512 * 1024  # fits the 1 MiB packet of the shipped broker configuration with room for the header
-CONTENT_BYTES_MAX = 8 * 1024 * 1024  # decompressed: what a reader must be ready to allocate for hostile bytes
+CONTENT_BYTES_MAX = 2 * 1024 * 1024  # decompressed; hostile content grows to about 20 times that as Python objects
 EPOCH_BYTES = 16
 DIGEST_BYTES = 16  # BLAKE2b-128: second preimages cost 2**128; see docs/decisions
 NO_DIGEST = bytes(DIGEST_BYTES)
 SEQUENCE_MAX = 2**63 - 1
+DEFINITIONS_MAX = 2**32 - 1
 
 MAGIC = b"BSFB"
 _FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
 _FLAG_SLICE = 0x01
-_EXT_JSON = 1
+_EXT_JSON, _EXT_BYTES = 1, 2
 _ZSTD_LEVEL = 1  # level 3 wins 3 % of bytes for twice the time
 _VALUE_TYPES = frozenset({bool, int, float, str, bytes, Json, type(None)})
 
@@ -155,7 +169,9 @@ class Batch:
 
     @property
     def link(self) -> Link:
-        """Where the successor of this batch attaches."""
+        """Where the successor of this batch attaches. A slice has none, and asking for it raises BatchError."""
+        if self.header.is_slice:
+            raise BatchError("slice: it is for reading, no batch follows it")
         return Link(self.header.stream, self.header.origin, self.header.last_sequence + 1, self.digest)
 
 
@@ -180,11 +196,14 @@ def seal_samples(link: Link, rows: Sequence[tuple[int, int, Value, int]], defini
 
     Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no encoding.
     """
-    return _seal(_Part(link, Kind.SAMPLES, len(rows), definitions), *_samples_content(rows, definitions))
+    _check_count(len(rows))
+    part = _Part(link, Kind.SAMPLES, len(rows), definitions)
+    return _seal(part, *_samples_content(tuple(zip(*rows, strict=True)), definitions))
 
 
 def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
     """Seal messages, already checked by `message.check_message`, as the next batch of a chain. Raises as `seal_samples`."""
+    _check_count(len(messages))
     return _seal(_Part(link, Kind.MESSAGES, len(messages), Definitions()), *_messages_content(messages))
 
 
@@ -199,8 +218,8 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     link = Link(header.stream, header.origin, header.first_sequence + start, batch.digest)
     part = _Part(link, header.kind, stop - start, header.definitions, is_slice=True)
     if header.kind is Kind.SAMPLES:
-        columns = [column[start:stop] for column in open_samples(batch)]
-        return _seal(part, *_samples_content(list(zip(*columns, strict=True)), header.definitions))
+        columns = tuple(column[start:stop] for column in open_samples(batch))
+        return _seal(part, *_samples_content(columns, header.definitions))
     return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
 
 
@@ -239,16 +258,17 @@ def open_samples(batch: Batch) -> SampleColumns:
     count = header.count
     tags = _expanded(tags_coded[0], 1, tags_coded[1], count)
     times = _expanded(times_coded[0], times_coded[1], times_coded[2], count)
-    if wrong := _wrong_value(values):
+    kinds = set(map(type, values))
+    if Ext in kinds:
+        values = [_unwrapped(value) if type(value) is Ext else value for value in values]
+        kinds = set(map(type, values))
+    if wrong := _wrong_value(values, kinds):
         raise BatchError(wrong)
-    columns = SampleColumns(tags, times, _spread("values", values, count), _spread("qualities", qualities, count))
     if min(tags) < 1 or max(tags) > header.definitions.count:
         raise BatchError(f"tags: {min(tags)} to {max(tags)}, defined are 1 to {header.definitions.count}")
-    if min(qualities) < 0 or max(qualities) > QUALITY_MAX:
-        raise BatchError(f"qualities: {min(qualities)} to {max(qualities)} is not 32 bits")
     if (min(times), max(times)) != (header.time_min_ns, header.time_max_ns):
         raise BatchError("times: the header's bounds are not those of the facts")
-    return columns
+    return SampleColumns(tags, times, _spread("values", values, count), _spread("qualities", qualities, count))
 
 
 def open_messages(batch: Batch) -> list[Message]:
@@ -258,10 +278,11 @@ def open_messages(batch: Batch) -> list[Message]:
         raise BatchError(f"kind: {header.kind.name} where messages were asked for")
     columns = _decode(_MESSAGES, batch)
     spread = [_spread(name, column, header.count) for name, column in zip(_MESSAGE_COLUMNS, columns, strict=True)]
-    times_ns = [time * 1_000_000 for time in spread[3]]
-    if (min(times_ns), max(times_ns)) != (header.time_min_ns, header.time_max_ns):
+    produced_at_unix_ms, objects_json = columns[3], columns[11]
+    bounds_ns = min(produced_at_unix_ms) * 1_000_000, max(produced_at_unix_ms) * 1_000_000
+    if bounds_ns != (header.time_min_ns, header.time_max_ns):
         raise BatchError("times: the header's bounds are not those of the facts")
-    for object_json in spread[11]:
+    for object_json in objects_json:
         if why := _wrong_json(object_json):
             raise BatchError(f"object_json: {why}")
     return [Message(Envelope(*row[:9]), Fact(*row[9:])) for row in zip(*spread, strict=True)]
@@ -277,36 +298,45 @@ def verify(batch: Batch) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- columns
 
-_Coded = tuple[int, int | list[int]]
-_ScaledCoded = tuple[int, int, int | list[int]]
-_MESSAGE_COLUMNS = (
-    "message_id from_zone to_zone produced_at_unix_ms correlation_id causation_id labels object_media_type object_schema "
-    "subject predicate object_json"
-).split()
+# Types say what may stand where, so that the decoder refuses a stranger when it meets it, before allocating what follows: no
+# column longer than a batch, and nothing nested. That is why bytes are an extension type: with text and bytes both in the
+# union, msgspec would need Any, and Any would build whatever tree of empty lists somebody sends.
+_MANY = Meta(max_length=FACTS_MAX)
+_Steps = int | Annotated[list[int], _MANY]
+_Values = list[bool | int | float | str | Ext | None]  # how long is looked at once, by _wrong_value
+_Qualities = list[Annotated[int, Meta(ge=0, le=QUALITY_MAX)]]
+_SamplesContent = tuple[
+    tuple[int, _Steps],
+    tuple[int, int, _Steps],
+    Annotated[_Values, _MANY],
+    Annotated[_Qualities, _MANY],
+]
 
 
-def _ext_json(code: int, data: memoryview) -> Json:
-    if code != _EXT_JSON:
-        raise ValueError(f"unknown extension type {code}")
-    return Json(bytes(data))
+def _like(pattern: re.Pattern[str], length_max: int) -> Meta:
+    return Meta(pattern=rf"\A(?:{pattern.pattern})\Z", min_length=1, max_length=length_max)
 
 
-def _encode_json(value: object) -> msgspec.msgpack.Ext:
-    if isinstance(value, Json):
-        return msgspec.msgpack.Ext(_EXT_JSON, value.data)
-    raise TypeError(f"{type(value).__name__} is not a type a tag can hold")
-
-
-_SAMPLES: msgspec.msgpack.Decoder[tuple[_Coded, _ScaledCoded, list[Any], list[int]]] = msgspec.msgpack.Decoder(
-    tuple[_Coded, _ScaledCoded, list[Any], list[int]], ext_hook=_ext_json
-)
-_OptionalTexts = list[str | None]
-_MessageContent = tuple[
-    list[str], list[str], list[str], list[int], _OptionalTexts, _OptionalTexts, list[dict[str, str]], _OptionalTexts,
-    _OptionalTexts, list[str], list[str], list[bytes],
-]  # fmt: skip
-_MESSAGES: msgspec.msgpack.Decoder[_MessageContent] = msgspec.msgpack.Decoder(_MessageContent)
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_json)
+_Text = Annotated[str, _like(TEXT, TEXT_BYTES_MAX)]
+_Texts = Annotated[list[_Text], _MANY]
+_OptionalTexts = Annotated[list[_Text | None], _MANY]
+_MESSAGE_COLUMNS: dict[str, Any] = {
+    "message_id": Annotated[list[Annotated[str, _like(TEXT, MESSAGE_ID_BYTES_MAX)]], _MANY],
+    "from_zone": Annotated[list[Annotated[str, _like(ZONE, 32)]], _MANY],
+    "to_zone": _Texts,
+    "produced_at_unix_ms": Annotated[list[Annotated[int, Meta(ge=0, le=UNIX_MS_MAX)]], _MANY],
+    "correlation_id": _OptionalTexts,
+    "causation_id": _OptionalTexts,
+    "labels": Annotated[list[Annotated[dict[_Text, _Text], Meta(max_length=LABELS_MAX)]], _MANY],
+    "object_media_type": _OptionalTexts,
+    "object_schema": _OptionalTexts,
+    "subject": Annotated[list[Annotated[str, _like(SUBJECT, SUBJECT_BYTES_MAX)]], _MANY],
+    "predicate": Annotated[list[Annotated[str, _like(PREDICATE, SUBJECT_BYTES_MAX)]], _MANY],
+    "object_json": Annotated[list[Annotated[bytes, Meta(max_length=OBJECT_BYTES_MAX)]], _MANY],
+}
+_SAMPLES = Decoder(_SamplesContent)
+_MESSAGES: Decoder[Any] = Decoder(tuple[tuple(_MESSAGE_COLUMNS.values())])  # type: ignore[misc]
+_ENCODER = Encoder()
 
 
 def _encode(content: object) -> bytes:
@@ -316,7 +346,7 @@ def _encode(content: object) -> bytes:
         raise ValueError(f"a value has no encoding: {error}") from error
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], batch: Batch) -> Any:
+def _decode(decoder: Decoder[Any], batch: Batch) -> Any:
     """The content of a batch, decompressed within its promised length and decoded into typed columns."""
     header = batch.header
     body = memoryview(batch.sealed)[batch.body_at : -DIGEST_BYTES]
@@ -327,7 +357,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], batch: Batch) -> Any:
         if zstandard.frame_content_size(body) != header.content_bytes:
             raise BatchError("content: the compressed frame's length is not the header's")
         return decoder.decode(_contexts.decompressor.decompress(body, allow_extra_data=False))
-    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BatchError(f"content: {error}") from error
 
 
@@ -342,29 +372,56 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-def _samples_content(rows: Sequence[tuple[int, int, Value, int]], definitions: Definitions) -> tuple[bytes, int, int]:
+def _samples_content(columns: Sequence[Sequence[Any]], definitions: Definitions) -> tuple[bytes, int, int]:
     """Encoded content, earliest and latest source time."""
-    _check_count(rows)
-    tags, times, values, qualities = zip(*rows, strict=True)
+    tags, times, values, qualities = columns
+    kinds = set(map(type, values))
+    if wrong := _wrong_value(values, kinds):
+        raise ValueError(wrong)
+    try:
+        _check_tags(tags, definitions)
+        time_min_ns, time_max_ns = min(times), max(times)
+        if time_min_ns < INT64_MIN or time_max_ns >= 2**63:
+            raise ValueError(f"source times {time_min_ns} to {time_max_ns}: nanoseconds since 1970 have 64 bits")
+        coded = (
+            _deltas(tags),
+            # A clock may jump further than a step can say, so then the times stand as they are: unit 0.
+            _scaled_deltas(times) if time_max_ns - time_min_ns < 2**63 else (times[0], 0, times[1:]),
+            _wrapped(_collapsed_values(values, kinds), kinds),
+            _checked_qualities(_collapsed(qualities)),
+        )
+    except TypeError as error:
+        raise ValueError(f"tags, source times and qualities are integers: {error}") from error
+    return _encode(coded), time_min_ns, time_max_ns
+
+
+def _check_tags(tags: Sequence[int], definitions: Definitions) -> None:
+    """Raise TypeError or ValueError unless every tag is the number of a definition."""
+    if type(tags[0]) is not int or type(sum(tags)) is not int:  # a float anywhere makes the sum one
+        raise TypeError("a tag is something else")
     if min(tags) < 1 or max(tags) > definitions.count:
         raise ValueError(f"tags {min(tags)} to {max(tags)}: this origin has defined 1 to {definitions.count}")
+
+
+def _checked_qualities(qualities: Sequence[int]) -> Sequence[int]:
+    """The (collapsed) qualities; raises TypeError or ValueError unless each is an OPC UA StatusCode."""
+    if set(map(type, qualities)) != {int}:
+        raise TypeError("a quality is something else")
     if min(qualities) < 0 or max(qualities) > QUALITY_MAX:
         raise ValueError(f"qualities {min(qualities)} to {max(qualities)}: an OPC UA StatusCode has 32 bits")
-    time_min_ns, time_max_ns = min(times), max(times)
-    if time_min_ns < INT64_MIN or time_max_ns >= 2**63:
-        raise ValueError(f"source times {time_min_ns} to {time_max_ns}: nanoseconds since 1970 have 64 bits")
-    if wrong := _wrong_value(values):
-        raise ValueError(wrong)
-    columns = (_deltas(tags), _scaled_deltas(times), _collapsed_values(values), _collapsed(qualities))
-    return _encode(columns), time_min_ns, time_max_ns
+    return qualities
 
 
 def _messages_content(messages: Sequence[Message]) -> tuple[bytes, int, int]:
     """Encoded content, earliest and latest time of production."""
-    _check_count(messages)
-    columns = [_collapsed(column) for column in zip(*map(_message_row, messages), strict=True)]
-    times_ns = [message.envelope.produced_at_unix_ms * 1_000_000 for message in messages]
-    return _encode(columns), min(times_ns), max(times_ns)
+    content = _encode([_collapsed(column) for column in zip(*map(_message_row, messages), strict=True)])
+    if len(content) > CONTENT_BYTES_MAX:
+        raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
+    try:  # what a reader would refuse must not get into a store
+        produced_at_unix_ms = _MESSAGES.decode(content)[3]
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ValueError(f"not checked before sealing: {error}") from error
+    return content, min(produced_at_unix_ms) * 1_000_000, max(produced_at_unix_ms) * 1_000_000
 
 
 def _message_row(message: Message) -> tuple[Any, ...]:
@@ -376,26 +433,44 @@ def _message_row(message: Message) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _check_count(facts: Sequence[object]) -> None:
-    if not 0 < len(facts) <= FACTS_MAX:
-        raise BatchTooLarge(f"{len(facts)} facts: a batch holds 1 to {FACTS_MAX}")
+def _check_count(count: int) -> None:
+    if not 0 < count <= FACTS_MAX:
+        raise BatchTooLarge(f"{count} facts: a batch holds 1 to {FACTS_MAX}")
 
 
-def _wrong_value(values: Sequence[object]) -> str:
-    """Why these values cannot stand in a batch, or nothing. Looks at each value only where some are not plain numbers."""
-    kinds = set(map(type, values))
+def _wrong_value(values: Sequence[Any], kinds: set[type]) -> str:
+    """Why these values, of these types, cannot stand in a batch; or nothing. Looks at each only where one may be long."""
     if not kinds <= _VALUE_TYPES:
         strangers = ", ".join(sorted(kind.__name__ for kind in kinds - _VALUE_TYPES))
         return f"values: {strangers} is not a type a tag can hold"
     if kinds & {str, bytes, Json}:
-        lengths = [len(v.data if isinstance(v, Json) else v) for v in values if isinstance(v, str | bytes | Json)]
-        if max(lengths) > VALUE_BYTES_MAX:
-            return f"values: one of {max(lengths)} bytes, the limit is {VALUE_BYTES_MAX}"
+        length = max(value_bytes(value) for value in values if type(value) in (str, bytes, Json))
+        if length > VALUE_BYTES_MAX:
+            return f"values: one of {length} bytes, the limit is {VALUE_BYTES_MAX}"
     if Json in kinds:
         for value in values:
-            if isinstance(value, Json) and (why := _wrong_json(value.data)):
+            if type(value) is Json and (why := _wrong_json(value.data)):
                 return f"values: {why}"
     return ""
+
+
+def _wrapped(values: Sequence[Any], kinds: set[type]) -> Sequence[Any]:
+    """The values as MessagePack has them: structures and bytes as extension types."""
+    if not kinds & {bytes, Json}:
+        return values
+    return [
+        Ext(_EXT_JSON, v.data) if type(v) is Json else Ext(_EXT_BYTES, v) if type(v) is bytes else v for v in values
+    ]
+
+
+def _unwrapped(value: Ext) -> Json | bytes:
+    """The inverse of `_wrapped`, for one value."""
+    data = bytes(value.data)
+    if value.code == _EXT_JSON:
+        return Json(data)
+    if value.code == _EXT_BYTES:
+        return data
+    raise BatchError(f"values: unknown extension type {value.code}")
 
 
 def _wrong_json(data: bytes) -> str:
@@ -411,12 +486,12 @@ def _collapsed(column: Sequence[Any]) -> Sequence[Any]:
     return column[:1] if column[0] == column[-1] and column.count(column[0]) == len(column) else column
 
 
-def _collapsed_values(values: Sequence[Any]) -> Sequence[Any]:
+def _collapsed_values(values: Sequence[Any], kinds: set[type]) -> Sequence[Any]:
     """As `_collapsed`, for values of mixed types: equal must mean the same bits, so 1 is not True and 0.0 is not -0.0."""
-    short = _collapsed(values)
-    if len(short) == len(values) or len(set(map(type, values))) > 1:
+    if len(kinds) > 1:
         return values
-    if short[0] == 0 and isinstance(short[0], float) and len({math.copysign(1, value) for value in values}) > 1:
+    short = _collapsed(values)
+    if len(short) < len(values) and short[0] == 0.0 and len({math.copysign(1, value) for value in values}) > 1:
         return values
     return short
 
@@ -426,26 +501,30 @@ def _deltas(column: Sequence[int]) -> tuple[int, int | list[int]]:
     steps = list(map(sub, column[1:], column))
     if not steps:
         return column[0], 0
-    return column[0], steps[0] if steps.count(steps[0]) == len(steps) else steps
+    return column[0], steps[0] if steps[0] == steps[-1] and steps.count(steps[0]) == len(steps) else steps
 
 
-def _scaled_deltas(column: Sequence[int]) -> tuple[int, int, int | list[int]]:
+def _scaled_deltas(times: Sequence[int]) -> tuple[int, int, int | list[int]]:
     """First entry, unit, and steps in that unit: clocks tick in us or ms, and smaller numbers take fewer bytes."""
-    first, steps = _deltas(column)
-    if isinstance(steps, int):
-        return first, 1, steps
-    unit = math.gcd(*steps)
-    return first, unit, steps if unit == 1 else [step // unit for step in steps]
+    first, steps = _deltas(times)
+    if isinstance(steps, list):
+        unit = math.gcd(*steps)  # raises TypeError for anything but integers
+        return first, unit, steps if unit == 1 else [step // unit for step in steps]
+    if type(first) is not int or type(steps) is not int:
+        raise TypeError("a source time is something else")
+    return first, 1, steps
 
 
 def _expanded(first: int, unit: int, steps: int | list[int], count: int) -> list[int]:
     """The inverse of `_deltas` and `_scaled_deltas`."""
-    if unit < 1:
+    if unit < 0:
         raise BatchError(f"column: unit {unit}")
     if isinstance(steps, int):
         return list(accumulate(repeat(steps * unit, count - 1), initial=first))
     if len(steps) != count - 1:
         raise BatchError(f"column: {len(steps)} steps for {count} facts")
+    if unit == 0:
+        return [first, *steps]
     return list(accumulate(steps if unit == 1 else map(mul, steps, repeat(unit)), initial=first))
 
 
@@ -461,7 +540,8 @@ def _spread(name: str, column: list[Any], count: int) -> list[Any]:
 # ----------------------------------------------------------------------------------------------------------------- bytes
 
 
-class _Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Part:
     """What a batch to be sealed is, apart from its content."""
 
     link: Link
@@ -477,13 +557,17 @@ def _digest(data: bytes | memoryview) -> bytes:
 
 def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Batch:
     """Compress, put the header before and the digest behind."""
-    link = part.link
-    assert ZONE.fullmatch(link.origin.zone), link.origin.zone
-    assert STREAM.fullmatch(link.stream), link.stream
     if len(content) > CONTENT_BYTES_MAX:
         raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
+    link = part.link
     compressed = _contexts.compressor.compress(content)
     codec, body = (Codec.ZSTD, compressed) if len(compressed) < len(content) else (Codec.RAW, content)
+    header = Header(
+        link.stream, link.origin, part.kind, codec, part.is_slice, link.next_sequence, part.count, time_min_ns,
+        time_max_ns, link.digest, part.definitions, len(content),
+    )  # fmt: skip
+    if why := _wrong_header(header):
+        raise ValueError(why)
     zone, stream = link.origin.zone.encode(), link.stream.encode()
     body_at = _FIXED.size + len(zone) + len(stream)
     if body_at + len(body) + DIGEST_BYTES > SEALED_BYTES_MAX:
@@ -495,10 +579,6 @@ def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Ba
     )  # fmt: skip
     unsigned = b"".join((fixed, zone, stream, body))
     digest = _digest(unsigned)
-    header = Header(
-        link.stream, link.origin, part.kind, codec, part.is_slice, link.next_sequence, part.count, time_min_ns,
-        time_max_ns, link.digest, part.definitions, len(content),
-    )  # fmt: skip
     return Batch(header, unsigned + digest, digest, body_at)
 
 
@@ -511,7 +591,7 @@ def _sealed_length(data: memoryview) -> int:
     if data[4] != FORMAT_VERSION:
         raise BatchError(f"version: format {data[4]}, this program reads {FORMAT_VERSION}; update it")
     *_, body_bytes, zone_bytes, stream_bytes = _FIXED.unpack_from(data)
-    length = _FIXED.size + zone_bytes + stream_bytes + cast(int, body_bytes) + DIGEST_BYTES
+    length: int = _FIXED.size + zone_bytes + stream_bytes + body_bytes + DIGEST_BYTES
     if length > SEALED_BYTES_MAX:
         raise BatchError(f"length: {length} bytes, the limit is {SEALED_BYTES_MAX}")
     return length
@@ -523,29 +603,47 @@ def _read_header(sealed: bytes) -> tuple[Header, int]:
      definition_count, definitions_digest, content_bytes, body_bytes, zone_bytes, stream_bytes) = _FIXED.unpack_from(sealed)  # fmt: skip
     zone_at, stream_at = _FIXED.size, _FIXED.size + zone_bytes
     body_at = stream_at + stream_bytes
-    zone, stream = sealed[zone_at:stream_at].decode("latin-1"), sealed[stream_at:body_at].decode("latin-1")
-    definitions = Definitions(definition_count, definitions_digest)
-    for wrong, why in (
-        (kind not in _KINDS, f"kind: {kind}"),
-        (codec not in _CODECS, f"codec: {codec}"),
-        (flags & ~_FLAG_SLICE, f"flags: {flags:#x}"),
-        (not ZONE.fullmatch(zone), f"zone: {zone!r}"),
-        (not STREAM.fullmatch(stream), f"stream: {stream!r}"),
-        (not 1 <= count <= FACTS_MAX, f"count: {count} facts, a batch holds 1 to {FACTS_MAX}"),
-        (not 1 <= first_sequence <= SEQUENCE_MAX - count, f"sequence: {first_sequence}"),
-        (time_min_ns > time_max_ns, "times: the earliest is after the latest"),
-        (content_bytes > CONTENT_BYTES_MAX, f"content: {content_bytes} bytes, the limit is {CONTENT_BYTES_MAX}"),
-        (codec == Codec.RAW and content_bytes != body_bytes, "content: raw, but not as long as the body"),
-        (kind == Kind.MESSAGES and definitions != Definitions(), "definitions: messages have none"),
-        ((definition_count == 0) != (definitions_digest == NO_DIGEST), "definitions: digest without count"),
-    ):
-        if wrong:
-            raise BatchError(why)
+    if kind not in _KINDS or codec not in _CODECS or flags & ~_FLAG_SLICE:
+        raise BatchError(f"kind {kind}, codec {codec}, flags {flags:#x}: one of them is unknown")
+    if codec == Codec.RAW and content_bytes != body_bytes:
+        raise BatchError("content: raw, but not as long as the body")
     header = Header(
-        stream, Origin(zone, epoch), Kind(kind), Codec(codec), bool(flags & _FLAG_SLICE), first_sequence, count,
-        time_min_ns, time_max_ns, previous_digest, definitions, content_bytes,
+        sealed[stream_at:body_at].decode("latin-1"), Origin(sealed[zone_at:stream_at].decode("latin-1"), epoch),
+        Kind(kind), Codec(codec), bool(flags & _FLAG_SLICE), first_sequence, count, time_min_ns, time_max_ns,
+        previous_digest, Definitions(definition_count, definitions_digest), content_bytes,
     )  # fmt: skip
+    if why := _wrong_header(header):
+        raise BatchError(why)
     return header, body_at
+
+
+def _wrong_header(header: Header) -> str:
+    """Why no batch may say this of itself, or nothing. Asked by the writer before sealing and by every reader."""
+    origin, definitions = header.origin, header.definitions
+    starts_chain = header.first_sequence == 1 and not header.is_slice
+    if not ZONE.fullmatch(origin.zone):
+        return f"zone: {origin.zone!r}"
+    if not STREAM.fullmatch(header.stream):
+        return f"stream: {header.stream!r}"
+    if len(origin.epoch) != EPOCH_BYTES:
+        return f"epoch: {len(origin.epoch)} bytes"
+    if not 1 <= header.count <= FACTS_MAX:
+        return f"count: {header.count} facts, a batch holds 1 to {FACTS_MAX}"
+    if not 1 <= header.first_sequence <= SEQUENCE_MAX - header.count:
+        return f"sequence: {header.first_sequence}"
+    if header.time_min_ns > header.time_max_ns:
+        return "times: the earliest is after the latest"
+    if len(header.previous_digest) != DIGEST_BYTES or (header.previous_digest == NO_DIGEST) != starts_chain:
+        return "previous digest: zero where a chain starts, at sequence 1, and nowhere else"
+    if not 0 <= definitions.count <= DEFINITIONS_MAX or len(definitions.digest) != DIGEST_BYTES:
+        return f"definitions: {definitions.count}, digest of {len(definitions.digest)} bytes"
+    if (definitions.count == 0) != (definitions.digest == NO_DIGEST):
+        return "definitions: digest and count disagree"
+    if (definitions.count == 0) != (header.kind is Kind.MESSAGES):
+        return "definitions: samples need them, messages have none"
+    if header.content_bytes > CONTENT_BYTES_MAX:
+        return f"content: {header.content_bytes} bytes, the limit is {CONTENT_BYTES_MAX}"
+    return ""
 
 
 _KINDS = frozenset(Kind)

@@ -30,6 +30,7 @@ STREAM = re.compile(r"[a-z0-9._-]{1,64}")
 CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
 SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
 PREDICATE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")  # neither control characters nor lone surrogates
 
 MESSAGE_ID_BYTES_MAX = 256  # a UUID has 36, a SHA-256 in hex 64; room for readable ids, none for documents
 SUBJECT_BYTES_MAX = 512
@@ -37,6 +38,7 @@ TEXT_BYTES_MAX = 256  # any other text field of an envelope
 LABELS_MAX = 32  # labels are policy hints, not a second object
 OBJECT_BYTES_MAX = 256 * 1024  # one fact must fit one page of the broker beside others; larger things are artifacts
 VALUE_BYTES_MAX = 64 * 1024  # a string or bytes value of a tag; an array of 8,192 doubles as JSON stays below
+UNIX_MS_MAX = 2**43 - 1  # the year 2248: as nanoseconds inside int64
 JSON_INTEGER_MAX = 2**53 - 1  # RFC 8785 keeps to what every JSON reader holds exactly
 
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1
@@ -169,7 +171,11 @@ def canonical_json(value: Any) -> bytes:
 
 
 def parse_json(name: str, data: bytes) -> Any:
-    """A JSON value from UTF-8 bytes; duplicate keys, NaN and infinities are refused, for they have no canonical form."""
+    """A JSON value from UTF-8 bytes; duplicate keys, NaN and infinities are refused, for they have no canonical form.
+
+    A number without fraction beyond 2**53 is read as the double it is to every JSON reader: RFC 8785 writes 1e16 as
+    10000000000000000, and what was written must be readable again.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -180,8 +186,12 @@ def parse_json(name: str, data: bytes) -> Any:
     def refuse(constant: str) -> Any:
         raise MessageError(name, f"{constant} is not JSON")
 
+    def number(digits: str) -> int | float:
+        exact = int(digits) if len(digits) <= 17 else JSON_INTEGER_MAX + 1
+        return exact if abs(exact) <= JSON_INTEGER_MAX else float(digits)
+
     try:
-        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
+        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse, parse_int=number)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise MessageError(name, f"is not JSON: {error}") from error
 
@@ -196,7 +206,7 @@ def check_text(name: str, text: object, bytes_max: int) -> None:
     """Raise MessageError unless `text` is a non-empty string of at most `bytes_max` UTF-8 bytes without control characters."""
     if not isinstance(text, str) or not text:
         raise MessageError(name, "must be a non-empty text")
-    if any(ord(c) < 0x20 or 0xD800 <= ord(c) <= 0xDFFF or ord(c) == 0x7F for c in text):
+    if not TEXT.fullmatch(text):
         raise MessageError(name, f"{text!r} holds a control character or a lone surrogate")
     if len(text.encode()) > bytes_max:
         raise MessageError(name, f"is longer than {bytes_max} bytes")
@@ -219,7 +229,7 @@ def check_message(message: Message) -> None:
     check_name("from_zone", envelope.from_zone, ZONE)
     check_text("to_zone", envelope.to_zone, TEXT_BYTES_MAX)
     produced = envelope.produced_at_unix_ms
-    if type(produced) is not int or not 0 <= produced < 2**43:  # 2**43 ms is the year 2248: inside int64 nanoseconds
+    if type(produced) is not int or not 0 <= produced <= UNIX_MS_MAX:
         raise MessageError("produced_at_unix_ms", f"{produced!r} is not a time in milliseconds since 1970")
     for name in ("correlation_id", "causation_id", "object_media_type", "object_schema"):
         if (text := getattr(envelope, name)) is not None:
@@ -250,12 +260,22 @@ def check_value(value: object) -> None:
     if type(value) is int:
         if not INT64_MIN <= value <= UINT64_MAX:
             raise MessageError("value", f"{value} fits neither int64 nor uint64")
-    elif type(value) in (str, bytes, Json):
-        data = value.data if isinstance(value, Json) else value
-        if len(data) > VALUE_BYTES_MAX:  # type: ignore[arg-type]
-            raise MessageError("value", f"is longer than {VALUE_BYTES_MAX} bytes")
+    elif type(value) is str or type(value) is bytes or type(value) is Json:
+        if (length := value_bytes(value)) > VALUE_BYTES_MAX:
+            raise MessageError("value", f"has {length} bytes, the limit is {VALUE_BYTES_MAX}")
     else:
         raise MessageError("value", f"{type(value).__name__} is not a type a tag can hold")
+
+
+def value_bytes(value: str | bytes | Json) -> int:
+    """Length of a text (as UTF-8), of bytes or of a structure, as VALUE_BYTES_MAX counts it."""
+    match value:
+        case str():
+            return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+        case Json():
+            return len(value.data)
+        case _:
+            return len(value)
 
 
 def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> str:
@@ -267,7 +287,8 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
     """A sample presented as the message it stands for.
 
     The object has `quality` (number), `source_time` (ISO 8601, UTC, as many digits as the source gave), `value`, and `unit`
-    where the tag has one. JSON has no NaN, infinities, bytes or integers beyond 2**53: see `json_value`.
+    where the tag has one. JSON has no NaN, infinities, bytes or integers beyond 2**53: see `json_value`. A source time before
+    1970 is produced at 0, for that field cannot be negative.
     """
     content = {
         "quality": sample.quality,
@@ -277,7 +298,9 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
     if definition.unit:
         content["unit"] = definition.unit
     produced_at_unix_ms = max(sample.source_time_ns // 1_000_000, 0)
-    envelope = Envelope(message_id=message_id, from_zone=from_zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms)
+    envelope = Envelope(
+        message_id=message_id, from_zone=from_zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms
+    )
     return Message(envelope, Fact(definition.subject, definition.predicate, canonical_json(content)))
 
 
@@ -286,7 +309,7 @@ def json_value(value: Value) -> Any:
     bytes as {"base64": text}; structures as themselves."""
     match value:
         case Json():
-            return json.loads(value.data)
+            return parse_json("value", value.data)
         case bytes():
             return {"base64": base64.b64encode(value).decode()}
         case float() if math.isnan(value):
@@ -309,7 +332,9 @@ def time_text(time_ns: int) -> str:
     return f"{whole}.{fraction}Z" if fraction else f"{whole}Z"
 
 
-def _check_labels(labels: Mapping[str, str]) -> None:
+def _check_labels(labels: object) -> None:
+    if not isinstance(labels, Mapping):
+        raise MessageError("labels", f"must map texts to texts, found {type(labels).__name__}")
     if len(labels) > LABELS_MAX:
         raise MessageError("labels", f"more than {LABELS_MAX}")
     for name, text in labels.items():
@@ -321,6 +346,8 @@ def _check_object(object_json: object) -> None:
     if not isinstance(object_json, bytes):
         raise MessageError("object_json", "must be bytes of canonical JSON")
     if len(object_json) > OBJECT_BYTES_MAX:
-        raise MessageError("object_json", f"is longer than {OBJECT_BYTES_MAX} bytes; store it as an artifact and refer to it")
+        raise MessageError(
+            "object_json", f"is longer than {OBJECT_BYTES_MAX} bytes; store it as an artifact and refer to it"
+        )
     if canonical_json(parse_json("object_json", object_json)) != object_json:
         raise MessageError("object_json", "is not canonical JSON (RFC 8785); canonicalise before appending")
