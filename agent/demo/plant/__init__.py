@@ -1,0 +1,8 @@
+"""A simulated plant: an OPC UA server and a Modbus TCP device with moving values, each a process of its own.
+
+    python -m agent.demo.plant.opcua_server --port 0
+    python -m agent.demo.plant.modbus_server --port 0
+
+Port 0 takes any free one. When it serves, each prints one line, `ready <port>`, and ends cleanly at SIGTERM. `tags` writes the
+tag files that fit them. The signals are functions of time, so that a reader can check what arrives.
+"""

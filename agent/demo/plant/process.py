@@ -1,0 +1,28 @@
+"""What both servers of the plant do alike: say when they are ready, run until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+
+
+def free_port(host: str) -> int:
+    """A TCP port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def say_ready(port: int) -> None:
+    """The line a caller waits for on standard output."""
+    print(f"ready {port}", flush=True)
+
+
+async def wait_stopped() -> None:
+    """Return when the process is asked to end."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()

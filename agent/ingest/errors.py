@@ -1,0 +1,63 @@
+"""What can go wrong between a device and the store, and whose fault it is.
+
+    IngestError                 everything this package raises on purpose
+      TagMapError               a tag file cannot be used; `problems` holds every reason (the operator's to mend)
+      SourceError               one life of a source has ended; the supervisor rebuilds it after a pause
+        SourceLost              the connection broke, fell silent or never came up
+        SourceRefused           the other side, or our own rules, said no; the text ends with what to do
+
+Errors of asyncua and pymodbus stop at the modules that speak to them and arrive here chained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class IngestError(Exception):
+    """Root of what this package raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a tag file. `row` counts as a spreadsheet does (the header is 1); 0 is the file itself."""
+
+    file: str
+    row: int
+    column: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        where = self.file + (f" row {self.row}" if self.row else "") + (f" column {self.column}" if self.column else "")
+        return f"{where}: {self.value!r} {self.why}" if self.column else f"{where}: {self.why}"
+
+
+class TagMapError(IngestError):
+    """Tag files cannot be used as they stand; the text lists every problem."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        super().__init__(
+            f"{count} problem{'s' * (count != 1)} in tag files" + "".join(f"\n  {p}" for p in self.problems)
+        )
+
+
+class SourceError(IngestError):
+    """One life of a source has ended."""
+
+
+class SourceLost(SourceError):
+    """The connection to a source broke, fell silent or never came up."""
+
+
+class SourceRefused(SourceError):
+    """The source refused us, or we refuse it; trying again without a change will not help, but is done, slowly."""
+
+
+def tag_file_problem(file: Path, why: str) -> Problem:
+    """A problem of the file as a whole."""
+    return Problem(file.name, 0, "", "", why)

@@ -1,0 +1,86 @@
+"""Gaps: what could not be sampled, said as a fact.
+
+A source that cannot wait (a poll whose time has passed, a server whose queue ran over) loses values when the store or the
+line is slower than they come. Such a loss is gathered here and leaves as one message per source and reason, so that a storm
+of losses does not become a storm of facts. Core: decides what the fact says; when to send it is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agent.message import Envelope, Fact, Message, canonical_json, time_text
+
+TAGS_NAMED_MAX = 20  # a fact names the first tags hit; more would be a document, and the count tells the size anyway
+PREDICATE = "samples_lost"
+
+STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
+SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Values of one source that were lost for one reason. `count_exact` is false where only a lower bound is known."""
+
+    source: str
+    reason: str
+    first_time_ns: int
+    last_time_ns: int
+    count: int
+    count_exact: bool
+    tags: tuple[str, ...] = ()
+
+    def merged(self, later: Gap) -> Gap:
+        """This gap and another of the same source and reason as one."""
+        assert (self.source, self.reason) == (later.source, later.reason), "only gaps of one source and reason are one"
+        tags = tuple(dict.fromkeys(self.tags + later.tags))[:TAGS_NAMED_MAX]
+        return Gap(
+            self.source,
+            self.reason,
+            min(self.first_time_ns, later.first_time_ns),
+            max(self.last_time_ns, later.last_time_ns),
+            self.count + later.count,
+            self.count_exact and later.count_exact,
+            tags,
+        )
+
+
+class GapLog:
+    """Open gaps of one source, at most one for each reason."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Gap] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, gap: Gap) -> None:
+        known = self._open.get(gap.reason)
+        self._open[gap.reason] = gap if known is None else known.merged(gap)
+
+    def take(self) -> list[Gap]:
+        """All open gaps, which are closed by this."""
+        gaps = list(self._open.values())
+        self._open.clear()
+        return gaps
+
+    def put_back(self, gaps: Iterable[Gap]) -> None:
+        """Gaps that were taken and could not be stored."""
+        for gap in gaps:
+            self.add(gap)
+
+
+def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int) -> Message:
+    """The fact that tells of a gap. Its id comes from what it tells, so that a repeated append is stored once."""
+    content = {
+        "count": gap.count,
+        "count_exact": gap.count_exact,
+        "first_time": time_text(gap.first_time_ns),
+        "last_time": time_text(gap.last_time_ns),
+        "reason": gap.reason,
+        "tags": list(gap.tags),
+    }
+    identity = f"{zone}/{PREDICATE}/{gap.source}/{gap.reason}/{gap.first_time_ns}-{gap.last_time_ns}/{gap.count}"
+    envelope = Envelope(identity, from_zone=zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms)
+    return Message(envelope, Fact(f"source:{gap.source}", PREDICATE, canonical_json(content)))

@@ -1,0 +1,122 @@
+"""Registers as vendors' sheets write them, turned into what goes on the wire.
+
+The number in the `register` column counts from the source's `address_base`: 0 as on the wire, 1 when the sheet's first
+register is 1, 40001 when the table is the first digit (0xxxx coils, 1xxxx discrete inputs, 3xxxx input registers, 4xxxx
+holding registers; six digits reach beyond 9999). Core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from agent.ingest.modbus.decode import ValueType, value_type
+from agent.ingest.settings import UNIT_ID_MAX, ModbusSourceSettings
+from agent.ingest.tag_map import CellError, Cells, Dialect
+
+ADDRESS_MAX = 65_535
+COLUMNS = ("unit_id", "table", "register", "type", "byte_order", "scale", "offset")
+
+
+class Table(Enum):
+    """The four tables of a device; the value is what the tag map writes."""
+
+    COIL = "coil"
+    DISCRETE = "discrete"
+    INPUT = "input"
+    HOLDING = "holding"
+
+    @property
+    def is_bits(self) -> bool:
+        """Whether its entries are single bits."""
+        return self in (Table.COIL, Table.DISCRETE)
+
+
+_TABLE_OF_DIGIT = {"0": Table.COIL, "1": Table.DISCRETE, "3": Table.INPUT, "4": Table.HOLDING}
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Where a value is and how to read it; `address` is the one on the wire, `count` in registers or bits."""
+
+    unit_id: int
+    table: Table
+    address: int
+    count: int
+    kind: ValueType
+
+    @property
+    def end(self) -> int:
+        """The first address after the value."""
+        return self.address + self.count
+
+
+def dialect(settings: ModbusSourceSettings) -> Dialect:
+    """The Modbus columns of a tag map, read with this source's base and defaults."""
+
+    def read_point(cells: Cells) -> tuple[Register, str, str]:
+        register = _register(cells, settings)
+        written = cells.text("register")
+        order = "" if register.table.is_bits else f" {register.kind.order_name}"
+        address = f"unit {register.unit_id} {register.table.value} {written} (base {settings.address_base}){order}"
+        return register, address, register.kind.name
+
+    return Dialect(columns=COLUMNS, required=("tag", "register"), read_point=read_point)
+
+
+def _register(cells: Cells, settings: ModbusSourceSettings) -> Register:
+    unit_id = cells.integer("unit_id", 0, UNIT_ID_MAX, settings.unit_id)
+    table, address = _place(cells, settings.address_base)
+    kind = _kind(cells, table, settings.byte_order)
+    count = 1 if table.is_bits else kind.registers
+    if count > settings.registers_per_read_max:
+        limit = settings.registers_per_read_max
+        raise CellError(
+            "type", f"needs {count} registers, but registers_per_read_max of source {settings.name} is {limit}"
+        )
+    if address + count - 1 > ADDRESS_MAX:
+        raise CellError(
+            "register", f"needs {count} registers from here, which is beyond the last address, {ADDRESS_MAX}"
+        )
+    return Register(unit_id, table, address, count, kind)
+
+
+def _place(cells: Cells, base: int) -> tuple[Table, int]:
+    """Table and wire address of a row."""
+    if base in (0, 1):
+        if not cells.text("table"):
+            raise CellError("table", "is empty; write coil, discrete, input or holding")
+        number = cells.integer("register", base, ADDRESS_MAX + base)
+        return _table(cells), number - base
+    text = cells.text("register")
+    digits = text.zfill(5)
+    if not text.isascii() or not text.isdigit() or len(digits) > 6 or digits[0] not in _TABLE_OF_DIGIT:
+        raise CellError("register", "must be 5 or 6 digits beginning with 0, 1, 3 or 4, such as 40001")
+    table, number = _TABLE_OF_DIGIT[digits[0]], int(digits[1:])
+    if not 1 <= number <= ADDRESS_MAX + 1:
+        raise CellError("register", f"must count from {digits[0]}0001; there is no register 0 in this notation")
+    if cells.text("table") and _table(cells) is not table:
+        raise CellError("table", f"contradicts register {text}, which is in table {table.value}")
+    return table, number - 1
+
+
+def _table(cells: Cells) -> Table:
+    return Table(cells.choice("table", [table.value for table in Table]))
+
+
+def _kind(cells: Cells, table: Table, default_order: str) -> ValueType:
+    name = cells.text("type") or ("bool" if table.is_bits else "")
+    if not name:
+        raise CellError("type", "is empty; write one such as int16, uint32 or float32")
+    if table.is_bits and name.lower() != "bool":
+        raise CellError("type", f"must be bool: an entry of table {table.value} is a single bit")
+    scale = cells.number("scale", cells.text("scale"), 1)
+    offset = cells.number("offset", cells.text("offset"), 0)
+    if scale == 0:
+        raise CellError("scale", "is 0, which would make every value the same")
+    order = cells.text("byte_order").upper() or default_order
+    try:
+        return value_type(name, order, scale, offset)
+    except ValueError as error:
+        at_fault = "byte_order" if "order of" in str(error) else "scale" if "scale" in str(error) else "type"
+        raise CellError(at_fault, str(error)) from error

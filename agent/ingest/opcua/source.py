@@ -1,0 +1,214 @@
+"""An OPC UA source: keeps one server's wanted values subscribed and delivers what it publishes.
+
+Everything is built from the desired state at every connect: client, session, subscription, items. Nothing is carried over and
+nothing resumed. Publications go into a bounded buffer; one task drains it. When the store takes nothing the buffer fills, the
+next Publish waits, and the values queue at the server; where its queues run over it says so in the values' status, and that
+becomes a gap fact.
+
+Life is proven by the server's own clock, an item of the same subscription: if it stands still for `liveness_timeout_ms` the
+life ends, whatever the state of the connection. Nodes the server refuses are parked and tried again by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from agent.ingest import quality
+from agent.ingest.delivery import Delivery
+from agent.ingest.errors import SourceLost
+from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
+from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.plan import ItemPlan
+from agent.ingest.opcua.session import (
+    HEARTBEAT_HANDLE,
+    NOTIFICATIONS_PER_PUBLISH_MAX,
+    CallTooLarge,
+    Session,
+    open_session,
+)
+from agent.ingest.settings import OpcuaSourceSettings
+from agent.message import Sample
+
+log = logging.getLogger(__name__)
+
+MS = 1_000_000  # nanoseconds
+TICK_S = 0.25  # how often time alone is looked at: values held back, heartbeats, parked nodes, life
+CLOCK_JUMP_NS = 2_000_000_000  # a server clock that differs by more than publishing explains was set
+
+
+class OpcuaSource:
+    """One server. The object outlives its connections; what it keeps between them is the time offset, nothing of the session."""
+
+    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery) -> None:
+        self._settings, self._delivery = settings, delivery
+        size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
+        self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
+        self._unbuffered: Publication | None = None  # one that was waiting for room when the session ended
+        self._offset_ns = 0  # the server's clock minus ours, as last seen
+        self._heartbeat: object = None
+        self._has_heartbeat = False
+        self._alive_s = 0.0
+        self._plan = ItemPlan((), 1, 1)
+        self._refused: dict[int, int] = {}  # nodes newly refused and why, not recorded yet
+        self.polls_missed_total = 0  # nothing is polled here; the field is there for whoever reads statistics
+
+    @property
+    def tags_bad(self) -> int:
+        """Tags the server refuses at present."""
+        return len(self._plan.parked)
+
+    def now_ns(self) -> int:
+        """The time of this source's samples: the server's clock, as far as we know it."""
+        return time.time_ns() + self._offset_ns
+
+    async def run(self, on_up: Callable[[], None]) -> None:
+        """One life: connect, subscribe, deliver until something breaks. Ends only by an exception."""
+        settings = self._settings
+        async with open_session(settings) as session:
+            self._alive_s = time.monotonic()
+            self._heartbeat = None
+            self._plan = ItemPlan(self._delivery.points, settings.items_per_call_max, settings.parked_retry_ms * MS)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._drain(), name=f"{settings.name} drain")
+                group.create_task(self._tend(session, on_up), name=f"{settings.name} tend")
+                raise await session.lost
+
+    async def finish(self) -> None:
+        """Deliver what had arrived before the life ended."""
+        late = [] if self._unbuffered is None else [self._unbuffered]
+        self._unbuffered = None
+        while not self._buffer.empty():
+            await self._deliver(self._buffer.get_nowait())
+        for publication in late:
+            await self._deliver(publication)
+        await self._deliver_due()
+
+    async def _take(self, publication: Publication) -> None:
+        """Called for each publication; the server gets its acknowledgement when this returns."""
+        if not self._has_heartbeat:
+            self._alive_s = time.monotonic()  # this server lets nobody watch its clock; any answer must do
+        for change in publication.changes:
+            if change.handle == HEARTBEAT_HANDLE:
+                self._see_heartbeat(change)
+        if not publication.changes:
+            return
+        try:
+            await self._buffer.put(publication)
+        except asyncio.CancelledError:
+            self._unbuffered = publication
+            raise
+
+    async def _drain(self) -> None:
+        """The one task that records: what has arrived, and what time makes due."""
+        due_s = time.monotonic() + TICK_S
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
+                    publication = await self._buffer.get()
+            except TimeoutError:
+                publication = None
+            if publication is not None:
+                await self._deliver(publication)
+            if time.monotonic() >= due_s:
+                await self._deliver_due()
+                due_s = time.monotonic() + TICK_S
+
+    async def _deliver(self, publication: Publication) -> None:
+        now_ns = self.now_ns()
+        changes = [change for change in publication.changes if change.handle != HEARTBEAT_HANDLE]
+        if any(change.quality & quality.OVERFLOW_BITS for change in changes):
+            self._note_overflow(changes)
+        samples = [
+            Sample(handle, source or server or now_ns, value, status)
+            for handle, value, status, source, server in changes
+        ]
+        await self._delivery.deliver(samples, now_ns)
+
+    async def _deliver_due(self) -> None:
+        now_ns = self.now_ns()
+        refused, self._refused = self._refused, {}
+        for tag, status in refused.items():
+            await self._delivery.lose(status, now_ns, [tag])
+        await self._delivery.deliver_due(now_ns)
+
+    def _see_heartbeat(self, change: Change) -> None:
+        """Note that the server's clock moves, and how far it is from ours."""
+        if change.value == self._heartbeat:
+            return
+        self._heartbeat = change.value
+        self._alive_s = time.monotonic()
+        server_ns = change.source_time_ns or change.server_time_ns
+        if server_ns:
+            # Publishing delays make the offset look smaller than it is, never larger: the largest seen is the best.
+            offset_ns = server_ns - time.time_ns()
+            if offset_ns > self._offset_ns or self._offset_ns - offset_ns > CLOCK_JUMP_NS:
+                self._offset_ns = offset_ns
+
+    def _note_overflow(self, changes: Iterable[Change]) -> None:
+        """The server's word that it discarded values before these: between the last one we had and this one."""
+        hit = [change for change in changes if quality.has_overflowed(change.quality)]
+        if not hit:
+            return
+        tags = [change.handle for change in hit]
+        first_ns = min(
+            self._delivery.sampler.last_time_ns(tag) or change.source_time_ns
+            for tag, change in zip(tags, hit, strict=True)
+        )
+        last_ns = max(change.source_time_ns for change in hit)
+        self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, first_ns, last_ns, len(hit), tags, exact=False)
+
+    async def _tend(self, session: Session, on_up: Callable[[], None]) -> None:
+        """Build the subscription, then look after it: parked nodes, signs of life."""
+        self._has_heartbeat = True  # until the server says otherwise
+        await session.subscribe(self._take)
+        self._plan.limit(await session.items_per_call_max())
+        self._has_heartbeat = not quality.is_bad(await session.create_heartbeat())
+        await self._create_due(session)
+        on_up()
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._buffer.full():
+                self._alive_s = time.monotonic()  # it is we who hold the server back
+            silent_s = time.monotonic() - self._alive_s
+            if silent_s * 1000 > self._settings.liveness_timeout_ms:
+                raise SourceLost(
+                    f"{self._settings.url} is connected but its clock has stood still for {silent_s:.0f} s"
+                )
+            await self._create_due(session)
+
+    async def _create_due(self, session: Session) -> None:
+        """Create every item whose time it is, in calls the server takes."""
+        namespaces: list[str] | None = None
+        while handles := self._plan.next_call(time.monotonic_ns()):
+            if namespaces is None:
+                namespaces = (
+                    await session.namespaces()
+                )  # read again for parked nodes: a server may learn a namespace late
+            known = [(h, index) for h in handles if (index := self._delivery.points[h].index(namespaces)) is not None]
+            try:
+                items = [(handle, self._delivery.points[handle], index) for handle, index in known]
+                statuses = await session.create_items(items) if items else []
+            except CallTooLarge as error:
+                if self._plan.call_refused(len(handles)):
+                    continue
+                raise SourceLost(f"{self._settings.url} refuses to monitor even one item: {error}") from error
+            status_of = dict.fromkeys(handles, quality.BAD_NODE_ID_UNKNOWN)  # a namespace the server has not
+            status_of.update({handle: status for (handle, _), status in zip(known, statuses, strict=True)})
+            news = self._plan.answered(handles, [status_of[handle] for handle in handles], time.monotonic_ns())
+            self._note_parked(news)
+
+    def _note_parked(self, news: dict[int, int]) -> None:
+        """Say once that nodes are refused, in the log and as bad samples."""
+        if not news:
+            return
+        extra = {
+            "action": "tags_parked",
+            "source": self._settings.name,
+            "count": len(news),
+            "statuses": sorted({f"0x{status:08X}" for status in news.values()}),
+        }
+        log.warning("nodes are refused by their server and parked", extra=extra)
+        self._refused.update(news)  # recorded by the draining task: only one task records

@@ -1,0 +1,32 @@
+"""OPC UA status codes (Part 6, Annex A.2) that this package itself gives to samples, whatever the protocol.
+
+A source's own code is kept bit for bit; these are for what only we can know: that a device does not answer, that bytes do not
+make a value. The bits that tell an overflow of the server's queue are Part 4, 7.39.1.
+"""
+
+from __future__ import annotations
+
+GOOD = 0x0000_0000
+BAD_RESOURCE_UNAVAILABLE = 0x8004_0000
+BAD_COMMUNICATION_ERROR = 0x8005_0000
+BAD_DECODING_ERROR = 0x8007_0000
+BAD_ENCODING_LIMITS_EXCEEDED = 0x8008_0000
+BAD_TIMEOUT = 0x800A_0000
+BAD_NO_COMMUNICATION = 0x8031_0000
+BAD_NODE_ID_UNKNOWN = 0x8034_0000
+BAD_OUT_OF_RANGE = 0x803C_0000
+BAD_NOT_SUPPORTED = 0x803D_0000
+BAD_DEVICE_FAILURE = 0x808B_0000
+
+SEVERITY_MASK = 0xC000_0000
+OVERFLOW_BITS = 0x0000_0480  # InfoType DataValue (01 in bits 10, 11) and the Overflow bit 7
+
+
+def is_bad(quality: int) -> bool:
+    """Whether a value beside this code must not be used."""
+    return quality & 0x8000_0000 != 0
+
+
+def has_overflowed(quality: int) -> bool:
+    """Whether the server says that its queue for the item ran over before this value."""
+    return quality & OVERFLOW_BITS == OVERFLOW_BITS

@@ -1,0 +1,188 @@
+"""Which samples become facts: report by exception, duplicates, order, loss and return.
+
+Core: takes samples and the time, returns samples; holds a fixed amount of state for each tag and none beyond.
+
+    deadband        a value is recorded when it differs from the last recorded one by more than this, absolute or in percent
+                    of the last recorded value; 0 means any change; without one every sample is recorded
+    min_interval    no two facts closer than this; the newest value held back is recorded when the time is over
+    max_interval    a value that stands still is recorded again after this, with the time it was known to be still so
+
+A change of quality is recorded at once. A sample with the source time, value and quality of the one before is a duplicate (a
+server repeats the standing value after every reconnect) and leaves no fact. A sample older than the one before is a fact like
+any other; it is counted, and later samples are judged from it, so that a source whose clock was set back is not lost.
+
+When a source is lost each of its tags is recorded once with a bad quality and no value. The first sample after that is
+recorded in any case; if its source time is not newer than the loss (nothing changed meanwhile) it is recorded with the time
+it was seen again, for otherwise whoever asks for the newest sample would be told of a loss that is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agent.message import Sample, Value
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """Report by exception for one tag. None switches a part off."""
+
+    deadband: float | None = None
+    deadband_is_percent: bool = False
+    min_interval_ns: int = 0
+    max_interval_ns: int = 0
+
+    @property
+    def records_all(self) -> bool:
+        """Whether every sample passes."""
+        return self.deadband is None and not self.min_interval_ns
+
+
+@dataclass(slots=True)
+class SamplingCounts:
+    """What the rules did with the samples so far."""
+
+    recorded: int = 0
+    unchanged: int = 0
+    held_back: int = 0
+    duplicates: int = 0
+    out_of_order: int = 0
+
+
+_NEVER, _LIVE, _LOST = 0, 1, 2
+
+
+class _State:
+    """What is remembered of one tag."""
+
+    __slots__ = ("condition", "held", "quality", "recorded_ns", "recorded_seen_ns", "rule", "seen", "value")
+
+    def __init__(self, rule: SamplingRule) -> None:
+        self.rule = rule
+        self.condition = _NEVER
+        self.seen: Sample | None = None  # the last sample from the source, recorded or not
+        self.value: Value = None  # value, quality and time of the last fact
+        self.quality = 0
+        self.recorded_ns = 0
+        self.recorded_seen_ns = 0  # our clock when it was recorded: max_interval counts from here
+        self.held: Sample | None = None
+
+
+class Sampler:
+    """The sampling decisions of one source. Tags are numbers as their origin gave them."""
+
+    def __init__(self, rules: Sequence[tuple[int, SamplingRule]]) -> None:
+        self._states = {tag: _State(rule) for tag, rule in rules}
+        self._timed = [tag for tag, rule in rules if rule.min_interval_ns or rule.max_interval_ns]
+        self.counts = SamplingCounts()
+
+    def select(self, samples: Iterable[Sample], now_ns: int) -> list[Sample]:
+        """Those of the samples that are to be recorded, in the order they came. `now_ns` is in the source's own time."""
+        recorded: list[Sample] = []
+        for sample in samples:
+            state = self._states[sample[0]]
+            kept = self._judge(state, sample, now_ns)
+            if kept is not None:
+                self._record(state, kept, now_ns)
+                recorded.append(kept)
+        return recorded
+
+    def due(self, now_ns: int) -> list[Sample]:
+        """Samples that time alone makes due: values held back long enough, and standing values to be confirmed."""
+        found: list[Sample] = []
+        for tag in self._timed:
+            state = self._states[tag]
+            rule = state.rule
+            if state.condition != _LIVE:
+                continue
+            if state.held is not None and now_ns - state.recorded_seen_ns >= rule.min_interval_ns:
+                kept = state.held
+            elif rule.max_interval_ns and now_ns - state.recorded_seen_ns >= rule.max_interval_ns:
+                kept = Sample(tag, max(now_ns, state.recorded_ns + 1), state.value, state.quality)
+            else:
+                continue
+            self._record(state, kept, now_ns)
+            found.append(kept)
+        return found
+
+    def lose(self, quality: int, now_ns: int, tags: Iterable[int] | None = None) -> list[Sample]:
+        """One bad sample for each tag (of `tags`, or all) that is not lost already for this reason."""
+        found: list[Sample] = []
+        for tag in self._states if tags is None else tags:
+            state = self._states[tag]
+            if state.condition == _LOST and state.quality == quality:
+                continue
+            if state.held is not None:  # what was held back is the last that is known; the loss must not swallow it
+                found.append(state.held)
+                self.counts.recorded += 1
+                state.recorded_ns = max(state.recorded_ns, state.held.source_time_ns)
+                state.held = None
+            time_ns = now_ns if state.condition == _NEVER else max(now_ns, state.recorded_ns + 1)
+            lost = Sample(tag, time_ns, None, quality)
+            self._record(state, lost, now_ns)
+            state.condition = _LOST
+            found.append(lost)
+        return found
+
+    def last_time_ns(self, tag: int) -> int:
+        """Source time of the last sample of a tag, 0 before the first."""
+        seen = self._states[tag].seen
+        return 0 if seen is None else seen.source_time_ns
+
+    def _judge(self, state: _State, sample: Sample, now_ns: int) -> Sample | None:
+        """The sample to record for this one, or None."""
+        seen, state.seen = state.seen, sample
+        if state.condition != _LIVE:
+            returned = state.condition == _LOST and sample.source_time_ns <= state.recorded_ns
+            state.condition = _LIVE
+            return sample._replace(source_time_ns=max(now_ns, state.recorded_ns + 1)) if returned else sample
+        assert seen is not None, "a live tag has been seen"
+        if sample.source_time_ns <= seen.source_time_ns:
+            if sample.source_time_ns < seen.source_time_ns:
+                self.counts.out_of_order += 1
+                return sample
+            if sample.quality == seen.quality and _same(sample.value, seen.value):
+                self.counts.duplicates += 1
+                return None
+        rule = state.rule
+        if rule.records_all or sample.quality != state.quality:
+            return sample
+        elapsed_ns = sample.source_time_ns - state.recorded_ns
+        overdue = rule.max_interval_ns and elapsed_ns >= rule.max_interval_ns
+        if not overdue and rule.deadband is not None and not _exceeds(rule, sample.value, state.value):
+            self.counts.unchanged += 1
+            state.held = None  # it came back inside the band: what was held back is history nobody asked for
+            return None
+        if elapsed_ns < rule.min_interval_ns:
+            self.counts.held_back += 1
+            state.held = sample
+            return None
+        return sample
+
+    def _record(self, state: _State, sample: Sample, now_ns: int) -> None:
+        state.value, state.quality, state.recorded_ns = sample.value, sample.quality, sample.source_time_ns
+        state.recorded_seen_ns = now_ns
+        state.held = None
+        self.counts.recorded += 1
+
+
+def _same(left: Value, right: Value) -> bool:
+    """Equality of value and type; NaN equals NaN."""
+    if type(left) is not type(right):
+        return False
+    return left == right or (left != left and right != right)  # noqa: PLR0124 only NaN differs from itself
+
+
+def _exceeds(rule: SamplingRule, value: Value, recorded: Value) -> bool:
+    """Whether a value has left the deadband around the last recorded one. Only numbers have a band."""
+    numeric = type(value) in (int, float) and type(recorded) in (int, float)
+    if not numeric or not rule.deadband:
+        return not _same(value, recorded)
+    assert isinstance(value, int | float)
+    assert isinstance(recorded, int | float)
+    if not (math.isfinite(value) and math.isfinite(recorded)):
+        return not _same(value, recorded)
+    band = rule.deadband * abs(recorded) / 100 if rule.deadband_is_percent else rule.deadband
+    return abs(value - recorded) > band

@@ -1,0 +1,239 @@
+"""Keeps every source alive, one by one: what happens to one is invisible to the others.
+
+A source lives, is lost, waits, is rebuilt; for how long it waits decides `lifecycle`. Going and returning are logged once
+each, whatever happens in between. When a source goes each of its tags is recorded once as bad, so that the hole is in the data
+and not only in a log.
+
+Here stands the one broad except of the house: whatever a driver raises ends one life of one source and is counted. An
+AssertionError is our own mistake and passes through to end the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.ingest import quality
+from agent.ingest.delivery import Delivery
+from agent.ingest.lifecycle import Backoff, Event, State, next_state
+from agent.ingest.modbus import line as modbus_line
+from agent.ingest.modbus.source import ModbusSource
+from agent.ingest.opcua import session as opcua_session
+from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.ports import Refusals, StorePort
+from agent.ingest.recorder import Recorder
+from agent.ingest.settings import ModbusSourceSettings, SourceSettings
+from agent.ingest.tag_map import TagMap
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 10.0  # at a stop, for what is on its way to the store; systemd waits longer
+STEADY_S = 60.0  # a life at least this long was a success: the next loss starts with the shortest wait again
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """What a source has done since the start of the process. Times of 0: never."""
+
+    name: str
+    kind: str
+    state: State
+    tags: int
+    tags_bad: int
+    values_total: int
+    dropped_total: int
+    duplicates_total: int
+    out_of_order_total: int
+    polls_missed_total: int
+    store_refused_total: int
+    last_value_unix_ms: int
+    connects_total: int
+    errors_total: int
+    last_error: str
+
+    @property
+    def connected(self) -> bool:
+        return self.state is State.CONNECTED
+
+
+class Source(Protocol):
+    """What the supervisor asks of a source, whatever its protocol."""
+
+    polls_missed_total: int
+
+    @property
+    def tags_bad(self) -> int: ...
+
+    def now_ns(self) -> int: ...
+
+    async def run(self, on_up: Callable[[], None]) -> None: ...
+
+    async def finish(self) -> None: ...
+
+
+class SourceSupervisor:
+    """One source and its lives."""
+
+    def __init__(self, settings: SourceSettings, tags: TagMap, recorder: Recorder) -> None:
+        self.settings = settings
+        self._tags, self._recorder = tags, recorder
+        self._kind = "modbus" if isinstance(settings, ModbusSourceSettings) else "opcua"
+        self._backoff = Backoff(settings.reconnect_delay_ms, settings.reconnect_delay_max_ms)
+        self._state = State.IDLE
+        self._source: Source | None = None
+        self._delivery: Delivery | None = None
+        self._failures = 0
+        self._is_away = False  # told as lost in the log, not yet as returned
+        self._connects_total = self._errors_total = 0
+        self._last_error = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the source alive until `stop`; then deliver what it still holds and see it committed."""
+        async with asyncio.TaskGroup() as group:
+            lives = group.create_task(self._live(), name=f"source {self.settings.name}")
+            await stop.wait()
+            lives.cancel()
+        self._become(Event.STOP)
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                if self._source is not None:
+                    await self._source.finish()
+                await self._recorder.drain()
+        except TimeoutError:
+            extra = {"action": "source_not_drained", "source": self.settings.name}
+            log.warning("the store took too long to accept the last samples", extra=extra)
+
+    def statistics(self) -> SourceStatistics:
+        counts = self._delivery.sampler.counts if self._delivery is not None else None
+        return SourceStatistics(
+            name=self.settings.name,
+            kind=self._kind,
+            state=self._state,
+            tags=len(self._tags.tags),
+            tags_bad=self._source.tags_bad if self._source is not None else 0,
+            values_total=self._recorder.samples_total,
+            dropped_total=self._recorder.lost_total,
+            duplicates_total=counts.duplicates if counts is not None else 0,
+            out_of_order_total=counts.out_of_order if counts is not None else 0,
+            polls_missed_total=self._source.polls_missed_total if self._source is not None else 0,
+            store_refused_total=self._recorder.refused_total,
+            last_value_unix_ms=self._recorder.last_value_unix_ms,
+            connects_total=self._connects_total,
+            errors_total=self._errors_total,
+            last_error=self._last_error,
+        )
+
+    async def _live(self) -> None:
+        """One life after the other."""
+        while True:
+            started_s = time.monotonic()
+            self._become(Event.START)
+            error = await self._outcome(self._one_life())
+            assert error is not None, "a life ends only by an exception"
+            self._went_down(error, time.monotonic() - started_s)
+            await self._outcome(self._mend())
+            await asyncio.sleep(self._backoff.wait_ms(self._failures, random.random()) / 1000)  # noqa: S311 jitter
+
+    async def _outcome(self, part: Awaitable[None]) -> Exception | None:
+        """Let a part of a life happen; what it raised, counted, or None."""
+        try:
+            await part
+        except Exception as error:
+            if isinstance(error, AssertionError):
+                raise
+            if isinstance(error, ExceptionGroup) and error.subgroup(AssertionError) is not None:
+                raise
+            self._errors_total += 1
+            self._last_error = _text(error)
+            return error
+        return None
+
+    async def _one_life(self) -> None:
+        if self._source is None:
+            self._source = await self._prepare()
+        await self._source.run(self._came_up)
+
+    async def _prepare(self) -> Source:
+        """Number the tags at the store and make the source; once."""
+        tags = self._tags.tags
+        numbers = await self._recorder.define([tag.definition for tag in tags])
+        self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder)
+        if isinstance(self.settings, ModbusSourceSettings):
+            return ModbusSource(self.settings, self._delivery)
+        return OpcuaSource(self.settings, self._delivery)
+
+    async def _mend(self) -> None:
+        """After a life: deliver what it left, then say of each tag that it has no value now."""
+        if self._source is None or self._delivery is None:
+            return
+        await self._source.finish()
+        await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, self._source.now_ns())
+        await self._recorder.flush_gaps()
+
+    def _came_up(self) -> None:
+        self._become(Event.UP)
+        self._connects_total += 1
+        extra = {"action": "source_returned" if self._is_away else "source_connected", "source": self.settings.name}
+        log.info("source returned" if self._is_away else "source connected", extra=extra)
+        self._is_away = False
+
+    def _went_down(self, error: Exception, lived_s: float) -> None:
+        was_up = self._state is State.CONNECTED
+        self._become(Event.DOWN)
+        self._failures = 1 if was_up and lived_s >= STEADY_S else self._failures + 1
+        if not self._is_away:
+            self._is_away = True
+            extra = {"action": "source_lost", "source": self.settings.name, "why": _text(error)}
+            log.warning("source lost", extra=extra)
+
+    def _become(self, event: Event) -> None:
+        self._state = next_state(self._state, event)
+
+
+class Ingest:
+    """All sources of a node."""
+
+    def __init__(
+        self,
+        zone: str,
+        sources: Sequence[SourceSettings],
+        tag_maps: Mapping[str, TagMap],
+        store: StorePort,
+        refusals: Refusals,
+        operational_stream: str = "facts.operational",
+    ) -> None:
+        self._supervisors = [
+            SourceSupervisor(s, tag_maps[s.name], Recorder(s.name, zone, store, refusals, operational_stream))
+            for s in sources
+        ]
+        self._stop = asyncio.Event()
+        self._notes = [note for found in tag_maps.values() for note in found.notes]
+
+    async def run(self) -> None:
+        """Supervise all sources until `stop`; returns when what they delivered is committed."""
+        opcua_session.quiet_library()
+        modbus_line.quiet_library()
+        for note in self._notes:
+            log.warning("tag file needs a look", extra={"action": "tag_file_note", "note": note})
+        async with asyncio.TaskGroup() as group:
+            for supervisor in self._supervisors:
+                group.create_task(supervisor.run(self._stop), name=f"supervise {supervisor.settings.name}")
+
+    def stop(self) -> None:
+        """Ask `run` to end: stop taking, drain, see it committed."""
+        self._stop.set()
+
+    def statistics(self) -> tuple[SourceStatistics, ...]:
+        return tuple(supervisor.statistics() for supervisor in self._supervisors)
+
+
+def _text(error: BaseException) -> str:
+    """The innermost error of a group, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
