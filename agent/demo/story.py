@@ -110,19 +110,12 @@ def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
     """Start broker, plant and nodes in `folder`; end them all at the end, unless they are to be kept."""
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(Mosquitto.started(folder / "site", layout.ZONES, layout.LINKS))
-        opcua, modbus = _plant(folder)
-        plant = (opcua, modbus)
+        plant, address = _plant(folder)
         for child in plant:
             stack.callback(child.stop)
-        for child in plant:
             child.start()
-        tags = folder / layout.PLANT / "tags.d"
-        address = layout.PlantAddress(
-            opcua_port=_port_of(opcua),
-            modbus_port=_port_of(modbus),
-            opcua_tags_file=tags / "press.csv",
-            modbus_tags_file=tags / "boiler.csv",
-        )
+        for child in plant:
+            child.wait_line("ready")
         made = Scene(folder, broker, plant, {}, {zone: free_port() for zone in layout.ZONES})
         for zone in layout.ZONES:
             config = folder / zone / "node.toml"
@@ -139,11 +132,11 @@ def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
             node.wait_ready(lambda zone=zone: made.status(zone) is not None)  # type: ignore[misc]
         yield made
         if keep:
-            _wait_for_enter(made)
+            _wait_for_interrupt(made)
 
 
-def play(folder: Path, view: View, timing: Timing, *, keep: bool = False) -> Outcome:
-    """The whole story. Raises StoryFailed when the zones do not agree in time."""
+def play(folder: Path, view: View, timing: Timing, report: Callable[[Outcome], None], *, keep: bool = False) -> Outcome:
+    """The whole story; `report` is told the outcome while everything still runs. Raises StoryFailed when the zones do not agree in time."""
     view.say(f"starting a broker, a plant and three nodes in {folder}")
     with scene(folder, keep=keep) as stage:
         _watch(stage, view, lambda: stage.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
@@ -168,7 +161,9 @@ def play(folder: Path, view: View, timing: Timing, *, keep: bool = False) -> Out
         facts, messages = _settled(stage, view, timing)
         view.say("Spark counts the enterprise store and rolls it up by minute and tag")
         spark = rollup(stage.store(layout.ENTERPRISE), folder / "rollup")
-        return Outcome(facts, messages, spark)
+        outcome = Outcome(facts, messages, spark)
+        report(outcome)
+    return outcome
 
 
 def rollup(store: Path, out: Path) -> dict[str, Any]:
@@ -181,21 +176,26 @@ def rollup(store: Path, out: Path) -> dict[str, Any]:
     return found
 
 
-def _plant(folder: Path) -> tuple[Child, Child]:
-    """The two simulated servers, not started, with their tag maps written."""
+def _plant(folder: Path) -> tuple[tuple[Child, ...], layout.PlantAddress]:
+    """The two simulated servers, not started; they write their tag maps themselves. Fixed ports: they may come again."""
     for zone in layout.ZONES:
         (folder / zone).mkdir(parents=True, exist_ok=True)
     tags = folder / layout.PLANT / "tags.d"
     tags.mkdir()
-    children = []
-    for module, file in (("opcua_server", "press.csv"), ("modbus_server", "boiler.csv")):
-        command = [sys.executable, "-m", f"agent.demo.plant.{module}", "--port", "0", "--tags-file", str(tags / file)]
-        children.append(Child(module.replace("_", " "), command, folder / f"{module}.log"))
-    return children[0], children[1]
-
-
-def _port_of(server: Child) -> int:
-    return int(server.wait_line("ready").split()[-1])
+    address = layout.PlantAddress(free_port(), free_port(), tags / "press.csv", tags / "boiler.csv")
+    servers = (
+        ("opcua_server", address.opcua_port, address.opcua_tags_file),
+        ("modbus_server", address.modbus_port, address.modbus_tags_file),
+    )
+    children = [
+        Child(
+            module.replace("_", " "),
+            [sys.executable, "-m", f"agent.demo.plant.{module}", "--port", str(port), "--tags-file", tags_file],
+            folder / f"{module}.log",
+        )
+        for module, port, tags_file in servers
+    ]
+    return tuple(children), address
 
 
 def _level(stage: Scene, slack: int = 0) -> bool:
@@ -239,7 +239,9 @@ def _watch(stage: Scene, view: View, until: Callable[[], bool], limit_s: float) 
         time.sleep(_POLL_S)
 
 
-def _wait_for_enter(stage: Scene) -> None:
+def _wait_for_interrupt(stage: Scene) -> None:
+    for child in stage.plant:
+        child.start()
     print(f"\nEverything is left running in {stage.folder}. Look around, for example:")
     for zone, config in stage.configs.items():
         print(f"  bsfg status --config {config}        http://127.0.0.1:{stage.health_ports[zone]}/metrics")

@@ -1,0 +1,77 @@
+"""`bsfg check`: everything that can be known before a node starts, told at once.
+
+node.toml, the tag maps it names, the certificates and keys, and whether the state folder can hold a store. Nothing is
+connected to and nothing is written. What `check` accepts, `run` starts with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.config import BrokerSettings, ConfigError, NodeSettings, load
+from agent.ingest.errors import TagMapError
+from agent.ingest.tag_file import load_tag_map
+from agent.replication.pki import check_identity
+
+
+@click.command()
+@config_option
+@json_option
+def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Read node.toml and everything it names, and tell every problem."""
+    try:
+        settings = load(config_file)
+    except ConfigError as error:
+        problems, told = [f"{config_file}: {problem}" for problem in error.problems], ""
+    else:
+        problems, told = list(problems_of(settings)), summary(settings)
+    if as_json:
+        click.echo(json.dumps({"file": str(config_file), "problems": problems}))
+    elif problems:
+        click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
+        for problem in problems:
+            click.echo(f"  {problem}")
+    else:
+        click.echo(f"{config_file}: good; {told}")
+    sys.exit(1 if problems else 0)
+
+
+def problems_of(settings: NodeSettings) -> Iterator[str]:
+    """What is wrong with the things the settings name."""
+    yield from _state_problems(settings.node.state_dir)
+    for broker in settings.broker:
+        yield from _identity_problems(broker, settings.node.zone)
+    for source in (*settings.opcua, *settings.modbus):
+        try:
+            load_tag_map(source)
+        except TagMapError as error:
+            yield from (str(problem) for problem in error.problems)
+
+
+def summary(settings: NodeSettings) -> str:
+    """What the node would be, in one line."""
+    sources = (*settings.opcua, *settings.modbus)
+    tags = sum(len(load_tag_map(source).tags) for source in sources)
+    peers = ", ".join(peer.zone for peer in settings.peer) or "none"
+    return f"zone {settings.node.zone}, {len(sources)} sources with {tags} tags, peers: {peers}"
+
+
+def _state_problems(folder: Path) -> Iterator[str]:
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        yield f"{existing}: is not a folder; state_dir must name one"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"{existing}: this user may not write there; run as the node's user, or correct state_dir"
+
+
+def _identity_problems(broker: BrokerSettings, zone: str) -> Iterator[str]:
+    return (str(problem) for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, zone))

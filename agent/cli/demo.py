@@ -1,0 +1,56 @@
+"""`bsfg demo`: three zones, a broker and a plant on this machine, and what happens to them. See agent/demo."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Any
+
+import click
+
+from agent.errors import BsfgError
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave everything running at the end, to look around, until Ctrl-C.")
+def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Show facts travel from a plant to the enterprise, a cut, the catch-up, and the count in Spark."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agent.demo.layout import ZONES
+    from agent.demo.story import Outcome, Timing, new_folder, play
+    from agent.demo.view import View
+
+    def report(outcome: Outcome) -> None:
+        view.console.print(_spark_table(Table, outcome.spark))
+        counts = [f"{zone} {count:,}" for zone, count in outcome.facts.items()]
+        view.console.print(
+            f"facts appended and received: {', '.join(counts)}; rolled up by Spark: {outcome.rolled_up:,}; "
+            f"{'all equal' if outcome.equal else 'NOT EQUAL'}",
+            style="bold green" if outcome.equal else "bold red",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    folder = new_folder()
+    try:
+        with View(Console(), ZONES) as view:
+            outcome = play(folder, view, Timing(), keep=keep, report=report)
+    except BsfgError as error:
+        sys.exit(f"bsfg demo: {error}\nlogs are kept in {folder}")
+    shutil.rmtree(folder)
+    sys.exit(0 if outcome.equal else 1)
+
+
+def _spark_table(table_type: Any, spark: dict[str, Any]) -> Any:
+    """The first rows of the rollup, as Spark read them back from Parquet."""
+    table = table_type(
+        title=f"Spark: {spark['rows']:,} rows (tag and minute) from {spark['facts_read']:,} facts; the first:"
+    )
+    sample = spark["sample"]
+    for name in sample[0] if sample else ():
+        table.add_column(name)
+    for row in sample:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+    return table
