@@ -1,0 +1,144 @@
+"""A snapshot as Prometheus metrics, under the names of the specification (section 8) and a few beside them.
+
+A registry of our own with one collector: each scrape asks for a snapshot and renders it, so that nothing is counted twice
+and nothing is kept here. The library's process metrics are left out: under the unit's ProcSubset=pid half of them cannot
+be read, and systemd knows the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from agent.health.snapshot import Latency, NodeSnapshot
+from agent.health.verdict import Level, assess
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+def render(snapshot: NodeSnapshot) -> bytes:
+    """The snapshot in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Fixed(snapshot))
+    return generate_latest(registry)
+
+
+class NodeCollector(Collector):
+    """For a program that has a registry already: each scrape takes a new snapshot."""
+
+    def __init__(self, snapshot: Callable[[], NodeSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        return families(self._snapshot())
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # known only once a snapshot is taken
+
+
+class _Fixed(NodeCollector):
+    def __init__(self, snapshot: NodeSnapshot) -> None:
+        super().__init__(lambda: snapshot)
+
+
+def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    """Every metric of a snapshot."""
+    yield from _node(snapshot)
+    yield from _streams_and_consumers(snapshot)
+    yield from _peers(snapshot)
+    yield from _requests(snapshot)
+    yield from _sources(snapshot)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[Iterable[str], float | None]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        if value is not None:  # what is not known is not there, rather than 0
+            family.add_metric(list(values), value)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[Iterable[str], float]]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(list(values), value)
+    return family
+
+
+def _node(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    verdict = assess(snapshot)
+    yield _gauge("bsfg_node_info", "Zone and store epoch.", ("zone", "epoch"), [((snapshot.zone, snapshot.epoch), 1)])
+    yield _gauge(
+        *("bsfg_node_verdict", "1 for the verdict that holds.", ("verdict",)),
+        [((level.value,), float(level is verdict.level)) for level in Level],
+    )
+    yield _gauge("bsfg_node_alert", "1 when somebody must act.", (), [((), float(verdict.alert))])
+    started = snapshot.started_unix_ms / 1000
+    yield _gauge("bsfg_node_start_time_seconds", "Unix time at which the node started.", (), [((), started)])
+    yield _gauge("bsfg_store_buffer_fill_percent", "Store size of its limit.", (), [((), snapshot.store_fill_percent)])
+    days = snapshot.certificate_days_left
+    yield _gauge("bsfg_certificate_days_left", "Until our certificate ends.", (), [((), days)])
+
+
+def _streams_and_consumers(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    streams, consumers = snapshot.streams, snapshot.consumers
+    by_stream = ("stream",)
+    yield _gauge("bsfg_store_bytes", "Bytes of batches kept.", by_stream, [((s.name,), s.bytes) for s in streams])
+    yield _gauge("bsfg_first_offset", "Oldest offset kept.", by_stream, [((s.name,), s.first_offset) for s in streams])
+    yield _gauge("bsfg_end_offset", "Newest offset written.", by_stream, [((s.name,), s.end_offset) for s in streams])
+    labels = ("consumer", "stream", "zone")
+    named = [((c.name, c.stream, c.zone), c) for c in consumers]
+    yield _gauge("bsfg_frontier_offset", "Confirmed frontier.", labels, [(n, c.frontier) for n, c in named])
+    yield _gauge("bsfg_consumer_behind_facts", "Facts not confirmed.", labels, [(n, c.behind_facts) for n, c in named])
+    yield _gauge(
+        *("bsfg_consumer_oldest_unconfirmed_seconds", "Age of the oldest unconfirmed fact.", labels),
+        [(n, c.oldest_unconfirmed_age_s) for n, c in named],
+    )
+
+
+def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    labels = ("peer", "stream")
+    named = [((p.zone, p.stream), p) for p in snapshot.peers]
+    yield _gauge("bsfg_peer_up", "1 while the peer answers.", labels, [(n, float(p.connected)) for n, p in named])
+    yield _gauge("bsfg_peer_position_offset", "Received up to here.", labels, [(n, p.position) for n, p in named])
+    yield _gauge("bsfg_peer_end_offset", "Known to be there.", labels, [(n, p.end_offset) for n, p in named])
+    yield _gauge(
+        *("bsfg_replication_lag_seconds", "Age of the oldest fact there and not here.", labels),
+        [(n, p.lag_seconds) for n, p in named],
+    )
+    yield _gauge(
+        *("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.", labels),
+        [(n, p.lag_seconds_max) for n, p in named],
+    )
+
+
+def _requests(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    asked = snapshot.requests
+    yield _counter("bsfg_fetch_requests", "FetchFacts answered.", (), [((), asked.fetches_total)])
+    yield _counter("bsfg_confirm_requests", "Receipts taken.", (), [((), asked.confirms_total)])
+    yield _counter("bsfg_append_requests", "Appends asked for.", (), [((), asked.appends_total)])
+    yield _counter("bsfg_append_failures", "Appends refused or failed.", (), [((), asked.append_failures_total)])
+    yield _histogram("bsfg_append_latency_seconds", "From asked to durable.", asked.append_latency)
+
+
+def _histogram(name: str, text: str, latency: Latency) -> Metric:
+    bounds = [str(bound) for bound in latency.bounds_s] + ["+Inf"]
+    buckets = list(zip(bounds, (float(total) for total in accumulate(latency.counts)), strict=True))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=latency.sum_s)
+
+
+def _sources(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    labels = ("source", "kind")
+    named = [((s.name, s.kind), s) for s in snapshot.sources]
+    yield _gauge("bsfg_source_up", "1 while connected.", labels, [(n, float(s.connected)) for n, s in named])
+    yield _counter("bsfg_source_values", "Values taken in.", labels, [(n, s.values_total) for n, s in named])
+    yield _counter("bsfg_source_errors", "Errors of the source.", labels, [(n, s.errors_total) for n, s in named])
+    yield _gauge(
+        *("bsfg_source_last_value_timestamp_seconds", "Unix time of the last value.", labels),
+        [(n, None if s.last_value_unix_ms is None else s.last_value_unix_ms / 1000) for n, s in named],
+    )

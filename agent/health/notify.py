@@ -1,0 +1,105 @@
+"""Shell: what a service tells systemd, ready, alive, stopping and one line of status, over a datagram socket.
+
+The protocol is sd_notify's: lines of NAME=value in one datagram to the socket named in NOTIFY_SOCKET, a path or, with a
+leading @, a name in the abstract space. Outside systemd nothing is named and nothing is sent. Telling systemd is never
+worth failing for: a datagram that cannot be sent is logged once and dropped; if it was the watchdog's, systemd notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from agent.health.watchdog import Progress, WatchdogCore
+
+STATUS_CHARACTERS_MAX = 200  # one line of `systemctl status`
+FEEDS_PER_WATCHDOG = 3  # systemd recommends two; one may then be late without harm
+
+log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Says things to the service manager, or to nobody when `address` is empty."""
+
+    def __init__(self, address: str, watchdog_s: float | None = None) -> None:
+        self.address = address
+        self.watchdog_s = watchdog_s if address else None
+        self._failing = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], pid: int) -> Notifier:
+        """As systemd set it for the process `pid`; a watchdog meant for another process is not ours."""
+        watchdog_us = environment.get("WATCHDOG_USEC", "")
+        ours = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
+        watchdog_s = int(watchdog_us) / 1e6 if ours and watchdog_us.isdecimal() and int(watchdog_us) else None
+        return cls(environment.get("NOTIFY_SOCKET", ""), watchdog_s)
+
+    def ready(self) -> bool:
+        """The store is open, and every broker reachable or declared optional."""
+        return self.send("READY=1")
+
+    def stopping(self) -> bool:
+        """The ordered stop has begun."""
+        return self.send("STOPPING=1")
+
+    def status(self, text: str) -> bool:
+        """One line for a person."""
+        return self.send("STATUS=" + " ".join(text.split())[:STATUS_CHARACTERS_MAX])
+
+    def feed(self) -> bool:
+        """The watchdog's proof that work goes on."""
+        return self.send("WATCHDOG=1")
+
+    def send(self, line: str) -> bool:
+        """One datagram; True when the service manager has it."""
+        assert "\n" not in line, "one line, one statement"
+        if not self.address:
+            return False
+        name = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as to:
+                to.sendto(line.encode(), name)
+        except OSError as error:
+            if not self._failing:
+                log.warning("service_manager_unreachable", extra={"address": self.address, "why": str(error)})
+            self._failing = True
+            return False
+        self._failing = False
+        return True
+
+
+def notifier() -> Notifier:
+    """For this process."""
+    return Notifier.from_environment(os.environ, os.getpid())
+
+
+async def watch(
+    notifier: Notifier,
+    progress: Callable[[], Sequence[Progress]],
+    status: Callable[[], str],
+    *,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Feed the watchdog while there is proof of work and keep the status line true, until cancelled.
+
+    Runs on the node's event loop, so a loop that hangs feeds nothing; that is its own proof.
+    """
+    core, told = WatchdogCore(), ""
+    withheld: tuple[str, ...] = ()
+    interval_s = (notifier.watchdog_s or 30.0) / FEEDS_PER_WATCHDOG
+    while True:
+        decision = core.decide(progress(), clock_ns())
+        if decision.feed:
+            notifier.feed()
+        if decision.stalled != withheld:
+            withheld = decision.stalled
+            log.error("watchdog_withheld" if withheld else "watchdog_fed_again", extra={"stalled": withheld})
+        line = f"stalled: {', '.join(withheld)}" if withheld else status()
+        if line != told and notifier.status(line):
+            told = line
+        await pause(interval_s)

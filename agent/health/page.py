@@ -1,0 +1,76 @@
+"""Core: a request's bytes and a snapshot in, an answer's bytes out, for /healthz and /metrics.
+
+Read-only by construction: GET is the only method known, paths are compared whole, headers are looked at only to find their
+end. What it will not do: keep a connection, read a body, compress, or tell anybody who asked what went wrong inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import Enum
+from http import HTTPStatus
+
+from agent.errors import BsfgError
+from agent.health import metrics
+from agent.health.snapshot import NodeSnapshot
+from agent.health.verdict import Verdict, assess
+
+REQUEST_BYTES_MAX = 8 * 1024  # a browser with many cookies sends half of it; a scraper 200 bytes
+END_OF_REQUEST = b"\r\n\r\n"
+PATHS = ("/healthz", "/metrics")
+
+
+def answer(request: bytes, snapshot: Callable[[], NodeSnapshot]) -> bytes:
+    """The whole answer to a whole request, whatever its bytes are. The snapshot is taken only when it is asked for."""
+    line, _, _ = request.partition(b"\r\n")
+    words = line.split(b" ")
+    if len(request) > REQUEST_BYTES_MAX:
+        return _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {REQUEST_BYTES_MAX} bytes are read\n")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1.") or END_OF_REQUEST not in request:
+        return _plain(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1 request\n")
+    if words[0] != b"GET":
+        return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered here\n", "Allow: GET\r\n")
+    path = words[1].partition(b"?")[0].decode("ascii", "replace")
+    if path not in PATHS:
+        return _plain(HTTPStatus.NOT_FOUND, f"here are {' and '.join(PATHS)}\n")
+    try:
+        taken = snapshot()
+    except BsfgError as error:
+        return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"the node's figures cannot be read: {error}\n")
+    return _metrics(taken) if path == "/metrics" else _healthz(taken)
+
+
+def _healthz(snapshot: NodeSnapshot) -> bytes:
+    verdict = assess(snapshot)
+    status = HTTPStatus.SERVICE_UNAVAILABLE if verdict.alert else HTTPStatus.OK
+    body = json.dumps(health_json(snapshot, verdict), indent=1, allow_nan=False) + "\n"
+    return _answer(status, "application/json", body.encode())
+
+
+def health_json(snapshot: NodeSnapshot, verdict: Verdict) -> dict[str, object]:
+    """What /healthz says: the verdict first, then the figures it rests on."""
+    reasons = [{name: _plain_value(value) for name, value in asdict(reason).items()} for reason in verdict.reasons]
+    told = {"verdict": verdict.level.value, "alert": verdict.alert, "summary": verdict.summary(), "reasons": reasons}
+    return told | snapshot.to_json()
+
+
+def _plain_value(value: object) -> object:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _metrics(snapshot: NodeSnapshot) -> bytes:
+    return _answer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(snapshot))
+
+
+def _plain(status: HTTPStatus, text: str, headers: str = "") -> bytes:
+    return _answer(status, "text/plain; charset=utf-8", text.encode(), headers)
+
+
+def _answer(status: HTTPStatus, content_type: str, body: bytes, headers: str = "") -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+        f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n{headers}\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,126 @@
+"""What health reads: one frozen picture of a node, taken by the node, judged and shown here.
+
+The picture is the port between health and everything else. No part of the product is known here, only figures; a figure
+that the node cannot know is None, never a made-up number. Counters count since the process started. Times ending in
+`_unix_ms` are wall clock, ages are already ages, because only the node knows which clock to trust.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# From a tenth of an fsync on good flash to the time after which a caller has long given up.
+LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A histogram: `counts[i]` durations lay above bounds_s[i - 1] and not above bounds_s[i]; the last, above them all."""
+
+    counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
+    sum_s: float = 0.0
+    bounds_s: tuple[float, ...] = LATENCY_BOUNDS_S
+
+    def __post_init__(self) -> None:
+        assert len(self.counts) == len(self.bounds_s) + 1, "one count per bound, and one for what lies above"
+        assert list(self.bounds_s) == sorted(set(self.bounds_s)), "bounds rise"
+
+    @property
+    def count(self) -> int:
+        """How many durations were measured."""
+        return sum(self.counts)
+
+    def quantile_s(self, quantile: float) -> float | None:
+        """An upper bound of the quantile: the bound of the bucket it falls into; None when nothing was measured."""
+        assert 0 < quantile <= 1, quantile
+        wanted, seen = quantile * self.count, 0
+        for bound, count in zip((*self.bounds_s, float("inf")), self.counts, strict=True):
+            seen += count
+            if seen and seen >= wanted:
+                return bound
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """A stream of the store: what it holds, from the first offset kept to the last one written."""
+
+    name: str
+    first_offset: int
+    end_offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFigures:
+    """A registered reader of a stream, and how far it is behind."""
+
+    name: str
+    stream: str
+    zone: str
+    state: str
+    frontier: int
+    behind_facts: int
+    oldest_unconfirmed_age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFigures:
+    """A stream we pull from another zone. `lag_seconds` is the age of the oldest fact that is there and not yet here; 0 when
+    nothing is outstanding, growing while the peer cannot be asked, None before the first answer."""
+
+    zone: str
+    stream: str
+    connected: bool
+    position: int
+    end_offset: int
+    lag_seconds: float | None = None
+    lag_seconds_max: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFigures:
+    """A configured OPC UA server or Modbus device."""
+
+    name: str
+    kind: str
+    connected: bool
+    last_value_unix_ms: int | None = None
+    values_total: int = 0
+    errors_total: int = 0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFigures:
+    """What was asked of this node, by peers and by applications."""
+
+    fetches_total: int = 0
+    confirms_total: int = 0
+    appends_total: int = 0
+    append_failures_total: int = 0
+    append_latency: Latency = Latency()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """A node at one moment."""
+
+    zone: str
+    epoch: str
+    taken_unix_ms: int
+    started_unix_ms: int
+    store_fill_percent: float
+    streams: tuple[StreamFigures, ...] = ()
+    consumers: tuple[ConsumerFigures, ...] = ()
+    peers: tuple[PeerFigures, ...] = ()
+    sources: tuple[SourceFigures, ...] = ()
+    requests: RequestFigures = RequestFigures()
+    ttl_hours: float = 168.0
+    certificate_days_left: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same figures as plain objects."""
+        return asdict(self)

@@ -1,0 +1,36 @@
+"""A node in good health, to be spoilt by each test in its own way."""
+
+import pytest
+
+from agent.health.snapshot import (
+    ConsumerFigures,
+    Latency,
+    NodeSnapshot,
+    PeerFigures,
+    RequestFigures,
+    SourceFigures,
+    StreamFigures,
+)
+
+NOW_MS = 1_795_000_000_000
+
+
+@pytest.fixture
+def healthy() -> NodeSnapshot:
+    """Everything is connected, nothing is behind, the store is nearly empty."""
+    counts = (90, 9, 1, *[0] * 11)
+    return NodeSnapshot(
+        zone="idmz",
+        epoch="00112233445566778899aabbccddeeff",
+        taken_unix_ms=NOW_MS,
+        started_unix_ms=NOW_MS - 3_600_000,
+        store_fill_percent=3.5,
+        streams=(StreamFigures("facts.telemetry", 1, 12_000, 96_000),),
+        consumers=(
+            ConsumerFigures("enterprise.facts.telemetry", "facts.telemetry", "enterprise", "online", 12_000, 0),
+        ),
+        peers=(PeerFigures("plant", "facts.telemetry", True, 12_000, 12_000, 0.0, 0.4),),
+        sources=(SourceFigures("line1", "opcua", True, NOW_MS - 500, 9_000, 0),),
+        requests=RequestFigures(400, 390, 100, 0, Latency(counts, 0.07)),
+        certificate_days_left=200.0,
+    )

@@ -1,0 +1,96 @@
+"""The metrics as Prometheus reads them: parsed by its own parser, under the specification's names."""
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.health.metrics import NodeCollector, render
+from agent.health.snapshot import NodeSnapshot
+
+# The names that the specification promises (section 8), as its readers will put them into a query.
+PROMISED = {
+    "bsfg_replication_lag_seconds",
+    "bsfg_replication_lag_high_watermark",
+    "bsfg_frontier_offset",
+    "bsfg_fetch_requests_total",
+    "bsfg_confirm_requests_total",
+    "bsfg_append_requests_total",
+    "bsfg_append_failures_total",
+    "bsfg_store_buffer_fill_percent",
+    "bsfg_append_latency_seconds_bucket",
+    "bsfg_append_latency_seconds_count",
+    "bsfg_append_latency_seconds_sum",
+}
+
+
+def samples(snapshot: NodeSnapshot) -> dict[str, dict[tuple[str, ...], float]]:
+    """Sample name -> label values in the order of their names -> value, as the parser sees the rendered text."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(render(snapshot).decode()):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            row = found.setdefault(sample.name, {})
+            labels = tuple(sample.labels.values())
+            assert labels not in row, f"{sample.name}{labels} twice"
+            row[labels] = sample.value
+    return found
+
+
+def test_the_promised_names_are_there(healthy: NodeSnapshot) -> None:
+    """Each name of the specification appears as a sample, and every name of ours starts with bsfg_."""
+    found = samples(healthy)
+    assert found.keys() >= PROMISED
+    assert all(name.startswith("bsfg_") for name in found)
+
+
+def test_the_figures_arrive(healthy: NodeSnapshot) -> None:
+    """The values are those of the snapshot, under their labels."""
+    found = samples(healthy)
+    assert found["bsfg_frontier_offset"] == {("enterprise.facts.telemetry", "facts.telemetry", "enterprise"): 12_000}
+    assert found["bsfg_replication_lag_high_watermark"] == {("plant", "facts.telemetry"): 0.4}
+    assert found["bsfg_fetch_requests_total"] == {(): 400}
+    assert found["bsfg_source_last_value_timestamp_seconds"] == {("opcua", "line1"): 1_794_999_999.5}
+    assert found["bsfg_node_verdict"] == {("good",): 1, ("late",): 0, ("full",): 0, ("broken",): 0}
+    assert found["bsfg_node_alert"] == {(): 0}
+
+
+def test_the_histogram_adds_up(healthy: NodeSnapshot) -> None:
+    """Buckets are cumulative and end with the count."""
+    found = samples(healthy)
+    buckets = list(found["bsfg_append_latency_seconds_bucket"].values())
+    assert buckets[:4] == [90, 99, 100, 100]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == found["bsfg_append_latency_seconds_count"][()] == 100
+    assert found["bsfg_append_latency_seconds_sum"][()] == 0.07
+
+
+def test_the_unknown_is_absent(healthy: NodeSnapshot) -> None:
+    """What the node does not know has no sample, rather than one of 0."""
+    peers = (replace(healthy.peers[0], lag_seconds=None),)
+    found = samples(replace(healthy, peers=peers, certificate_days_left=None))
+    assert "bsfg_replication_lag_seconds" not in found
+    assert "bsfg_certificate_days_left" not in found
+    assert "bsfg_replication_lag_high_watermark" in found
+
+
+def test_odd_names_stay_labels(healthy: NodeSnapshot) -> None:
+    """Quotes, line ends and backslashes in a source's name come back whole and break no line."""
+    odd = 'a"b\\c\nd'
+    found = samples(replace(healthy, sources=(replace(healthy.sources[0], name=odd),)))
+    assert found["bsfg_source_up"] == {("opcua", odd): 1}
+
+
+def test_a_collector_takes_a_picture_per_scrape(healthy: NodeSnapshot) -> None:
+    """In somebody else's registry each scrape shows the node as it is then."""
+    pictures = iter([healthy, replace(healthy, store_fill_percent=99.0)])
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(lambda: next(pictures)))
+    found = [
+        sample.value
+        for _ in range(2)
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "bsfg_store_buffer_fill_percent"
+    ]
+    assert found == [3.5, 99.0]

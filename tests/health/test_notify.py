@@ -1,0 +1,136 @@
+"""What systemd hears, on a real datagram socket: the words, the abstract names, and silence outside systemd."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.health.notify import STATUS_CHARACTERS_MAX, Notifier, watch
+from agent.health.watchdog import NS_PER_S, Progress
+
+LIMIT_S = 10
+
+
+class ServiceManager:
+    """The receiving end, as systemd has it."""
+
+    def __init__(self, name: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(name)
+        self.socket.settimeout(LIMIT_S)
+
+    def heard(self) -> str:
+        """The next datagram."""
+        return self.socket.recv(4096).decode()
+
+    def all_heard(self) -> list[str]:
+        """Every datagram that waits."""
+        waiting = []
+        self.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(self.socket.recv(4096).decode())
+        return waiting
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[tuple[ServiceManager, str]]:
+    """A service manager at a path, and the address to give a service."""
+    path = str(tmp_path / "notify")
+    manager = ServiceManager(path)
+    yield manager, path
+    manager.socket.close()
+
+
+def test_the_words(manager: tuple[ServiceManager, str]) -> None:
+    """Each statement is one datagram with systemd's word for it."""
+    systemd, address = manager
+    notifier = Notifier(address)
+    assert notifier.ready()
+    assert notifier.feed()
+    assert notifier.status("late: peer\nplant  is away")
+    assert notifier.stopping()
+    heard = [systemd.heard() for _ in range(4)]
+    assert heard == ["READY=1", "WATCHDOG=1", "STATUS=late: peer plant is away", "STOPPING=1"]
+
+
+def test_a_status_stays_one_short_line(manager: tuple[ServiceManager, str]) -> None:
+    """A long text is cut, and no line end gets through to be read as another statement."""
+    systemd, address = manager
+    Notifier(address).status("x" * 10_000 + "\nREADY=1")
+    assert systemd.heard() == "STATUS=" + "x" * STATUS_CHARACTERS_MAX
+
+
+def test_an_abstract_name() -> None:
+    """A name with @ lies in the abstract space, where containers and user sessions put it."""
+    name = f"bsfg-test-{os.getpid()}"
+    systemd = ServiceManager("\0" + name)
+    assert Notifier("@" + name).ready()
+    assert systemd.heard() == "READY=1"
+    systemd.socket.close()
+
+
+def test_outside_systemd_nothing_is_said() -> None:
+    """Without an address nothing is sent, and there is no watchdog to feed."""
+    notifier = Notifier.from_environment({"WATCHDOG_USEC": "30000000"}, pid=1)
+    assert not notifier.ready()
+    assert notifier.watchdog_s is None
+
+
+@pytest.mark.parametrize(
+    "environment, watchdog_s",
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "77"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "78"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_of_the_environment(environment: dict[str, str], watchdog_s: float | None) -> None:
+    """The watchdog's time is taken when it is meant for this process and is a number."""
+    assert Notifier.from_environment({"NOTIFY_SOCKET": "/x", **environment}, pid=77).watchdog_s == watchdog_s
+
+
+def test_a_manager_that_is_gone_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A socket that nobody reads fails no statement with an exception, and is logged once."""
+    notifier = Notifier(str(tmp_path / "gone"))
+    assert not any(notifier.feed() for _ in range(5))
+    assert [record.message for record in caplog.records] == ["service_manager_unreachable"]
+
+
+def test_the_watch_feeds_withholds_and_tells(
+    manager: tuple[ServiceManager, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over a virtual half minute: fed while the writer moves, starved while it does not, and the status says which."""
+    systemd, address = manager
+    clock_s, commits = 0.0, 0
+    heard: list[str] = []
+
+    async def pause(seconds: float) -> None:
+        nonlocal clock_s, commits
+        heard.extend(systemd.all_heard())
+        clock_s += seconds
+        commits += clock_s <= 20 or clock_s > 60
+        if clock_s > 80:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(
+            watch(
+                Notifier(address, watchdog_s=30.0),
+                lambda: [Progress("writer", commits, True, 15)],
+                lambda: "good",
+                clock_ns=lambda: int(clock_s * NS_PER_S),
+                pause=pause,
+            )
+        )
+    statuses = [line for line in heard if line.startswith("STATUS=")]
+    assert statuses == ["STATUS=good", "STATUS=stalled: writer", "STATUS=good"]
+    assert heard.count("WATCHDOG=1") == 6
+    assert [record.message for record in caplog.records] == ["watchdog_withheld", "watchdog_fed_again"]

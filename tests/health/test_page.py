@@ -1,0 +1,162 @@
+"""The page: right answers over real HTTP, and for everything else a refusal that costs little."""
+
+import asyncio
+import http.client
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from agent.errors import BsfgError
+from agent.health import server
+from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
+from agent.health.server import CONNECTIONS_MAX, HealthPageUnavailable, serve
+from agent.health.snapshot import NodeSnapshot
+
+HOST = "127.0.0.1"
+LIMIT_S = 10
+
+
+@contextmanager
+def serving(snapshot: Callable[[], NodeSnapshot]) -> Iterator[int]:
+    """The page on a free port, in a thread with a loop of its own; yields the port."""
+    ready, port, loops = threading.Event(), [], []
+
+    async def run() -> None:
+        loops.append((asyncio.get_running_loop(), asyncio.current_task()))
+        await serve(HOST, 0, snapshot, lambda listening: (port.append(listening), ready.set()))
+
+    def thread() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(run())
+
+    runner = threading.Thread(target=thread, name="page")
+    runner.start()
+    assert ready.wait(LIMIT_S)
+    yield port[0]
+    loop, task = loops[0]
+    loop.call_soon_threadsafe(task.cancel)
+    runner.join(LIMIT_S)
+    assert not runner.is_alive()
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    """Status, content type and body of one request."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=LIMIT_S)
+    connection.request(method, path)
+    response = connection.getresponse()
+    found = response.status, response.getheader("Content-Type", ""), response.read()
+    connection.close()
+    return found
+
+
+def ended(client: socket.socket) -> bool:
+    """Whether the other side ended the connection, by closing or by resetting it."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_healthz_and_metrics_over_http(healthy: NodeSnapshot) -> None:
+    """A real client reads the verdict and the metrics of a node in good health."""
+    with serving(lambda: healthy) as port:
+        status, kind, body = get(port, "/healthz")
+        assert (status, kind) == (200, "application/json")
+        told = json.loads(body)
+        assert (told["verdict"], told["zone"], told["consumers"][0]["frontier"]) == ("good", "idmz", 12_000)
+        status, kind, body = get(port, "/metrics?name=x")
+        assert status == 200
+        assert kind.startswith("text/plain; version=")
+        assert b"\nbsfg_store_buffer_fill_percent 3.5\n" in body
+
+
+def test_an_alert_is_503_with_its_reasons(healthy: NodeSnapshot) -> None:
+    """A node that needs somebody answers 503, and says why and what to do; a warning stays 200."""
+    with serving(lambda: replace(healthy, store_fill_percent=90.0)) as port:
+        status, _, body = get(port, "/healthz")
+        assert status == 503
+        (reason,) = json.loads(body)["reasons"]
+        assert reason["level"] == "full"
+        assert reason["hint"]
+    with serving(lambda: replace(healthy, store_fill_percent=60.0)) as port:
+        assert get(port, "/healthz")[0] == 200
+
+
+def test_only_get_and_only_these_paths(healthy: NodeSnapshot) -> None:
+    """Other methods are refused with what is allowed, other paths with what is there."""
+    with serving(lambda: healthy) as port:
+        assert get(port, "/healthz", "POST")[0] == 405
+        assert get(port, "/healthz", "DELETE")[0] == 405
+        assert get(port, "/")[::2] == (404, b"here are /healthz and /metrics\n")
+        assert get(port, "/healthz/../etc/passwd")[0] == 404
+
+
+def test_a_request_that_is_too_long_is_refused(healthy: NodeSnapshot) -> None:
+    """More than the limit is answered 431 and read no further."""
+    with serving(lambda: healthy) as port, socket.create_connection((HOST, port), LIMIT_S) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nX: " + b"y" * (2 * REQUEST_BYTES_MAX))
+        assert client.recv(100).startswith(b"HTTP/1.1 431 ")
+
+
+def test_silent_clients_do_not_hold_the_page(healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections above the limit are dropped, the silent ones end by themselves, and then there is room again."""
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
+    with serving(lambda: healthy) as port:
+        silent = [socket.create_connection((HOST, port), LIMIT_S) for _ in range(CONNECTIONS_MAX + 1)]
+        assert all(ended(client) for client in silent)
+        assert get(port, "/healthz")[0] == 200
+        for client in silent:
+            client.close()
+
+
+def test_a_port_that_is_taken_is_said_so(healthy: NodeSnapshot) -> None:
+    """The error names host and port, so that the operator knows what to change."""
+    with serving(lambda: healthy) as port, pytest.raises(HealthPageUnavailable, match=f"{HOST} port {port}"):
+        asyncio.run(serve(HOST, port, lambda: healthy))
+
+
+def test_figures_that_cannot_be_read_are_503() -> None:
+    """When the node cannot be asked, the page says that, and not that all is well."""
+
+    def broken() -> NodeSnapshot:
+        raise BsfgError("the store is closed")
+
+    assert answer(b"GET /healthz HTTP/1.1\r\n\r\n", broken).startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.parametrize(
+    "request_bytes, status",
+    [
+        (b"", 400),
+        (b"\r\n\r\n", 400),
+        (b"GET /healthz\r\n\r\n", 400),
+        (b"GET /healthz HTTP/2.0\r\n\r\n", 400),
+        (b"GET  /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n", 400),
+        (b"get /healthz HTTP/1.1\r\n\r\n", 405),
+        (b"HEAD /healthz HTTP/1.1\r\n\r\n", 405),
+        (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", 404),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+    ],
+)
+def test_each_request_has_its_status(healthy: NodeSnapshot, request_bytes: bytes, status: int) -> None:
+    """What is not a request, not GET or not here is told apart."""
+    assert answer(request_bytes, lambda: healthy).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_any_bytes_get_an_answer(healthy: NodeSnapshot) -> None:
+    """Whatever arrives, the answer is one whole HTTP answer whose length is as announced."""
+    chance = random.Random(7)
+    for _ in range(500):
+        good = bytearray(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(chance.randrange(4)):
+            good[chance.randrange(len(good))] = chance.randrange(256)
+        head, _, body = answer(bytes(good), lambda: healthy).partition(END_OF_REQUEST)
+        assert head.startswith(b"HTTP/1.1 ")
+        assert b"Content-Length: %d\r\n" % len(body) in head

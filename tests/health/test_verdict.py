@@ -1,0 +1,129 @@
+"""The verdict: each thing that can be wrong is named alone, with its level, and worst comes first."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.health.snapshot import ConsumerFigures, Latency, NodeSnapshot, RequestFigures
+from agent.health.verdict import THRESHOLDS, Level, assess
+
+
+def spoilt(snapshot: NodeSnapshot, part: str, **changes: object) -> NodeSnapshot:
+    """The snapshot with the first peer, source or consumer changed."""
+    first, *others = getattr(snapshot, part)
+    return replace(snapshot, **{part: (replace(first, **changes), *others)})
+
+
+def test_a_healthy_node_is_good(healthy: NodeSnapshot) -> None:
+    """Nothing wrong gives no reason and one word."""
+    verdict = assess(healthy)
+    assert (verdict.level, verdict.alert, verdict.reasons, verdict.summary()) == (Level.GOOD, False, (), "good")
+
+
+CASES = [
+    ("fill 50", {"store_fill_percent": 50.0}, None),
+    ("fill 51", {"store_fill_percent": 51.0}, (Level.FULL, False, "store")),
+    ("fill 81", {"store_fill_percent": 81.0}, (Level.FULL, True, "store")),
+    ("certificate 31", {"certificate_days_left": 31.0}, None),
+    ("certificate 29", {"certificate_days_left": 29.0}, (Level.BROKEN, False, "certificate")),
+    ("certificate over", {"certificate_days_left": -1.0}, (Level.BROKEN, True, "certificate")),
+    ("certificate unknown", {"certificate_days_left": None}, None),
+    ("lag 1", {"peers": {"lag_seconds": 1.0}}, None),
+    ("lag 2", {"peers": {"lag_seconds": 2.0}}, (Level.LATE, False, "peer plant/facts.telemetry")),
+    ("lag 6", {"peers": {"lag_seconds": 6.0}}, (Level.LATE, True, "peer plant/facts.telemetry")),
+    ("lag unknown", {"peers": {"lag_seconds": None}}, None),
+    ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant/facts.telemetry")),
+    ("source gone", {"sources": {"connected": False}}, (Level.BROKEN, True, "source line1")),
+    (
+        "never a value",
+        {"sources": {"connected": False, "last_value_unix_ms": None}},
+        (Level.BROKEN, True, "source line1"),
+    ),
+    ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
+    (
+        "behind a minute",
+        {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 90.0}},
+        (Level.LATE, False, "consumer enterprise.facts.telemetry"),
+    ),
+    ("age without facts", {"consumers": {"behind_facts": 0, "oldest_unconfirmed_age_s": 1e9}}, None),
+]
+
+
+@pytest.mark.parametrize("name, changes, expected", CASES, ids=[case[0] for case in CASES])
+def test_each_figure_against_its_threshold(
+    healthy: NodeSnapshot, name: str, changes: dict[str, object], expected: tuple[Level, bool, str] | None
+) -> None:
+    """A figure beyond its limit gives exactly one reason of the right level; at the limit it gives none."""
+    snapshot = healthy
+    for part, change in changes.items():
+        snapshot = spoilt(snapshot, part, **change) if isinstance(change, dict) else replace(snapshot, **{part: change})
+    reasons = [(reason.level, reason.alert, reason.subject) for reason in assess(snapshot).reasons]
+    assert reasons == ([expected] if expected else [])
+    assert all(reason.text and reason.hint for reason in assess(snapshot).reasons), name
+
+
+def test_facts_near_their_time_to_live_are_an_alert(healthy: NodeSnapshot) -> None:
+    """A consumer that has used most of its facts' time to live is told twice: late for a day, and about to lose."""
+    age_s = 0.9 * healthy.ttl_hours * 3600
+    late = spoilt(healthy, "consumers", behind_facts=7, oldest_unconfirmed_age_s=age_s)
+    verdict = assess(late)
+    assert verdict.alert
+    assert "90 % of 168 h" in " ".join(reason.text for reason in verdict.reasons)
+
+
+def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
+    """One failure in a hundred is a warning, two are an alert; a p99 above 100 ms points at the disk."""
+    for failures, alert in ((1, False), (2, True)):
+        requests = replace(healthy.requests, append_failures_total=failures)
+        (reason,) = assess(replace(healthy, requests=requests)).reasons
+        assert (reason.level, reason.alert) == (Level.BROKEN, alert)
+    slow = RequestFigures(append_latency=Latency((*[0] * 8, 100, *[0] * 5), 20.0))
+    (reason,) = assess(replace(healthy, requests=slow)).reasons
+    assert (reason.level, reason.subject) == (Level.LATE, "store")
+
+
+def test_worst_comes_first(healthy: NodeSnapshot) -> None:
+    """Alerts stand before warnings, and broken before full before late; the summary counts the rest."""
+    everything = spoilt(spoilt(healthy, "peers", lag_seconds=9.0), "sources", connected=False)
+    everything = replace(everything, store_fill_percent=99.0, certificate_days_left=20.0)
+    verdict = assess(everything)
+    told = [(reason.alert, reason.level) for reason in verdict.reasons]
+    assert told == [(True, Level.BROKEN), (True, Level.FULL), (True, Level.LATE), (False, Level.BROKEN)]
+    assert verdict.summary().startswith("broken: source line1: not connected, last value 0.5 s ago")
+    assert verdict.summary().endswith("(and 3 more)")
+
+
+def test_one_bad_consumer_does_not_hide_another(healthy: NodeSnapshot) -> None:
+    """Each consumer has its own reason."""
+    both = tuple(
+        ConsumerFigures(name, "facts.telemetry", "enterprise", "offline", 0, 10, 3_700.0) for name in ("a", "b")
+    )
+    assert [reason.subject for reason in assess(replace(healthy, consumers=both)).reasons] == [
+        "consumer a",
+        "consumer b",
+    ]
+
+
+def test_the_table_is_in_order() -> None:
+    """Every row warns before it alerts, names a unit and says why."""
+    for name, row in THRESHOLDS.items():
+        assert row.unit, name
+        assert row.because, name
+        assert row.passed(row.alert) is False, f"{name}: at its alert limit a figure is a warning still"
+        assert row.passed(row.warn) is None, name
+
+
+@pytest.mark.parametrize(
+    "counts, quantile, expected",
+    [
+        ((0,) * 14, 0.99, None),
+        ((100, *[0] * 13), 0.99, 0.0005),
+        ((99, 1, *[0] * 12), 0.99, 0.0005),
+        ((98, 2, *[0] * 12), 0.99, 0.001),
+        ((*[0] * 13, 1), 0.5, float("inf")),
+        ((0, 1, *[0] * 12), 0.0001, 0.001),
+    ],
+)
+def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, expected: float | None) -> None:
+    """A quantile is the bound of the bucket that holds it, and nothing when nothing was measured."""
+    assert Latency(counts).quantile_s(quantile) == expected

@@ -1,0 +1,71 @@
+"""The watchdog's food is withheld exactly while a part with work stands still longer than it may."""
+
+from agent.health.watchdog import NS_PER_S, Decision, Progress, WatchdogCore
+
+FED = Decision(feed=True)
+
+
+def at(second: float) -> int:
+    """A moment in nanoseconds."""
+    return int(second * NS_PER_S)
+
+
+def writer(counter: int, *, busy: bool = True) -> Progress:
+    """A store writer that may stand still for ten seconds."""
+    return Progress("writer", counter, busy, 10)
+
+
+def test_moving_parts_are_fed() -> None:
+    """A counter that moves feeds, for ever."""
+    core = WatchdogCore()
+    assert all(core.decide([writer(turn)], at(turn * 9)) == FED for turn in range(20))
+
+
+def test_a_stalled_part_withholds() -> None:
+    """With work and without progress, food ends when the limit is over, names the part, and returns with the next move."""
+    core = WatchdogCore()
+    assert core.decide([writer(5)], at(0)) == FED
+    assert core.decide([writer(5)], at(10)) == FED
+    assert core.decide([writer(5)], at(10.1)) == Decision(feed=False, stalled=("writer",))
+    assert core.decide([writer(5)], at(99)) == Decision(feed=False, stalled=("writer",))
+    assert core.decide([writer(6)], at(100)) == FED
+
+
+def test_idle_is_not_stalled() -> None:
+    """Nothing to do is no stall, and work that arrives after a long rest has its whole limit."""
+    core = WatchdogCore()
+    assert core.decide([writer(5, busy=False)], at(0)) == FED
+    assert core.decide([writer(5, busy=False)], at(1_000)) == FED
+    assert core.decide([writer(5)], at(1_009)) == FED
+    assert not core.decide([writer(5)], at(1_011)).feed
+
+
+def test_one_part_is_enough_to_withhold() -> None:
+    """A part that moves does not cover for one that does not."""
+    core = WatchdogCore()
+    for second in range(12):
+        decision = core.decide([writer(second), Progress("line1", 1, True, 10)], at(second))
+    assert decision == Decision(feed=False, stalled=("line1",))
+
+
+def test_a_part_that_went_is_forgotten() -> None:
+    """A source removed from the tag map does not starve the node; back again, it starts anew."""
+    core = WatchdogCore()
+    core.decide([writer(1)], at(0))
+    assert core.decide([], at(100)) == FED
+    assert core.decide([writer(1)], at(200)) == FED
+
+
+def test_a_counter_that_starts_over_has_moved() -> None:
+    """A restarted part counts from 0 again; that is progress."""
+    core = WatchdogCore()
+    core.decide([writer(500)], at(0))
+    core.decide([writer(0)], at(9))
+    assert core.decide([writer(0)], at(18)) == FED
+
+
+def test_a_clock_that_stands_still_or_steps_back_starves_nobody() -> None:
+    """Only time that has passed counts; a step back is no stall."""
+    core = WatchdogCore()
+    core.decide([writer(1)], at(100))
+    assert core.decide([writer(1)], at(50)) == FED
