@@ -27,6 +27,7 @@ class Delivery:
         self.sampler = Sampler([(n, tag.rule) for n, tag in zip(numbers, tags, strict=True)])
         self._streams = {n: tag.stream for n, tag in zip(numbers, tags, strict=True)}
         self._subjects = {n: tag.definition.subject for n, tag in zip(numbers, tags, strict=True)}
+        self.turns_total = 0
         self._one_stream = tags[0].stream if len({tag.stream for tag in tags}) == 1 else None
 
     async def deliver(self, samples: Iterable[Sample], now_ns: int) -> None:
@@ -35,6 +36,7 @@ class Delivery:
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record what time alone makes due, and the gaps that are."""
+        self.turns_total += 1
         await self._record(self.sampler.due(now_ns))
         await self.recorder.flush_gaps()
 

@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.errors import BsfgError
 
-class IngestError(Exception):
+
+class IngestError(BsfgError):
     """Root of what this package raises on purpose."""
 
 

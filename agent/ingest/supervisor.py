@@ -55,6 +55,7 @@ class SourceStatistics:
     connects_total: int
     errors_total: int
     last_error: str
+    turns_total: int  # moves while anything at all is done for this source, failures included: proof of work
 
     @property
     def connected(self) -> bool:
@@ -126,6 +127,9 @@ class SourceSupervisor:
             connects_total=self._connects_total,
             errors_total=self._errors_total,
             last_error=self._last_error,
+            turns_total=self._errors_total
+            + self._recorder.refused_total
+            + (self._delivery.turns_total if self._delivery is not None else 0),
         )
 
     async def _live(self) -> None:

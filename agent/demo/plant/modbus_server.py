@@ -11,7 +11,8 @@ import asyncio
 import logging
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 from pymodbus.constants import ExcCodes
 from pymodbus.server import ModbusTcpServer
@@ -19,6 +20,7 @@ from pymodbus.simulator import DataType, SimData, SimDevice
 
 from agent.demo.plant.process import free_port, say_ready, wait_stopped
 from agent.demo.plant.signals import Meter, modbus_meters
+from agent.demo.plant.tags import modbus_tags_csv
 
 UNIT_BYTE = 6  # of the MBAP header
 TABLES = ("coil", "discrete", "holding", "input")
@@ -63,7 +65,7 @@ def _device(unit_id: int, meters: list[Meter], start_s: float) -> SimDevice:
     )
 
 
-def _action(meters: list[Meter], start_s: float) -> Callable[..., Awaitable[ExcCodes | None]]:
+def _action(meters: list[Meter], start_s: float) -> Callable[..., Coroutine[None, None, ExcCodes | None]]:
     """Called at each access: puts what the meters show now into the registers asked for."""
     table_of = {1: "coil", 2: "discrete", 3: "holding", 4: "input"}
 
@@ -97,6 +99,8 @@ def _set_bit(registers: list[int], bit: int, *, value: bool) -> None:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serve until the process is asked to end."""
+    if options.tags_file:
+        options.tags_file.write_text(modbus_tags_csv(), encoding="utf-8")
     port = options.port or free_port(options.host)
     meters, start_s = modbus_meters(), time.monotonic()
     units = sorted({meter.unit_id for meter in meters})
@@ -110,13 +114,15 @@ async def serve(options: argparse.Namespace) -> None:
     await server.serve_forever(background=True)
     say_ready(port)
     await wait_stopped()
-    await server.shutdown()
+    await server.shutdown()  # type: ignore[no-untyped-call]
 
 
 def main() -> None:
+    """Read the command line and serve."""
     parser = argparse.ArgumentParser(description="simulated plant: Modbus TCP device")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free one, see the ready line")
+    parser.add_argument("--tags-file", type=Path, help="write the tag file that fits, before anything else")
     parser.add_argument("--silent", type=int, action="append", default=[], help="for tests: this unit does not answer")
     logging.getLogger("pymodbus").setLevel(logging.CRITICAL)
     asyncio.run(serve(parser.parse_args()))

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 from asyncua import ua
 from asyncua.common.node import Node
@@ -22,12 +23,15 @@ from asyncua.ua.status_codes import StatusCodes
 
 from agent.demo.plant.process import free_port, say_ready, wait_stopped
 from agent.demo.plant.signals import OPCUA_NAMESPACE, Signal, opcua_signals
+from agent.demo.plant.tags import opcua_tags_csv
 
 TICK_S = 0.05
 
 
 async def serve(options: argparse.Namespace) -> None:
     """Serve until the process is asked to end."""
+    if options.tags_file:
+        options.tags_file.write_text(opcua_tags_csv(), encoding="utf-8")
     port = options.port or free_port(options.host)
     server = Server()
     await server.init()
@@ -102,9 +106,11 @@ async def _limit_items_per_call(server: Server, limit: int) -> None:
 
 
 def main() -> None:
+    """Read the command line and serve."""
     parser = argparse.ArgumentParser(description="simulated plant: OPC UA server")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free one, see the ready line")
+    parser.add_argument("--tags-file", type=Path, help="write the tag file that fits, before anything else")
     parser.add_argument("--certificate", default="", help="with --private-key: also offer Basic256Sha256")
     parser.add_argument("--private-key", default="")
     parser.add_argument("--items-per-call", type=int, default=0, help="for tests: MaxMonitoredItemsPerCall, enforced")

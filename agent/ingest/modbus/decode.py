@@ -120,10 +120,16 @@ def scaled(kind: ValueType, number: float) -> int | float:
     """Value * scale + offset; integers stay integers as long as both are whole."""
     if kind.scale == 1 and kind.offset == 0:
         return number
-    result = number * kind.scale + kind.offset
+    result = _times(number, kind.scale) + kind.offset
     if isinstance(result, int) and not -(2**63) <= result < 2**64:
         return float(result)  # beyond what an integer column holds; a float says it with 53 bits
     return result
+
+
+def _times(number: float, scale: float) -> int | float:
+    """number * scale; by a tenth as a division by ten, for 174 / 10 is 17.4 and 174 * 0.1 is 17.400000000000002."""
+    divisor = round(1 / scale) if abs(scale) < 1 else 0
+    return number / divisor if divisor and 1 / divisor == scale else number * scale
 
 
 def _size(name: str) -> int:

@@ -1,0 +1,117 @@
+"""A store that remembers what it was given, and programs of the plant as processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from agent.message import Message, Sample, TagDefinition, check_definition, check_message, check_sample
+
+STOP_S = 20.0
+
+
+class Busy(Exception):
+    """How the fake store refuses."""
+
+
+class FakeStore:
+    """Satisfies StorePort. `refusing` makes it refuse, `failing_futures` makes that many appends fail after being taken."""
+
+    def __init__(self) -> None:
+        self.definitions: list[TagDefinition] = []
+        self.samples: list[tuple[str, Sample]] = []
+        self.messages: dict[str, Message] = {}
+        self.refusing = False
+        self.failing_futures = 0
+
+    def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+        self._check()
+        for definition in definitions:
+            check_definition(definition)
+            if definition not in self.definitions:
+                self.definitions.append(definition)
+        return _done([self.definitions.index(definition) + 1 for definition in definitions])
+
+    def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Any]:
+        assert not awaited
+        self._check()
+        if self.failing_futures:
+            self.failing_futures -= 1
+            future: Future[Any] = Future()
+            future.set_exception(Busy("after all"))
+            return future
+        for row in rows:
+            check_sample(row)
+            assert row.tag <= len(self.definitions)
+        self.samples += [(stream, row) for row in rows]
+        return _done(None)
+
+    def append_message(self, stream: str, message: Message) -> Future[Any]:
+        self._check()
+        check_message(message)
+        assert stream == "facts.operational"
+        self.messages[message.envelope.message_id] = message
+        return _done(None)
+
+    def of(self, tag: str) -> list[Sample]:
+        """The samples of a tag, by its scope/id."""
+        numbers = {i for i, d in enumerate(self.definitions, 1) if d.subject == f"tag:{tag}"}
+        return [sample for _, sample in self.samples if sample.tag in numbers]
+
+    def good(self, tag: str) -> list[Sample]:
+        return [sample for sample in self.of(tag) if sample.quality == 0]
+
+    def _check(self) -> None:
+        if self.refusing:
+            raise Busy("full")
+
+
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+class Program:
+    """A server of the plant in its own process."""
+
+    def __init__(self, module: str, port: int, *options: str) -> None:
+        command = [sys.executable, "-m", module, "--port", str(port), *options]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.startswith("ready "), f"{module} said {line!r}"
+        self.port = int(line.split()[1])
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self._process.kill()
+        self._process.wait()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """As systemd would; returns the exit status."""
+        self._process.terminate()
+        try:
+            return self._process.wait(STOP_S)
+        finally:
+            if self._process.poll() is None:
+                self.kill()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+
+
+@contextmanager
+def running(module: str, *options: str, port: int = 0) -> Iterator[Program]:
+    """A server of the plant for the length of a block."""
+    program = Program(f"agent.demo.plant.{module}", port, *options)
+    try:
+        yield program
+    finally:
+        program.stop()
