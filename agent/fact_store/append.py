@@ -1,0 +1,191 @@
+"""Appends of this store's own facts: what queued up becomes batches, sealed once.
+
+All appends of one stream in one group commit share batches, so a hundred producers of single facts cost one. Their offsets
+follow the order in which they were queued. An append that cannot be sealed is refused alone; the others do not notice.
+
+A message is stored once per id: the digest of its id leads to the digest of its content. The content is what the message
+says (fact, media type, schema); an envelope that a retrying producer stamped with a new time is the same message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from agent.batch import DIGEST_BYTES, Batch, BatchTooLarge, Link, seal_messages, seal_samples
+from agent.fact_store.catalog import OWN_ORIGIN
+from agent.fact_store.errors import FactsRefused, Refused
+from agent.fact_store.group_commit import batch_sizes
+from agent.fact_store.held import Insert, Range, decide
+from agent.fact_store.records import Appended, AppendOutcome
+from agent.fact_store.transaction import Transaction
+from agent.message import Message, Sample
+
+Seal = Callable[[Link, Sequence[Any]], Batch]
+
+
+@dataclass(slots=True, eq=False)
+class AppendSamples:
+    """Samples waiting to be sealed."""
+
+    stream: str
+    rows: Sequence[Sample]
+    bytes: int
+    is_awaited: bool
+    queued_ns: int
+    future: Future[Appended] = field(default_factory=Future)
+
+
+@dataclass(slots=True, eq=False)
+class AppendMessages:
+    """Messages waiting to be sealed, all or none of them; checked, with the digests of their ids and contents."""
+
+    stream: str
+    messages: Sequence[Message]
+    keys: list[bytes]
+    contents: list[bytes]
+    bytes: int
+    queued_ns: int
+    future: Future[list[AppendOutcome]] = field(default_factory=Future)
+
+
+def message_key(message: Message) -> bytes:
+    """What the index knows a message id by."""
+    return _digest(message.envelope.message_id.encode())
+
+
+def content_digest(message: Message) -> bytes:
+    """What two messages with one id must have in common. None of the texts before the object can hold a NUL."""
+    envelope, fact = message.envelope, message.fact
+    texts = (fact.subject, fact.predicate, envelope.object_media_type or "", envelope.object_schema or "")
+    return _digest(b"\0".join((*(text.encode() for text in texts), fact.object_json)))
+
+
+def append_samples(
+    transaction: Transaction, stream: str, appends: Sequence[AppendSamples], facts_target: int
+) -> list[Appended | Refused]:
+    """Seal and store the samples of appends to one stream; one outcome for each append."""
+    seal = partial(_seal_samples, transaction)
+    link = transaction.catalog.link(stream)
+    refusals = dict[int, Refused]()
+    try:
+        batches = _sealed(seal, link, _rows(appends), facts_target)
+    except (ValueError, TypeError) as error:
+        refusals = _refusals(seal, link, appends, facts_target)
+        if not refusals:
+            raise AssertionError("appends can be sealed one by one but not together") from error
+        kept = [one for index, one in enumerate(appends) if index not in refusals]
+        batches = _sealed(seal, link, _rows(kept), facts_target) if kept else []
+    next_offset = _add_own(transaction, stream, batches) if batches else 0
+    outcomes = list[Appended | Refused]()
+    for index, append in enumerate(appends):
+        if index in refusals:
+            outcomes.append(refusals[index])
+            continue
+        outcomes.append(Appended(next_offset, next_offset + len(append.rows) - 1))
+        next_offset += len(append.rows)
+    return outcomes
+
+
+def append_messages(
+    transaction: Transaction, stream: str, appends: Sequence[AppendMessages], facts_target: int
+) -> list[list[AppendOutcome] | Refused]:
+    """Store the messages of appends to one stream that are not there yet; one outcome for each append."""
+    known = transaction.catalog.streams.get(stream)
+    next_offset = known.end_offset + 1 if known else 1
+    fresh = dict[bytes, tuple[bytes, int]]()
+    kept = list[Message]()
+    outcomes = list[list[AppendOutcome] | Refused]()
+    for append in appends:
+        results = list[AppendOutcome]()
+        for message, key, content in zip(append.messages, append.keys, append.contents, strict=True):
+            found = fresh.get(key) or transaction.message(known, key)
+            if found is None:
+                fresh[key] = (content, next_offset)
+                kept.append(message)
+                results.append(AppendOutcome(next_offset, "applied"))
+                next_offset += 1
+            elif found[0] == content:
+                results.append(AppendOutcome(found[1], "noop_already_applied"))
+            else:
+                results.append(AppendOutcome(found[1], "conflicting_duplicate"))
+        outcomes.append(results)
+    if not kept:
+        return outcomes
+    try:
+        batches = _sealed(seal_messages, transaction.catalog.link(stream), kept, facts_target)
+    except (ValueError, TypeError) as error:
+        # The door has checked each message; what is left is a text no encoder takes. Rare enough to refuse the whole group.
+        return [FactsRefused(f"messages for {stream} cannot be sealed: {error}") for _ in appends]
+    _add_own(transaction, stream, batches)
+    entries = [(key, content, offset) for key, (content, offset) in fresh.items()]
+    transaction.add_messages(transaction.stream(stream), entries)
+    return outcomes
+
+
+def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) -> int:
+    """Store batches just sealed here; returns the offset of their first fact."""
+    known = transaction.stream(stream)
+    ranges = transaction.catalog.held.get((known.id, OWN_ORIGIN), ())
+    for batch in batches:
+        decision = decide(ranges, Range.of(batch.header, batch.digest))
+        assert isinstance(decision, Insert), decision
+        assert decision.gap is None, decision.gap
+        ranges = decision.ranges
+    transaction.set_held(known.id, OWN_ORIGIN, ranges)
+    return transaction.add_batches(known, batches)
+
+
+def _seal_samples(transaction: Transaction, link: Link, rows: Sequence[Sample]) -> Batch:
+    return seal_samples(link, rows, transaction.catalog.own_definitions())
+
+
+def _rows(appends: Sequence[AppendSamples]) -> Sequence[Sample]:
+    if len(appends) == 1:
+        return appends[0].rows
+    return list(chain.from_iterable(append.rows for append in appends))
+
+
+def _sealed(seal: Seal, link: Link, facts: Sequence[Any], facts_target: int) -> list[Batch]:
+    """Facts as a chain of batches of about `facts_target`, smaller where their bytes demand it."""
+    batches = list[Batch]()
+    at = 0
+    for size in batch_sizes(len(facts), facts_target):
+        batches.extend(_sealed_within_limits(seal, link, facts[at : at + size] if size < len(facts) else facts))
+        link, at = batches[-1].link, at + size
+    return batches
+
+
+def _sealed_within_limits(seal: Seal, link: Link, facts: Sequence[Any]) -> list[Batch]:
+    """One batch, or as many as halving makes; the format's limits in bytes leave room for any single fact."""
+    try:
+        return [seal(link, facts)]
+    except BatchTooLarge:
+        if len(facts) == 1:
+            raise
+    half = len(facts) // 2
+    first = _sealed_within_limits(seal, link, facts[:half])
+    return first + _sealed_within_limits(seal, first[-1].link, facts[half:])
+
+
+def _refusals(seal: Seal, link: Link, appends: Sequence[AppendSamples], facts_target: int) -> dict[int, Refused]:
+    """Which appends cannot be sealed even alone, and why."""
+    refusals = dict[int, Refused]()
+    for index, append in enumerate(appends):
+        try:
+            _sealed(seal, link, append.rows, facts_target)
+        except (ValueError, TypeError) as error:
+            refusals[index] = FactsRefused(
+                f"samples for {append.stream} cannot be sealed: {error}", "correct the source"
+            )
+            refusals[index].__cause__ = error
+    return refusals
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,158 @@
+"""Everything that can go wrong with a store, as one tree. Each error names the thing and ends with what to do.
+
+    StoreError                      anything below; never raised itself
+        StoreUnusable               this file cannot be opened as this node's store; nothing was changed (the operator's)
+            StoreMissing            file or folder is not there
+            StoreLocked             another process has it open
+            StoreForeign            another zone's store, or no fact store at all
+            StoreTooNew             written by a newer version of this program
+            StoreDamaged            the file is broken, or its tables contradict each other
+        StoreUnavailable            the store is open but cannot take this now (try again where `retryable`)
+            StoreBusy               too much is waiting for the disk; slow the source
+            StoreFull               no space left, or a size limit reached; the transaction was rolled back
+            StoreFailed             the disk failed a commit; this process must be restarted
+            StoreClosed             closed by its owner
+        Refused                     what the caller handed over breaks a rule; nothing was stored (the caller's, final)
+            FactsRefused            samples, messages or definitions that cannot be sealed
+            ForkError               a batch contradicts the history held of its origin
+            DefinitionsMissing      a batch names tag definitions that did not come with it
+            UnknownStream           no stream of this name is held
+            UnknownConsumer         no consumer of this name is registered
+            ConsumerNotYours        the name was registered by another zone
+            ConsumerStreamMismatch  the name is bound to another stream
+            ConfirmRefused          a confirmation that makes no sense
+                ConfirmBeyondLog    it names an offset that was never written here
+
+Bytes that are no batch raise `agent.batch.BatchError`, a message that breaks the rules `agent.message.MessageError`.
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Root of the tree drawn above. The text says what happened; `hint`, at its end, what to do."""
+
+    hint = ""
+    retryable = False
+
+    def __init__(self, why: str, hint: str | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        if hint is not None:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.hint}" if self.hint else self.why
+
+
+class StoreUnusable(StoreError):
+    """This file cannot be opened as this node's store; nothing was changed."""
+
+
+class StoreMissing(StoreUnusable):
+    """File or folder is not there."""
+
+
+class StoreLocked(StoreUnusable):
+    """Another process has the store open."""
+
+    hint = "one process writes a store; stop the other one (systemctl status bsfg) and try again"
+
+
+class StoreForeign(StoreUnusable):
+    """Another zone's store, or no fact store at all."""
+
+
+class StoreTooNew(StoreUnusable):
+    """Written by a newer version of this program."""
+
+    hint = "install that version again, or start with a fresh state_dir; this file was not touched"
+
+
+class StoreDamaged(StoreUnusable):
+    """The file is broken, or its tables contradict each other."""
+
+    hint = "keep the file for examination, move it aside and start again; peers still hold what they confirmed"
+
+
+class StoreUnavailable(StoreError):
+    """The store is open but cannot take this now."""
+
+    retryable = True
+
+
+class StoreBusy(StoreUnavailable):
+    """Too much is waiting for the disk."""
+
+    hint = "slow the source and try again when earlier appends are done"
+
+
+class StoreFull(StoreUnavailable):
+    """No space left, or a size limit reached; the transaction was rolled back."""
+
+    hint = "free disk space or raise the limit; nothing that was acknowledged is affected"
+
+
+class StoreFailed(StoreUnavailable):
+    """The disk failed a commit. The kernel may have dropped the pages, so nothing is tried again on this connection."""
+
+    retryable = False
+    hint = "restart the node: it reopens the store from what the disk really holds; check the disk if it happens again"
+
+
+class StoreClosed(StoreUnavailable):
+    """Closed by its owner."""
+
+    retryable = False
+
+
+class Refused(StoreError):
+    """What the caller handed over breaks a rule; nothing was stored."""
+
+
+class FactsRefused(Refused):
+    """Samples, messages or definitions that cannot be sealed."""
+
+
+class ForkError(Refused):
+    """A batch contradicts the history held of its origin: that gateway was restored from an old image, or somebody lies."""
+
+    hint = "give the origin a new epoch (a fresh store), or find out who changed its history; see the incident"
+
+
+class DefinitionsMissing(Refused):
+    """A batch names tag definitions that did not come with it."""
+
+    hint = "fetch again and name the definitions really held"
+
+
+class UnknownStream(Refused):
+    """No stream of this name is held."""
+
+
+class UnknownConsumer(Refused):
+    """No consumer of this name is registered."""
+
+    hint = "register it first, or correct the name (bsfg consumer list)"
+
+
+class ConsumerNotYours(Refused):
+    """The name was registered by another zone."""
+
+    hint = "use a consumer name of your own, by custom <your zone>.<stream>"
+
+
+class ConsumerStreamMismatch(Refused):
+    """The name is bound to another stream."""
+
+    hint = "use one consumer name for each stream, or remove the consumer first"
+
+
+class ConfirmRefused(Refused):
+    """A confirmation that makes no sense."""
+
+
+class ConfirmBeyondLog(ConfirmRefused):
+    """A confirmation names an offset that was never written here."""
+
+    hint = "if this store was restored from a backup, it needs a new epoch; otherwise correct the offset"

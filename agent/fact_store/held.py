@@ -1,0 +1,122 @@
+"""Which sequences of an origin are held, and what to do with one more batch of it. Core: no IO.
+
+Sequences of an origin are dense and its batches form a hash chain, so "have I got this already" is a comparison with a few
+ranges, never a look-up per fact. Each range remembers where it attaches (the digest its first batch names as predecessor)
+and where the next batch attaches (the digest of its last batch). A batch is then one of:
+
+    Insert      new; attaches where it must. `gap` names the sequences that were skipped, so the shell can say so
+    Duplicate   wholly held already: a repeat after a lost answer, or the same history by another path
+    Fork        contradicts what is held: a changed, restored or forged history. Never stored, never silently dropped
+
+Batches are immutable and never merged or cut, so one that overlaps a range without lying inside it cannot be honest. What
+lies inside a range is a Duplicate only as far as digests at the edges tell; the shell compares the stored batch's as well.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from agent.batch import NO_DIGEST, Header
+
+RANGES_MAX = 1000  # each gap is an incident somebody has to look at; an origin with more is refused, not remembered
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Consecutive sequences held of one stream and origin, and the digests at both ends."""
+
+    first_sequence: int
+    last_sequence: int
+    first_previous_digest: bytes
+    last_digest: bytes
+
+    @classmethod
+    def of(cls, header: Header, digest: bytes) -> Range:
+        """The range that one batch makes by itself."""
+        return cls(header.first_sequence, header.last_sequence, header.previous_digest, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Store the batch; `ranges` are held afterwards. `gap` is (first, last) of the sequences skipped, if any."""
+
+    ranges: tuple[Range, ...]
+    gap: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Held already, as far as the ends of the ranges tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Contradicts what is held."""
+
+    why: str
+
+
+def decide(ranges: tuple[Range, ...], offered: Range) -> Insert | Duplicate | Fork:
+    """What to do with a batch, given as the range it makes, when `ranges` (sorted, disjoint, never adjacent) are held."""
+    if (offered.first_sequence == 1) != (offered.first_previous_digest == NO_DIGEST):
+        return Fork(f"sequence {offered.first_sequence} names {offered.first_previous_digest.hex()} as predecessor")
+    at = bisect_right(ranges, offered.first_sequence, key=lambda held: held.first_sequence)
+    left = ranges[at - 1] if at else None
+    right = ranges[at] if at < len(ranges) else None
+    if left is not None and offered.first_sequence <= left.last_sequence:
+        return _inside(left, offered)
+    if right is not None and offered.last_sequence >= right.first_sequence:
+        return Fork(f"{_text(offered)} overlaps {_text(right)}, which is held")
+    if left is not None and not _attaches(left, offered):
+        return Fork(f"{_text(offered)} follows {offered.first_previous_digest.hex()}, held is {left.last_digest.hex()}")
+    if right is not None and not _attaches(offered, right):
+        return Fork(f"{_text(offered)} is {offered.last_digest.hex()}, its successor follows another batch")
+    joined = _joined(left, offered, right)
+    if len(joined) + len(ranges) - sum(one is not None for one in (left, right)) > RANGES_MAX:
+        return Fork(f"{_text(offered)} would be the {RANGES_MAX + 1}th separate range of its origin")
+    first_of_joined = at - (left is not None)
+    after = ranges[at + (right is not None) :]
+    return Insert((*ranges[:first_of_joined], *joined, *after), _gap(left, offered, right))
+
+
+def _inside(held: Range, offered: Range) -> Duplicate | Fork:
+    """An offered range that starts inside a held one: the same facts, or another history of the same sequences."""
+    if offered.last_sequence > held.last_sequence:
+        return Fork(f"{_text(offered)} overlaps {_text(held)}, which is held")
+    if offered.last_sequence == held.last_sequence and offered.last_digest != held.last_digest:
+        return Fork(f"{_text(offered)} is {offered.last_digest.hex()}, held is {held.last_digest.hex()}")
+    if offered.first_sequence == held.first_sequence and offered.first_previous_digest != held.first_previous_digest:
+        return Fork(f"{_text(offered)} follows another batch than the one held")
+    return Duplicate()
+
+
+def _attaches(before: Range, after: Range) -> bool:
+    """Whether two ranges are apart, or adjacent and linked by digest."""
+    return before.last_sequence + 1 != after.first_sequence or before.last_digest == after.first_previous_digest
+
+
+def _joined(left: Range | None, offered: Range, right: Range | None) -> tuple[Range, ...]:
+    """The offered range with its neighbours, joined where they are adjacent."""
+    joined = [left] if left is not None else []
+    for following in (offered, right):
+        if following is None:
+            continue
+        if joined and joined[-1].last_sequence + 1 == following.first_sequence:
+            last = joined.pop()
+            following = Range(  # noqa: PLW2901 - the joined range takes its place
+                last.first_sequence, following.last_sequence, last.first_previous_digest, following.last_digest
+            )
+        joined.append(following)
+    return tuple(joined)
+
+
+def _gap(left: Range | None, offered: Range, right: Range | None) -> tuple[int, int] | None:
+    """Sequences skipped by a new tail. Filling an older gap, or starting late with nothing held, skips nothing new."""
+    if left is None or right is not None or left.last_sequence + 1 == offered.first_sequence:
+        return None
+    return left.last_sequence + 1, offered.first_sequence - 1
+
+
+def _text(one: Range) -> str:
+    return f"{one.first_sequence} to {one.last_sequence}"

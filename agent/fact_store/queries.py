@@ -1,0 +1,51 @@
+"""The statements of queries.sql by name, so that no SQL hides in Python.
+
+    QUERIES["insert_batch"]
+
+Read once at import; a name that does not exist is our own mistake and raises KeyError. A test holds file and use equal and
+prepares every statement against the schema.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+_NAME = re.compile(r"^-- ([a-z_]+): .+$")
+
+
+def named_statements(text: str) -> Iterator[tuple[str, str]]:
+    """(name, statement) of each `-- name: text` block."""
+    name, lines = "", list[str]()
+    for line in [*text.splitlines(), "-- end: of the text"]:
+        if (found := _NAME.match(line)) is None:
+            lines.append(line)
+            continue
+        if name:
+            statement = "\n".join(lines).strip()
+            assert sqlite3.complete_statement(statement), f"{name} is not one whole statement"
+            yield name, statement.removesuffix(";")
+        name, lines = found[1], []
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script one by one; triggers, with their semicolons inside, stay whole."""
+    lines: list[str] = []
+    for line in script.splitlines():
+        lines.append(line)
+        if sqlite3.complete_statement("\n".join(lines)):
+            yield "\n".join(lines).strip()
+            lines = []
+    assert not any(line.strip() and not line.startswith("--") for line in lines), "the script ends within a statement"
+
+
+def _load(file: Path) -> Mapping[str, str]:
+    found = list(named_statements(file.read_text(encoding="utf-8")))
+    assert len(dict(found)) == len(found), f"a name stands twice in {file}"
+    return MappingProxyType(dict(found))
+
+
+QUERIES = _load(Path(__file__).with_name("queries.sql"))

@@ -1,0 +1,150 @@
+-- Every statement of the store, by name. A line "-- name: text" starts one; queries.py reads this file.
+
+-- begin: the writer's transaction, with the write lock taken at once
+BEGIN IMMEDIATE;
+
+-- commit: durable when it returns
+COMMIT;
+
+-- rollback: as if nothing had been asked
+ROLLBACK;
+
+-- begin_read: several statements that see one state
+BEGIN;
+
+-- migrations_table: whether any migration ever ran
+SELECT count(*) FROM sqlite_schema WHERE name = '_sqlite_migrations';
+
+-- migrations_applied: names of the migrations that ran
+SELECT name FROM _sqlite_migrations WHERE migration_set = 'bsfg' ORDER BY id;
+
+-- tables: how many tables the file has, whoever made them
+SELECT count(*) FROM sqlite_schema;
+
+-- insert_store: whose store this is, once
+INSERT INTO store (id, zone, epoch, format, created_unix_ms) VALUES (1, ?, ?, ?, ?);
+
+-- select_store: whose store this is
+SELECT zone, epoch, format FROM store;
+
+-- insert_origin: number a new origin
+INSERT INTO origin (zone, epoch) VALUES (?, ?) RETURNING id;
+
+-- select_origins: every origin with its number
+SELECT id, zone, epoch FROM origin ORDER BY id;
+
+-- insert_stream: number a new stream
+INSERT INTO stream (name) VALUES (?) RETURNING id;
+
+-- select_streams: every stream with where it begins and ends
+SELECT
+    stream.id,
+    stream.name,
+    stream.released_offset,
+    stream.released_bytes,
+    coalesce(last.last_offset, stream.released_offset),
+    coalesce(last.bytes_total, stream.released_bytes)
+FROM stream
+LEFT JOIN batch AS last ON last.id = (
+    SELECT id FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1
+)
+ORDER BY stream.id;
+
+-- insert_batch: one sealed batch
+INSERT INTO batch (
+    stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
+    definition_count, bytes_total, digest, previous_digest, body
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- select_batch_at_sequence: the last batch of an origin that starts at or before a sequence
+SELECT first_sequence, count, digest, previous_digest FROM batch
+WHERE stream = ? AND origin = ? AND first_sequence <= ?
+ORDER BY first_sequence DESC LIMIT 1;
+
+-- select_page: batches from the one that holds an offset, up to the last that starts at or before another
+SELECT first_offset, last_offset, origin, definition_count, body, digest FROM batch
+WHERE stream = :stream
+    AND first_offset >= coalesce(
+        (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
+    )
+    AND first_offset <= :until_offset
+    AND last_offset >= :offset
+ORDER BY first_offset;
+
+-- select_end_offset: where a stream ends
+SELECT coalesce(
+    (SELECT last_offset FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1), released_offset
+) FROM stream WHERE id = ?;
+
+-- insert_definition: one tag definition
+INSERT INTO definition (origin, number, digest, body) VALUES (?, ?, ?, ?);
+
+-- select_definitions: bodies of a range of an origin's definitions, after one number up to another
+SELECT body FROM definition WHERE origin = ? AND number > ? AND number <= ? ORDER BY number;
+
+-- select_definition_digest: running digest at one number
+SELECT digest FROM definition WHERE origin = ? AND number = ?;
+
+-- select_definition_ends: how many definitions each origin has, and the running digest over them
+SELECT origin, max(number), digest FROM definition GROUP BY origin;
+
+-- insert_held: a range of sequences now held
+INSERT INTO held (stream, origin, first_sequence, last_sequence, first_previous_digest, last_digest)
+VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (stream, origin, first_sequence)
+DO UPDATE SET
+    last_sequence = excluded.last_sequence,
+    first_previous_digest = excluded.first_previous_digest,
+    last_digest = excluded.last_digest;
+
+-- delete_held: a range that another one has taken in
+DELETE FROM held WHERE stream = ? AND origin = ? AND first_sequence = ?;
+
+-- select_held: everything held, in order
+SELECT stream, origin, first_sequence, last_sequence, first_previous_digest, last_digest FROM held
+ORDER BY stream, origin, first_sequence;
+
+-- insert_message: where a message id was first stored
+INSERT INTO message_index (stream, message_key, content_digest, message_offset) VALUES (?, ?, ?, ?);
+
+-- select_message: content and offset first stored under a message id
+SELECT content_digest, message_offset FROM message_index WHERE stream = ? AND message_key = ?;
+
+-- insert_consumer: register a consumer
+INSERT INTO consumer (name, zone, stream, state, start_offset, frontier, registered_unix_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id;
+
+-- update_consumer: move a consumer's frontier and state
+UPDATE consumer SET state = ?, frontier = ? WHERE id = ?;
+
+-- delete_consumer: forget a consumer and what it confirmed
+DELETE FROM consumer WHERE id = ?;
+
+-- select_consumers: every consumer
+SELECT consumer.id, consumer.name, consumer.zone, stream.name, consumer.state, consumer.start_offset, consumer.frontier
+FROM consumer JOIN stream ON stream.id = consumer.stream ORDER BY consumer.name;
+
+-- insert_confirmed: a range confirmed beyond the frontier
+INSERT INTO confirmed (consumer, first_offset, last_offset) VALUES (?, ?, ?);
+
+-- delete_confirmed: a range that was merged or passed by the frontier
+DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
+
+-- select_confirmed: every range beyond a frontier
+SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
+
+-- insert_peer_position: how far a peer's stream is stored
+INSERT INTO peer_position (peer, stream, epoch, peer_offset) VALUES (?, ?, ?, ?)
+ON CONFLICT (peer, stream) DO UPDATE SET epoch = excluded.epoch, peer_offset = excluded.peer_offset;
+
+-- select_peer_positions: every peer's position
+SELECT peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset
+FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
+
+-- insert_incident: something was lost or refused; again, it counts up
+INSERT INTO incident (kind, subject, detail, first_unix_ms, last_unix_ms) VALUES (:kind, :subject, :detail, :now, :now)
+ON CONFLICT (kind, subject)
+DO UPDATE SET count = incident.count + 1, detail = excluded.detail, last_unix_ms = excluded.last_unix_ms;
+
+-- select_incidents: the last incidents, newest first
+SELECT kind, subject, detail, count, first_unix_ms, last_unix_ms FROM incident ORDER BY last_unix_ms DESC, id DESC LIMIT ?;

@@ -1,0 +1,180 @@
+"""Reading a store: mode=ro connections, one for each call in progress, short statements, from any process.
+
+Promised: a reader never writes, never checkpoints and never holds a transaction between calls, so it cannot stop the writer
+from reusing its log. What it returns is whole batches, byte for byte as they were sealed; nothing is opened here.
+
+Used by the store itself, by the command line and by Spark; no writer needs to run.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.batch import Origin
+from agent.fact_store.catalog import Catalog
+from agent.fact_store.connection import Connect, connect, connect_reader, opening_error
+from agent.fact_store.errors import StoreClosed
+from agent.fact_store.migrations import check_known
+from agent.fact_store.queries import QUERIES
+from agent.fact_store.records import ConsumerState, Incident, Page, PeerPosition, StoredBatch, StreamInfo
+from agent.fact_store.recovery import identity, load
+
+OFFSET_MAX = 2**63 - 2
+INCIDENTS_MAX = 1000
+IDLE_MAX = 8  # connections kept for the next call; more callers at once open their own
+
+
+class StoreReader:
+    """Read-only view of the store at `path`. Thread-safe. Raises StoreUnusable when opened and when the disk fails."""
+
+    def __init__(self, path: Path, *, connect_to: Connect = connect) -> None:
+        self.path = path
+        self._connect_to = connect_to
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._streams: dict[str, int] = {}
+        self._origins: dict[int, Origin] = {}
+        with self._reading() as connection:
+            check_known(connection)
+            self.origin = identity(connection, path)
+
+    @property
+    def zone(self) -> str:
+        """Zone of the store."""
+        return self.origin.zone
+
+    @property
+    def epoch(self) -> bytes:
+        """This life of the store."""
+        return self.origin.epoch
+
+    def read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+    ) -> Page:
+        """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least one.
+
+        Facts up to `after_offset` do not count against `facts_max`. With `until_offset`, batches that begin beyond it are
+        left out. A stream nobody has written to is an empty page.
+        """
+        if after_offset < 0 or facts_max < 1 or bytes_max < 1:
+            raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
+        with self._reading() as connection:
+            if (number := self._stream(connection, stream)) is None:
+                return Page([], 0)
+            last = OFFSET_MAX if until_offset is None else until_offset
+            asked = {"stream": number, "offset": after_offset + 1, "until_offset": last}
+            batches = list[StoredBatch]()
+            rows = connection.execute(QUERIES["select_page"], asked)
+            try:
+                for row in rows:
+                    one = self._stored(connection, row)
+                    bytes_max -= len(one.sealed)
+                    if batches and bytes_max < 0:
+                        break
+                    batches.append(one)
+                    if one.last_offset - after_offset >= facts_max:
+                        break
+            finally:
+                rows.close()  # an unfinished statement would keep the writer's log from being reused
+            end_offset = connection.execute(QUERIES["select_end_offset"], (number,)).fetchone()[0]
+        return Page(batches, end_offset)
+
+    def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
+        """Canonical JSON of the definitions of an origin, after one number up to another; fewer where fewer are known."""
+        with self._reading() as connection:
+            for number, zone, epoch in connection.execute(QUERIES["select_origins"]).fetchall():
+                if (zone, epoch) == (origin.zone, origin.epoch):
+                    rows = connection.execute(QUERIES["select_definitions"], (number, after_number, until_number))
+                    return [body for (body,) in rows.fetchall()]
+        return []
+
+    def end_offset(self, stream: str) -> int:
+        """Offset of the last fact of a stream, 0 where there is none."""
+        return next((one.end_offset for one in self.streams() if one.name == stream), 0)
+
+    def streams(self) -> list[StreamInfo]:
+        """Every stream."""
+        return [state.info() for state in self._catalog().streams.values()]
+
+    def origins(self) -> list[Origin]:
+        """Everybody whose facts are held, this store first."""
+        return list(self._catalog().origins)
+
+    def consumers(self) -> list[ConsumerState]:
+        """Every registered consumer."""
+        return list(self._catalog().consumers.values())
+
+    def peer_positions(self) -> dict[tuple[str, str], PeerPosition]:
+        """How far each (peer, stream) has been stored."""
+        return self._catalog().peers
+
+    def incidents(self, limit: int = INCIDENTS_MAX) -> list[Incident]:
+        """The last incidents, newest first."""
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["select_incidents"], (limit,)).fetchall()
+        return [Incident(*row) for row in rows]
+
+    def close(self) -> None:
+        """Whoever reads after this gets StoreClosed; whoever is reading finishes."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    # ---------------------------------------------------------------------------------------------------------- internal
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection nobody else uses meanwhile; SQLite's errors leave as the store's."""
+        with self._lock:
+            if self._is_closed:
+                raise StoreClosed(f"{self.path} is closed")
+            connection = self._idle.pop() if self._idle else None
+        try:
+            connection = connection or connect_reader(self.path, self._connect_to)
+            yield connection
+        except sqlite3.Error as error:
+            raise opening_error(self.path, error) from error
+        finally:
+            if connection is not None:
+                self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._is_closed and len(self._idle) < IDLE_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _catalog(self) -> Catalog:
+        """The whole picture, from one state of the tables."""
+        with self._reading() as connection:
+            connection.execute(QUERIES["begin_read"])
+            try:
+                return load(connection, self.path)
+            finally:
+                connection.execute(QUERIES["rollback"])
+
+    def _stored(self, connection: sqlite3.Connection, row: tuple[Any, ...]) -> StoredBatch:
+        first_offset, last_offset, number, definition_count, body, digest = row
+        origin = self._origins.get(number) or self._origin(connection, number)
+        return StoredBatch(first_offset, last_offset, body + digest, origin, definition_count)
+
+    def _stream(self, connection: sqlite3.Connection, name: str) -> int | None:
+        """Number of a stream. Numbers never change, so what was found once is kept."""
+        if name not in self._streams:
+            rows: list[tuple[Any, ...]] = connection.execute(QUERIES["select_streams"]).fetchall()
+            self._streams.update({row[1]: row[0] for row in rows})
+        return self._streams.get(name)
+
+    def _origin(self, connection: sqlite3.Connection, number: int) -> Origin:
+        rows = connection.execute(QUERIES["select_origins"]).fetchall()
+        self._origins.update({found: Origin(zone, epoch) for found, zone, epoch in rows})
+        return self._origins[number]

@@ -1,0 +1,115 @@
+"""A peer's page: batches sealed elsewhere, stored once, byte for byte, together with how far that peer has been read.
+
+All or nothing: one batch that contradicts what is held, or lacks its definitions, and the page changes nothing but the list of
+incidents. What is held already is skipped, after comparing it with what is stored: a gateway restored from an old image
+offers sequences we have, with other content, and to call those duplicates would lose them without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent import batch as batch_format
+from agent.batch import Batch, BatchError
+from agent.fact_store.catalog import OWN_ORIGIN
+from agent.fact_store.definitions import vouched
+from agent.fact_store.errors import ForkError
+from agent.fact_store.held import Duplicate, Fork, Insert, Range, decide
+from agent.fact_store.records import Gap, PeerPosition, PutResult, ReceivedDefinition
+from agent.fact_store.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPage:
+    """A page whose batches have been checked, each by itself."""
+
+    peer: str
+    stream: str
+    batches: Sequence[Batch]
+    definitions: Sequence[ReceivedDefinition]
+    position: PeerPosition
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What storing a page will do, worked out before anything is written."""
+
+    ranges: dict[batch_format.Origin, tuple[Range, ...]] = field(default_factory=dict)
+    fresh: dict[tuple[batch_format.Origin, int], Range] = field(default_factory=dict)
+    inserts: list[Batch] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    duplicate_facts: int = 0
+
+
+def check(stream: str, sealed: Sequence[bytes], *, is_opened: bool) -> list[Batch]:
+    """Parse batches and, by default, open each once; raises BatchError for bytes that may not be stored in `stream`."""
+    batches = [batch_format.parse(one) for one in sealed]
+    for batch in batches:
+        header = batch.header
+        if header.is_slice:
+            raise BatchError(
+                f"slice: {header.origin} {header.first_sequence} was cut for a reader and cannot be stored"
+            )
+        if header.stream != stream:
+            raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
+        if is_opened:
+            batch_format.verify(batch)
+    return batches
+
+
+def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
+    """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing; then nothing is stored."""
+    plan = _Plan()
+    for batch in page.batches:
+        _plan(transaction, plan, batch)
+    definitions = vouched(transaction, plan.inserts, page.definitions)
+    stream = transaction.stream(page.stream)
+    for origin, bodies in definitions.items():
+        transaction.add_definitions(transaction.origin(origin), bodies)
+    if plan.inserts:
+        transaction.add_batches(stream, plan.inserts)
+    for origin, ranges in plan.ranges.items():
+        transaction.set_held(stream.id, transaction.origin(origin), ranges)
+    for gap in plan.gaps:
+        subject = f"{page.stream} of {gap.origin}"
+        transaction.add_incident(
+            "gap", subject, f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
+        )
+    transaction.set_peer_position(page.peer, stream, page.position)
+    stored_facts = sum(batch.header.count for batch in plan.inserts)
+    end_offset = transaction.catalog.streams[page.stream].end_offset
+    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps))
+
+
+def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> None:
+    """Decide on one batch, knowing those before it in the page. Raises ForkError."""
+    header, catalog = batch.header, transaction.catalog
+    origin, offered = header.origin, Range.of(header, batch.digest)
+    known = catalog.streams.get(header.stream)
+    number = catalog.origins.get(origin)
+    ranges = plan.ranges.get(origin)
+    if ranges is None:
+        ranges = catalog.held.get((known.id, number), ()) if known and number else ()
+    decision = decide(ranges, offered)
+    if isinstance(decision, Duplicate):
+        stored = plan.fresh.get((origin, offered.first_sequence))
+        if stored is None and known and number:
+            stored = transaction.batch_at(known.id, number, offered.first_sequence)
+        if stored is not None and stored != offered:
+            decision = Fork(f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored")
+    if isinstance(decision, Insert) and number == OWN_ORIGIN:
+        decision = Fork(
+            f"sequences {offered.first_sequence} to {offered.last_sequence} are ours, and we never wrote them"
+        )
+    match decision:
+        case Fork(why):
+            raise ForkError(f"{header.stream} of {origin}: {why}")
+        case Duplicate():
+            plan.duplicate_facts += header.count
+        case Insert(ranges, gap):
+            plan.ranges[origin] = ranges
+            plan.fresh[origin, offered.first_sequence] = offered
+            plan.inserts.append(batch)
+            if gap is not None:
+                plan.gaps.append(Gap(origin, *gap))

@@ -1,0 +1,152 @@
+"""What the store hands out and takes in: frozen records, no behaviour. Core: no IO.
+
+Offsets are positions in this store's stream, sequences positions at the origin; both start at 1, 0 means "nothing yet".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from agent.batch import Origin
+from agent.fact_store.frontier import Confirmed
+from agent.fact_store.lifecycle import Lifecycle
+
+
+class Appended(NamedTuple):
+    """Where samples of one append lie; they are durable."""
+
+    first_offset: int
+    last_offset: int
+
+
+class AppendOutcome(NamedTuple):
+    """What became of a message. The offset is that of the message first stored under its id."""
+
+    offset: int
+    outcome: Literal["applied", "noop_already_applied", "conflicting_duplicate"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPosition:
+    """How far a peer's stream has been stored here: an offset in one epoch of that peer."""
+
+    epoch: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedDefinition:
+    """One tag definition of an origin, as a peer sent it: canonical JSON bytes."""
+
+    origin: Origin
+    number: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Sequences of an origin that a peer no longer had: the batch after them was stored, they are missing."""
+
+    origin: Origin
+    first_sequence: int
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What became of a peer's page; all of it is durable."""
+
+    stored_facts: int
+    duplicate_facts: int
+    end_offset: int
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """A registered consumer. `confirmed.ranges` lie beyond `confirmed.frontier`."""
+
+    id: int
+    name: str
+    zone: str
+    stream: str
+    lifecycle: Lifecycle
+    start_offset: int
+    confirmed: Confirmed
+
+    @property
+    def frontier(self) -> int:
+        """Everything up to this offset is confirmed."""
+        return self.confirmed.frontier
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A stream: facts `first_offset` to `end_offset` in sealed batches of `bytes` bytes."""
+
+    name: str
+    first_offset: int
+    end_offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A sealed batch and where it lies in its stream."""
+
+    first_offset: int
+    last_offset: int
+    sealed: bytes
+    origin: Origin
+    definition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Whole batches, in order, and where the stream ended when they were read."""
+
+    batches: list[StoredBatch]
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that was lost or refused, how often, first and last when."""
+
+    kind: str
+    subject: str
+    detail: str
+    count: int
+    first_unix_ms: int
+    last_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of durations: `counts[i]` took at most `bounds_s[i]`, the last one (one more than bounds) longer."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """Counters since the store was opened, and what waits now."""
+
+    state: Literal["open", "failed", "closed"]
+    facts_appended: int
+    facts_received: int
+    facts_duplicate: int
+    appends: int
+    appends_failed: int
+    confirms: int
+    commits: int
+    append_latency: Histogram
+    queue_facts: int
+    queue_facts_max: int
+    queue_bytes: int
+    queue_bytes_max: int
+    file_bytes: int
+    wal_bytes: int

@@ -1,0 +1,109 @@
+"""From the tables to the catalog, when a store is opened: what survived the last life, checked against itself.
+
+Nothing here reads a batch's body, so a store of ten gigabytes opens as fast as a small one. SQLite has already undone what
+was not committed; what is left must agree: the last batch of each stream with what is held, frontiers with the log's end.
+Where it does not, the file is not what this program wrote, and it is refused (StoreDamaged) rather than continued.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.batch import EPOCH_BYTES, Definitions, Origin
+from agent.fact_store.catalog import OWN_ORIGIN, Catalog, StreamState
+from agent.fact_store.errors import StoreDamaged, StoreForeign
+from agent.fact_store.frontier import Confirmed
+from agent.fact_store.held import Range
+from agent.fact_store.lifecycle import Event, Lifecycle, step
+from agent.fact_store.queries import QUERIES
+from agent.fact_store.records import ConsumerState, PeerPosition
+
+DATABASE_ERROR = sqlite3.Error
+FORMAT = 1  # what the tables mean, apart from their shape; a change that old programs must not read counts up
+
+
+def begin_life(connection: sqlite3.Connection, zone: str, now_unix_ms: int) -> None:
+    """Make a store of `zone` out of empty tables; a store that has begun is left alone."""
+    connection.execute(QUERIES["begin"])
+    if connection.execute(QUERIES["select_store"]).fetchone() is None:
+        epoch = os.urandom(EPOCH_BYTES)
+        connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
+        number = connection.execute(QUERIES["insert_origin"], (zone, epoch)).fetchone()[0]
+        assert number == OWN_ORIGIN
+    connection.execute(QUERIES["commit"])
+
+
+def identity(connection: sqlite3.Connection, path: Path) -> Origin:
+    """Zone and epoch of the store; raises StoreForeign where the tables hold no store this program knows."""
+    row = connection.execute(QUERIES["select_store"]).fetchone()
+    if row is None:
+        raise StoreForeign(f"{path} has tables but never became a store", "start the node once")
+    zone, epoch, store_format = row
+    if store_format != FORMAT:
+        raise StoreForeign(f"{path} has format {store_format}, this program reads {FORMAT}", "update the program")
+    return Origin(zone, epoch)
+
+
+def check_zone(origin: Origin, zone: str, path: Path) -> None:
+    """Raise StoreForeign unless the store belongs to `zone`."""
+    if origin.zone != zone:
+        raise StoreForeign(
+            f"{path} is the store of zone {origin.zone!r}, this node is {zone!r}",
+            "correct the zone in node.toml, or name another state_dir",
+        )
+
+
+def load(connection: sqlite3.Connection, path: Path) -> Catalog:
+    """Everything the writer knows by heart; raises StoreDamaged where the tables contradict each other."""
+    catalog = Catalog(identity(connection, path))
+    for number, name, released_offset, released_bytes, end_offset, bytes_total in _rows(connection, "select_streams"):
+        catalog.streams[name] = StreamState(number, name, end_offset, bytes_total, released_offset, released_bytes)
+    for number, zone, epoch in _rows(connection, "select_origins"):
+        catalog.origins[Origin(zone, epoch)] = number
+    for stream, origin, *ends in _rows(connection, "select_held"):
+        held = catalog.held.get((stream, origin), ())
+        catalog.held[stream, origin] = (*held, Range(*ends))
+    for origin, count, digest in _rows(connection, "select_definition_ends"):
+        catalog.definitions[origin] = Definitions(count, digest)
+    for peer, stream, epoch, offset in _rows(connection, "select_peer_positions"):
+        catalog.peers[peer, stream] = PeerPosition(epoch, offset)
+    _load_consumers(connection, catalog)
+    _check(connection, catalog, path)
+    return catalog
+
+
+def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for consumer, first_offset, last_offset in _rows(connection, "select_confirmed"):
+        ranges.setdefault(consumer, []).append((first_offset, last_offset))
+    for number, name, zone, stream, state, start_offset, frontier in _rows(connection, "select_consumers"):
+        confirmed = Confirmed(frontier, tuple(ranges.get(number, ())))
+        consumer = ConsumerState(number, name, zone, stream, Lifecycle(state), start_offset, confirmed)
+        if consumer.lifecycle is Lifecycle.ONLINE:  # in the last life; in this one nobody has seen it
+            consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.LOST))
+        catalog.consumers[name] = consumer
+
+
+def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None:
+    """Tables written in one transaction must tell one story."""
+    if catalog.origins.get(catalog.origin) != OWN_ORIGIN:
+        raise StoreDamaged(f"{path}: the store is not its own first origin")
+    for (stream, origin), ranges in catalog.held.items():
+        last = ranges[-1]
+        row = connection.execute(QUERIES["select_batch_at_sequence"], (stream, origin, last.last_sequence)).fetchone()
+        if row is None:
+            continue  # released by retention
+        first_sequence, count, digest, _ = row
+        if (first_sequence + count - 1, digest) != (last.last_sequence, last.last_digest):
+            raise StoreDamaged(f"{path}: stream {stream}, origin {origin}: the last batch is not the one held")
+    for consumer in catalog.consumers.values():
+        if consumer.frontier > catalog.streams[consumer.stream].end_offset:
+            raise StoreDamaged(f"{path}: consumer {consumer.name} confirmed {consumer.frontier}, beyond the log")
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
+    return connection.execute(QUERIES[query]).fetchall()

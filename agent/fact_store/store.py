@@ -1,0 +1,330 @@
+"""FactStore: the store as the rest of the house sees it. Appends and confirmations go to the writer's thread and come back as
+futures; reads happen in the caller's thread on its own connection.
+
+Promised: a result is durable; what cannot be stored is refused by name; nothing blocks except reads, `open` and `close`. What
+is wrong in the arguments, or a queue that is full, is raised at once by the call; everything else through the future. Futures
+are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); giving up on one does not take the facts back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from agent.batch import EPOCH_BYTES, Batch, Origin
+from agent.fact_store import consumers, recovery
+from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
+from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, unlock
+from agent.fact_store.definitions import define
+from agent.fact_store.errors import FactsRefused, StoreError
+from agent.fact_store.migrations import migrate
+from agent.fact_store.reader import StoreReader
+from agent.fact_store.receive import ReceivedPage, check, put
+from agent.fact_store.records import (
+    Appended,
+    AppendOutcome,
+    ConsumerState,
+    Incident,
+    Page,
+    PeerPosition,
+    PutResult,
+    ReceivedDefinition,
+    StoreStatistics,
+    StreamInfo,
+)
+from agent.fact_store.settings import StoreSettings
+from agent.fact_store.work import Call
+from agent.fact_store.writer import OnCommit, Writer
+from agent.message import (
+    CONSUMER,
+    STREAM,
+    ZONE,
+    Json,
+    Message,
+    Sample,
+    TagDefinition,
+    check_definition,
+    check_message,
+    check_name,
+)
+
+_FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or bytes apart
+_MESSAGE_BYTES = 1000
+_PLAIN = frozenset({bool, int, float, type(None)})
+_OFFSET_MAX = 2**63 - 1
+
+
+class FactStore:
+    """The fact store of one node. Owns the lock, the writer's thread, a thread that checks batches, and reading connections."""
+
+    def __init__(self, path: Path, writer: Writer, reader: StoreReader, lock_descriptor: int, origin: Origin) -> None:
+        self.path = path
+        self.origin = origin
+        self._writer = writer
+        self._reader = reader
+        self._lock_descriptor = lock_descriptor
+        self._is_closed = False
+        # One thread, so pages are checked in the order they came while the writer commits the one before; its queue is
+        # bounded by the writer's, where room is taken first.
+        self._checker = ThreadPoolExecutor(1, thread_name_prefix="store-check")
+
+    @classmethod
+    def open(
+        cls, path: Path, zone: str, *, settings: StoreSettings | None = None, connect_to: Connect = connect
+    ) -> FactStore:
+        """Open the store of `zone`, or begin a new one; recovers by itself from whatever ended the last life.
+
+        Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
+        """
+        check_name("zone", zone, ZONE)
+        descriptor = lock(path)
+        try:
+            return cls._open_locked(path, zone, settings or StoreSettings(), connect_to, descriptor)
+        except StoreError:
+            unlock(descriptor)
+            raise
+
+    @classmethod
+    def _open_locked(
+        cls, path: Path, zone: str, settings: StoreSettings, connect_to: Connect, descriptor: int
+    ) -> FactStore:
+        connection = connect_writer(path, connect_to)
+        try:
+            migrate(connection)
+            recovery.begin_life(connection, zone, time.time_ns() // 1_000_000)
+            recovery.check_zone(recovery.identity(connection, path), zone, path)
+            catalog = recovery.load(connection, path)
+            reader = StoreReader(path, connect_to=connect_to)
+        except recovery.DATABASE_ERROR as error:
+            connection.close()
+            raise opening_error(path, error) from error
+        except StoreError:
+            connection.close()
+            raise
+        writer = Writer(path, connection, catalog, settings)
+        writer.start()
+        return cls(path, writer, reader, descriptor, catalog.origin)
+
+    # ------------------------------------------------------------------------------------------------------------ writing
+
+    def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+        """Number tag definitions of this store, densely from 1: the same content keeps its number, a change is a new one.
+
+        Raises MessageError at once where a definition breaks the rules.
+        """
+        for definition in definitions:
+            check_definition(definition)
+        bodies = [definition.to_json() for definition in definitions]
+        return self._call("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
+
+    def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Appended]:
+        """Append samples, all or none, in one place; done when durable. `awaited` commits at once, otherwise they ripen.
+
+        Raises StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
+        """
+        check_name("stream", stream, STREAM)
+        if not rows:
+            raise FactsRefused("no samples", "leave the call out")
+        append = AppendSamples(stream, list(rows), _rows_bytes(rows), awaited, time.monotonic_ns())
+        self._writer.append_samples(append)
+        return append.future
+
+    def append_message(self, stream: str, message: Message) -> Future[AppendOutcome]:
+        """Append a message unless its id is there already; see `AppendOutcome`. Raises MessageError, StoreBusy at once."""
+        outer: Future[AppendOutcome] = Future()
+        outer.set_running_or_notify_cancel()
+        self.append_messages(stream, [message]).add_done_callback(partial(_pass_on, outer, pick=itemgetter(0)))
+        return outer
+
+    def append_messages(self, stream: str, messages: Sequence[Message]) -> Future[list[AppendOutcome]]:
+        """As `append_message` for several in one commit; each has its own outcome."""
+        check_name("stream", stream, STREAM)
+        if not messages:
+            raise FactsRefused("no messages", "leave the call out")
+        for message in messages:
+            check_message(message)
+        keys, contents = [message_key(one) for one in messages], [content_digest(one) for one in messages]
+        size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
+        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns())
+        self._writer.append_messages(append)
+        return append.future
+
+    def put_batches(
+        self,
+        peer: str,
+        stream: str,
+        sealed: Sequence[bytes],
+        definitions: Sequence[ReceivedDefinition],
+        position: PeerPosition,
+        *,
+        verify: bool = True,
+    ) -> Future[PutResult]:
+        """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
+
+        Checked (with `verify`, opened) in another thread before the transaction. Through the future: BatchError, ForkError,
+        DefinitionsMissing, StoreFull; at once: StoreBusy.
+        """
+        check_name("peer", peer, ZONE)
+        check_name("stream", stream, STREAM)
+        if len(position.epoch) != EPOCH_BYTES or not 0 <= position.offset <= _OFFSET_MAX:
+            raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
+        size = sum(map(len, sealed)) + sum(len(one.body) for one in definitions)
+        self._writer.reserve(1, size)
+        outer: Future[PutResult] = Future()
+        outer.set_running_or_notify_cancel()
+        page = partial(ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position)
+        checked = self._checker.submit(check, stream, sealed, is_opened=verify)
+        checked.add_done_callback(partial(self._put_checked, outer, page, size))
+        return outer
+
+    def _put_checked(
+        self, outer: Future[PutResult], page: Callable[..., ReceivedPage], size: int, checked: Future[list[Batch]]
+    ) -> None:
+        """In the checking thread: hand a checked page to the writer, in the room that was taken for it."""
+        if (error := checked.exception()) is not None:
+            self._writer.release(1, size)
+            outer.set_exception(error)
+            return
+        ready = page(batches=checked.result())
+        call = Call(f"{ready.stream} from {ready.peer}", partial(put, page=ready), 1, size, time.monotonic_ns())
+        call.future.add_done_callback(partial(_pass_on, outer))
+        self._writer.call_reserved(call)
+
+    def register_consumer(
+        self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] = "oldest"
+    ) -> Future[ConsumerState]:
+        """Register a consumer; again with the same zone and stream, it is as it was."""
+        check_name("consumer", name, CONSUMER)
+        check_name("zone", zone, ZONE)
+        check_name("stream", stream, STREAM)
+        run = partial(consumers.register, name=name, zone=zone, stream=stream, start=start)
+        return self._call("register", run)
+
+    def remove_consumer(self, name: str) -> Future[None]:
+        """Forget a consumer and what it confirmed; what it held back may go. UnknownConsumer through the future."""
+        return self._call("remove", partial(consumers.remove, name=name))
+
+    def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:
+        """Confirm offsets, in any order, any number of times; the future is the frontier after it, durable.
+
+        Without `first_offset` everything up to `last_offset`. UnknownConsumer, ConfirmBeyondLog, ConfirmRefused through it.
+        """
+        run = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
+        return self._call("confirm", run)
+
+    # ------------------------------------------------------------------------------------------------------------ reading
+
+    @property
+    def zone(self) -> str:
+        """The zone whose store this is."""
+        return self.origin.zone
+
+    @property
+    def epoch(self) -> bytes:
+        """Identity of this life of the store, 16 random bytes."""
+        return self.origin.epoch
+
+    def read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+    ) -> Page:
+        """A page of whole batches, read in the calling thread; see `StoreReader.read`."""
+        return self._reader.read(stream, after_offset, facts_max, bytes_max, until_offset=until_offset)
+
+    def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
+        """Canonical JSON of an origin's definitions, after one number up to another, read in the calling thread."""
+        return self._reader.definitions(origin, after_number, until_number)
+
+    def incidents(self) -> list[Incident]:
+        """What was lost or refused, newest first, read in the calling thread."""
+        return self._reader.incidents()
+
+    def end_offset(self, stream: str) -> int:
+        """Offset of the last durable fact of a stream, 0 where there is none; from memory."""
+        known = self._writer.catalog.streams.get(stream)
+        return known.end_offset if known else 0
+
+    def streams(self) -> list[StreamInfo]:
+        """Every stream, from memory."""
+        return [state.info() for state in self._writer.catalog.streams.values()]
+
+    def origins(self) -> list[Origin]:
+        """Everybody whose facts are held, this store first, from memory."""
+        return list(self._writer.catalog.origins)
+
+    def consumer(self, name: str) -> ConsumerState | None:
+        """A registered consumer, from memory."""
+        return self._writer.catalog.consumers.get(name)
+
+    def consumers(self) -> list[ConsumerState]:
+        """Every registered consumer, from memory."""
+        return list(self._writer.catalog.consumers.values())
+
+    def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
+        """How far a peer's stream has been stored here, from memory."""
+        return self._writer.catalog.peers.get((peer, stream))
+
+    def statistics(self) -> StoreStatistics:
+        """Counters since `open`, what waits now, and the size of the files."""
+        return self._writer.statistics()
+
+    # --------------------------------------------------------------------------------------------------------------- life
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why this store cannot go on, if it cannot. The process must end then; see `ended`."""
+        return self._writer.failure
+
+    @property
+    def ended(self) -> Future[None]:
+        """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
+        return self._writer.ended
+
+    def on_commit(self, callback: OnCommit) -> Callable[[], None]:
+        """Have `callback({stream: end_offset})` called in the writer's thread after each commit that moved an end.
+
+        It must only enqueue and never raise. Returns a function that undoes this.
+        """
+        return self._writer.subscribe(callback)
+
+    def close(self) -> None:
+        """Commit what is queued and close the files. Calling it again does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._checker.shutdown()
+        self._reader.close()  # first: the last connection to close folds the log into the database, readers cannot
+        self._writer.close()
+        unlock(self._lock_descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _call(self, name: str, run: Callable[..., Any], *, size: int = 0, is_early: bool = False) -> Future[Any]:
+        call = Call(name, run, 1, size, time.monotonic_ns(), is_early)
+        self._writer.call(call)
+        return call.future
+
+
+def _pass_on(outer: Future[Any], inner: Future[Any], pick: Callable[[Any], Any] | None = None) -> None:
+    """Answer one future as another was answered."""
+    if (error := inner.exception()) is not None:
+        outer.set_exception(error)
+    else:
+        outer.set_result(pick(inner.result()) if pick else inner.result())
+
+
+def _rows_bytes(rows: Sequence[Sample]) -> int:
+    """About what rows weigh in memory: looks at lengths only where some value has one."""
+    values = list(map(itemgetter(2), rows))
+    plain = len(rows) * _FACT_BYTES
+    if set(map(type, values)) <= _PLAIN:
+        return plain
+    return plain + sum(len(v.data if isinstance(v, Json) else v) for v in values if isinstance(v, str | bytes | Json))

@@ -1,0 +1,157 @@
+"""One transaction: the writer's connection and a draft of the catalog, changed together.
+
+The only place that writes rows. Callers decide first and write second: whoever refuses (raises Refused) must not have called
+a method that writes, so that the rest of the group commit goes on untouched. An SQLite error ends the whole transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
+from agent.fact_store.catalog import Catalog, StreamState
+from agent.fact_store.held import Range
+from agent.fact_store.queries import QUERIES
+from agent.fact_store.records import ConsumerState, PeerPosition
+
+
+class Transaction:
+    """Rows and catalog between BEGIN and COMMIT."""
+
+    def __init__(self, connection: sqlite3.Connection, catalog: Catalog, now_unix_ms: int) -> None:
+        self.catalog = catalog.draft()
+        self.now_unix_ms = now_unix_ms
+        self._execute = connection.execute
+        self._executemany = connection.executemany
+
+    # ----------------------------------------------------------------------------------------------------------- reading
+
+    def message(self, stream: StreamState | None, key: bytes) -> tuple[bytes, int] | None:
+        """Content digest and offset of the message first stored under an id, if there is one."""
+        if stream is None:
+            return None
+        found: tuple[bytes, int] | None = self._execute(QUERIES["select_message"], (stream.id, key)).fetchone()
+        return found
+
+    def definition_digest(self, origin: int, number: int) -> bytes | None:
+        """Running digest over an origin's definitions up to `number`, as stored."""
+        if (known := self.catalog.definitions.get(origin)) is not None and known.count == number:
+            return known.digest
+        row = self._execute(QUERIES["select_definition_digest"], (origin, number)).fetchone()
+        return None if row is None else row[0]
+
+    def definition_bodies(self, origin: int, after_number: int, until_number: int) -> list[bytes]:
+        """Canonical JSON of an origin's definitions after one number up to another."""
+        rows = self._execute(QUERIES["select_definitions"], (origin, after_number, until_number))
+        return [body for (body,) in rows]
+
+    def batch_at(self, stream: int, origin: int, sequence: int) -> Range | None:
+        """The stored batch that holds a sequence, as the range it makes; None where retention has released it."""
+        row = self._execute(QUERIES["select_batch_at_sequence"], (stream, origin, sequence)).fetchone()
+        if row is None or row[0] + row[1] <= sequence:
+            return None
+        first_sequence, count, digest, previous_digest = row
+        return Range(first_sequence, first_sequence + count - 1, previous_digest, digest)
+
+    # ----------------------------------------------------------------------------------------------------------- writing
+
+    def stream(self, name: str) -> StreamState:
+        """The stream of this name, made if need be."""
+        if (known := self.catalog.streams.get(name)) is None:
+            number = self._execute(QUERIES["insert_stream"], (name,)).fetchone()[0]
+            known = self.catalog.streams[name] = StreamState(number, name)
+        return known
+
+    def origin(self, origin: Origin) -> int:
+        """The number of an origin, made if need be."""
+        if (known := self.catalog.origins.get(origin)) is None:
+            known = self._execute(QUERIES["insert_origin"], (origin.zone, origin.epoch)).fetchone()[0]
+            self.catalog.origins[origin] = known
+        return known
+
+    def add_batches(self, stream: StreamState, batches: Sequence[Batch]) -> int:
+        """Put batches at the end of a stream, in order; returns the offset of their first fact."""
+        end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
+        for batch in batches:
+            header = batch.header
+            first_offset, end_offset = end_offset + 1, end_offset + header.count
+            bytes_total += len(batch.sealed)
+            rows.append(
+                (
+                    stream.id, first_offset, end_offset, self.origin(header.origin), header.first_sequence, header.count,
+                    header.time_min_ns, header.time_max_ns, header.kind, header.codec, header.definitions.count,
+                    bytes_total, batch.digest, header.previous_digest, memoryview(batch.sealed)[:-DIGEST_BYTES],
+                )
+            )  # fmt: skip
+        self._executemany(QUERIES["insert_batch"], rows)
+        self.catalog.streams[stream.name] = replace(stream, end_offset=end_offset, bytes_total=bytes_total)
+        return stream.end_offset + 1
+
+    def set_held(self, stream: int, origin: int, ranges: tuple[Range, ...]) -> None:
+        """What is held of an origin from now on; writes the difference only."""
+        before = self.catalog.held.get((stream, origin), ())
+        gone = {one.first_sequence for one in before} - {one.first_sequence for one in ranges}
+        for first_sequence in gone:
+            self._execute(QUERIES["delete_held"], (stream, origin, first_sequence))
+        for one in set(ranges).difference(before):
+            self._execute(
+                QUERIES["insert_held"],
+                (stream, origin, one.first_sequence, one.last_sequence, one.first_previous_digest, one.last_digest),
+            )
+        self.catalog.held[stream, origin] = ranges
+
+    def add_definitions(self, origin: int, bodies: Iterable[bytes]) -> None:
+        """The next definitions of an origin, in order."""
+        known = self.catalog.definitions.get(origin, Definitions())
+        for body in bodies:
+            known = known.extended(body)
+            self._execute(QUERIES["insert_definition"], (origin, known.count, known.digest, body))
+        self.catalog.definitions[origin] = known
+
+    def add_messages(self, stream: StreamState, entries: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Remember (key, content digest, offset) of messages just stored."""
+        self._executemany(QUERIES["insert_message"], [(stream.id, *entry) for entry in entries])
+
+    def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
+        """How far a peer's stream is stored; within one epoch of the peer it never moves back."""
+        known = self.catalog.peers.get((peer, stream.name))
+        if known is not None and known.epoch == position.epoch and known.offset >= position.offset:
+            return
+        values = (peer, stream.id, position.epoch, position.offset)
+        self._execute(QUERIES["insert_peer_position"], values)
+        self.catalog.peers[peer, stream.name] = position
+
+    def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
+        """Register a consumer; its number is given here."""
+        values = (
+            consumer.name, consumer.zone, self.stream(consumer.stream).id, consumer.lifecycle.value, consumer.start_offset,
+            consumer.frontier, self.now_unix_ms,
+        )  # fmt: skip
+        number = self._execute(QUERIES["insert_consumer"], values).fetchone()[0]
+        added = self.catalog.consumers[consumer.name] = replace(consumer, id=number)
+        return added
+
+    def set_consumer(self, consumer: ConsumerState) -> None:
+        """A consumer's new state and what it has confirmed; writes the difference only."""
+        known = self.catalog.consumers[consumer.name]
+        if (known.lifecycle, known.frontier) != (consumer.lifecycle, consumer.frontier):
+            values = (consumer.lifecycle.value, consumer.frontier, consumer.id)
+            self._execute(QUERIES["update_consumer"], values)
+        before, after = set(known.confirmed.ranges), set(consumer.confirmed.ranges)
+        for first_offset, _ in before - after:
+            self._execute(QUERIES["delete_confirmed"], (consumer.id, first_offset))
+        for first_offset, last_offset in after - before:
+            self._execute(QUERIES["insert_confirmed"], (consumer.id, first_offset, last_offset))
+        self.catalog.consumers[consumer.name] = consumer
+
+    def remove_consumer(self, consumer: ConsumerState) -> None:
+        """Forget a consumer and what it confirmed."""
+        self._execute(QUERIES["delete_consumer"], (consumer.id,))
+        del self.catalog.consumers[consumer.name]
+
+    def add_incident(self, kind: str, subject: str, detail: str) -> None:
+        """Something was lost or refused. The same kind and subject again counts up."""
+        values = {"kind": kind, "subject": subject, "detail": detail, "now": self.now_unix_ms}
+        self._execute(QUERIES["insert_incident"], values)

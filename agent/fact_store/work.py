@@ -1,0 +1,132 @@
+"""What waits for the writer: bounded in facts and in bytes, and sorted into what one commit takes.
+
+Not thread-safe by itself: the writer's lock is held around every call. Full means StoreBusy at once, because only the caller
+knows how to slow its source; nothing is ever dropped from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.fact_store.append import AppendMessages, AppendSamples
+from agent.fact_store.errors import FactsRefused, StoreBusy
+from agent.fact_store.group_commit import Waiting
+from agent.fact_store.transaction import Transaction
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Anything else than an append: runs inside the transaction, after the appends; `is_early`, before them."""
+
+    name: str
+    run: Callable[[Transaction], Any]
+    facts: int
+    bytes: int
+    queued_ns: int
+    is_early: bool = False
+    future: Future[Any] = field(default_factory=Future)
+
+
+Work = AppendSamples | AppendMessages | Call
+
+
+@dataclass(slots=True)
+class Group:
+    """What one commit takes."""
+
+    samples: dict[str, list[AppendSamples]] = field(default_factory=dict)
+    messages: dict[str, list[AppendMessages]] = field(default_factory=dict)
+    early: list[Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def all(self) -> list[Work]:
+        """Everything in it."""
+        appends: list[Work] = [one for queued in self.samples.values() for one in queued]
+        appends.extend(one for queued in self.messages.values() for one in queued)
+        return [*appends, *self.early, *self.calls]
+
+
+class Queue:
+    """Work in the order it came, with the sums that limits and pace are decided by."""
+
+    def __init__(self, facts_max: int, bytes_max: int) -> None:
+        self.facts_max = facts_max
+        self.bytes_max = bytes_max
+        self.facts = 0
+        self.bytes = 0
+        self._samples: dict[str, list[AppendSamples]] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._urgent = Group()
+        self._urgent_count = 0
+
+    @property
+    def waiting(self) -> Mapping[str, Waiting]:
+        """Samples per stream."""
+        return self._waiting
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether something else than samples waits."""
+        return self._urgent_count > 0
+
+    def reserve(self, facts: int, size: int) -> None:
+        """Take room for work about to come. Raises StoreBusy when there is none now, FactsRefused when there never will be."""
+        if facts > self.facts_max or size > self.bytes_max:
+            raise FactsRefused(
+                f"{facts} facts of {size} bytes at once, the queue holds {self.facts_max} and {self.bytes_max}",
+                "hand over fewer at a time",
+            )
+        if self.facts + facts > self.facts_max or self.bytes + size > self.bytes_max:
+            raise StoreBusy(f"{self.facts} facts of {self.bytes} bytes wait for the disk")
+        self.facts += facts
+        self.bytes += size
+
+    def release(self, facts: int, size: int) -> None:
+        """Give room back."""
+        self.facts -= facts
+        self.bytes -= size
+        assert self.facts >= 0
+        assert self.bytes >= 0
+
+    def put_samples(self, append: AppendSamples) -> Waiting:
+        """Queue samples for which room was reserved; returns what now waits of their stream."""
+        stream = append.stream
+        self._samples.setdefault(stream, []).append(append)
+        before = self._waiting.get(stream)
+        facts, oldest_ns, is_awaited = len(append.rows), append.queued_ns, append.is_awaited
+        if before is not None:
+            facts, oldest_ns, is_awaited = before.facts + facts, before.oldest_ns, before.is_awaited or is_awaited
+        found = self._waiting[stream] = Waiting(facts, oldest_ns, is_awaited)
+        return found
+
+    def put_messages(self, append: AppendMessages) -> None:
+        """Queue messages for which room was reserved."""
+        self._urgent.messages.setdefault(append.stream, []).append(append)
+        self._urgent_count += 1
+
+    def put_call(self, call: Call) -> None:
+        """Queue a call for which room was reserved."""
+        (self._urgent.early if call.is_early else self._urgent.calls).append(call)
+        self._urgent_count += 1
+
+    def take(self, streams: tuple[str, ...]) -> Group:
+        """Everything urgent, and the samples of these streams. Their room stays taken until `release`."""
+        group, self._urgent, self._urgent_count = self._urgent, Group(), 0
+        for stream in streams:
+            group.samples[stream] = self._samples.pop(stream)
+            del self._waiting[stream]
+        return group
+
+
+def room(work: Work) -> tuple[int, int]:
+    """Facts and bytes that a piece of work takes in the queue."""
+    match work:
+        case AppendSamples():
+            return len(work.rows), work.bytes
+        case AppendMessages():
+            return len(work.messages), work.bytes
+        case Call():
+            return work.facts, work.bytes

@@ -1,0 +1,288 @@
+"""The one thread that writes: takes what is queued, seals it, commits it, and only then says so.
+
+Promised: a future is answered with a result only after the commit that holds it has returned with synchronous=FULL; what is
+refused leaves no trace but an incident; work is taken in order per stream. After a commit failed for any reason but lack of
+space nothing is tried again on this connection: every waiting future fails, the writer ends and `ended` says why, because the
+kernel may have thrown away the pages it could not write and would now claim that all is well. Lack of space is rolled back
+and survived.
+
+Other threads only queue (bounded, StoreBusy) and read `catalog`, which changes in one assignment after each commit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from agent.fact_store.append import AppendMessages, AppendSamples, append_messages, append_samples
+from agent.fact_store.catalog import Catalog
+from agent.fact_store.connection import file_bytes, running_error
+from agent.fact_store.errors import ForkError, Refused, StoreClosed, StoreError, StoreFull
+from agent.fact_store.group_commit import Commit, Pace, Wait, decide
+from agent.fact_store.meter import Meter
+from agent.fact_store.queries import QUERIES
+from agent.fact_store.records import StoreStatistics
+from agent.fact_store.settings import StoreSettings
+from agent.fact_store.transaction import Transaction
+from agent.fact_store.work import Call, Group, Queue, Work, room
+
+OnCommit = Callable[[Mapping[str, int]], None]
+_Outcomes = list[tuple[Work, Any]]
+
+
+class Writer:
+    """Owns the connection, the catalog and the thread."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, catalog: Catalog, settings: StoreSettings) -> None:
+        self.catalog = catalog
+        self.failure: StoreError | None = None
+        self.ended: Future[None] = Future()
+        self.meter = Meter()
+        self._path = path
+        self._connection = connection
+        self._pace = Pace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
+        self._queue = Queue(settings.queue_facts_max, settings.queue_bytes_max)
+        self._changed = threading.Condition(threading.Lock())
+        self._is_closing = False  # nothing new is taken
+        self._has_ended = False  # nothing at all is taken
+        self._subscribers: tuple[OnCommit, ...] = ()
+        self._thread = threading.Thread(target=self._run, name=f"store-writer {path.name}", daemon=True)
+
+    # --------------------------------------------------------------------------------------------- called by other threads
+
+    def start(self) -> None:
+        """Begin to commit."""
+        self.ended.set_running_or_notify_cancel()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Commit what is queued, take nothing more, and wait for the end of the thread."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def append_samples(self, append: AppendSamples) -> None:
+        """Queue samples; raises StoreBusy, StoreClosed, StoreFailed, FactsRefused."""
+        with self._changed:
+            self._reserve(append)
+            waiting = self._queue.put_samples(append)
+            # Wake the writer when it must act now, or learn of a deadline; not for every append in between.
+            if waiting.is_awaited or waiting.facts >= self._pace.facts_target or waiting.facts == len(append.rows):
+                self._changed.notify()
+
+    def append_messages(self, append: AppendMessages) -> None:
+        """Queue messages; raises as `append_samples`."""
+        with self._changed:
+            self._reserve(append)
+            self._queue.put_messages(append)
+            self._changed.notify()
+
+    def call(self, call: Call) -> None:
+        """Queue a call; raises as `append_samples`."""
+        with self._changed:
+            self._reserve(call)
+            self._queue.put_call(call)
+            self._changed.notify()
+
+    def call_reserved(self, call: Call) -> None:
+        """Queue a call whose room was taken by `reserve`; when the writer has ended, its future says so."""
+        with self._changed:
+            call.future.set_running_or_notify_cancel()
+            is_open = self.failure is None and not self._has_ended
+            if is_open:
+                self._queue.put_call(call)
+                self._changed.notify()
+        if not is_open:
+            self._fail([call], self.failure or StoreClosed(f"{self._path} is closed"))
+
+    def reserve(self, facts: int, size: int) -> None:
+        """Take room for work that still has to be prepared elsewhere; `release` it before queueing that work."""
+        with self._changed:
+            self._check_open()
+            self._queue.reserve(facts, size)
+
+    def release(self, facts: int, size: int) -> None:
+        """Give back room taken by `reserve`."""
+        with self._changed:
+            self._queue.release(facts, size)
+
+    def subscribe(self, callback: OnCommit) -> Callable[[], None]:
+        """Have `callback` called in the writer's thread after each commit; it must only enqueue. Returns its undoing."""
+        with self._changed:
+            self._subscribers = (*self._subscribers, callback)
+
+        def unsubscribe() -> None:
+            with self._changed:
+                self._subscribers = tuple(one for one in self._subscribers if one is not callback)
+
+        return unsubscribe
+
+    def statistics(self) -> StoreStatistics:
+        """Counters since the start, what waits now, and the size of the files."""
+        queue, meter = self._queue, self.meter
+        return StoreStatistics(
+            state="failed" if self.failure else "closed" if self._has_ended else "open",
+            facts_appended=meter.facts_appended,
+            facts_received=meter.facts_received,
+            facts_duplicate=meter.facts_duplicate,
+            appends=meter.appends,
+            appends_failed=meter.appends_failed,
+            confirms=meter.confirms,
+            commits=meter.commits,
+            append_latency=meter.latency(),
+            queue_facts=queue.facts,
+            queue_facts_max=queue.facts_max,
+            queue_bytes=queue.bytes,
+            queue_bytes_max=queue.bytes_max,
+            file_bytes=file_bytes(self._path),
+            wal_bytes=file_bytes(self._path.with_name(self._path.name + "-wal")),
+        )
+
+    def _reserve(self, work: Work) -> None:
+        self._check_open()
+        self._queue.reserve(*room(work))
+        # From here on a caller that loses interest cannot take its facts back.
+        work.future.set_running_or_notify_cancel()
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise _again(self.failure)
+        if self._is_closing:
+            raise StoreClosed(f"{self._path} is closed")
+
+    # ------------------------------------------------------------------------------------------------ the writer's thread
+
+    def _run(self) -> None:
+        """Commit until closed or failed. Whatever ends this thread, nobody is left waiting."""
+        try:
+            while self.failure is None and (group := self._next()) is not None:
+                self._commit(group)
+        finally:
+            self._end()
+
+    def _next(self) -> Group | None:
+        """Wait for the next group; None when closing and nothing is left."""
+        with self._changed:
+            while True:
+                now_ns = time.monotonic_ns()
+                queue = self._queue
+                if self._is_closing and not queue.is_urgent and not queue.waiting:
+                    return None
+                match decide(queue.waiting, now_ns, self._pace, is_urgent=queue.is_urgent, is_last=self._is_closing):
+                    case Commit(streams):
+                        return queue.take(streams)
+                    case Wait(None):
+                        self._changed.wait()
+                    case Wait(int() as until_ns):
+                        self._changed.wait((until_ns - now_ns) / 1e9)
+
+    def _commit(self, group: Group) -> None:
+        """One transaction: run, commit, publish, answer."""
+        execute = self._connection.execute
+        try:
+            execute(QUERIES["begin"])
+            transaction = Transaction(self._connection, self.catalog, time.time_ns() // 1_000_000)
+            outcomes = self._perform(transaction, group)
+            execute(QUERIES["commit"])
+        except sqlite3.Error as error:
+            self._give_up(group, error)
+            return
+        ends_before = self.catalog.streams
+        self.catalog = transaction.catalog
+        self._answer(outcomes)
+        ends = {
+            name: stream.end_offset
+            for name, stream in self.catalog.streams.items()
+            if stream is not ends_before.get(name)
+        }
+        if ends:
+            for callback in self._subscribers:
+                callback(ends)
+
+    def _perform(self, transaction: Transaction, group: Group) -> _Outcomes:
+        """Run everything in the group inside the open transaction; a refusal is an outcome."""
+        target = self._pace.facts_target
+        outcomes: _Outcomes = [(call, _called(transaction, call)) for call in group.early]
+        for stream, samples in group.samples.items():
+            outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
+        for stream, messages in group.messages.items():
+            outcomes.extend(zip(messages, append_messages(transaction, stream, messages, target), strict=True))
+        outcomes.extend((call, _called(transaction, call)) for call in group.calls)
+        return outcomes
+
+    def _answer(self, outcomes: _Outcomes) -> None:
+        """Give back the room, count, and tell each caller what became of its work."""
+        now_ns = time.monotonic_ns()
+        self._give_back([work for work, _ in outcomes])
+        self.meter.committed()
+        for work, outcome in outcomes:
+            self.meter.done(work, outcome, now_ns)
+            if isinstance(outcome, StoreError):
+                work.future.set_exception(outcome)
+            else:
+                work.future.set_result(outcome)
+
+    def _give_up(self, group: Group, error: sqlite3.Error) -> None:
+        """The transaction failed as a whole: nothing of it is durable, everybody in it is told."""
+        found = running_error(self._path, error)
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute(QUERIES["rollback"])
+        except sqlite3.Error as second:
+            found = running_error(self._path, second)
+        found.__cause__ = error
+        if not isinstance(found, StoreFull):
+            with self._changed:
+                self.failure = found
+        self._fail(group.all(), found)
+
+    def _fail(self, works: list[Work], error: StoreError) -> None:
+        now_ns = time.monotonic_ns()
+        self._give_back(works)
+        for work in works:
+            self.meter.done(work, error, now_ns)
+            work.future.set_exception(_again(error))
+
+    def _give_back(self, works: list[Work]) -> None:
+        with self._changed:
+            for work in works:
+                self._queue.release(*room(work))
+
+    def _end(self) -> None:
+        """Fail what still waits, close the connection, say how it ended."""
+        with self._changed:
+            self._is_closing = self._has_ended = True
+            queued = self._queue.take(tuple(self._queue.waiting)).all()
+        self._fail(queued, self.failure or StoreClosed(f"{self._path}: the writer ended"))
+        try:
+            self._connection.close()
+        except sqlite3.Error as error:
+            self.failure = self.failure or running_error(self._path, error)
+        if self.failure is not None:
+            self.ended.set_exception(_again(self.failure))
+        else:
+            self.ended.set_result(None)
+
+
+def _called(transaction: Transaction, call: Call) -> Any:
+    """What a call returns, or why it refused; a fork is remembered, for somebody has to look into it."""
+    try:
+        return call.run(transaction)
+    except ForkError as error:
+        transaction.add_incident("fork", call.name, error.why)
+        return error
+    except Refused as error:
+        return error
+
+
+def _again(error: StoreError) -> StoreError:
+    """The same error for one more caller: each raises its own, so tracebacks do not grow into each other."""
+    copy = type(error)(error.why, error.hint)
+    copy.__cause__ = error.__cause__
+    return copy
