@@ -21,7 +21,7 @@ import math
 import re
 import struct
 import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, repeat
@@ -282,9 +282,8 @@ def open_messages(batch: Batch) -> list[Message]:
     bounds_ns = min(produced_at_unix_ms) * 1_000_000, max(produced_at_unix_ms) * 1_000_000
     if bounds_ns != (header.time_min_ns, header.time_max_ns):
         raise BatchError("times: the header's bounds are not those of the facts")
-    for object_json in objects_json:
-        if why := _wrong_json(object_json):
-            raise BatchError(f"object_json: {why}")
+    if wrong := _wrong_json(objects_json):
+        raise BatchError(f"object_json: {wrong}")
     return [Message(Envelope(*row[:9]), Fact(*row[9:])) for row in zip(*spread, strict=True)]
 
 
@@ -418,10 +417,12 @@ def _messages_content(messages: Sequence[Message]) -> tuple[bytes, int, int]:
     if len(content) > CONTENT_BYTES_MAX:
         raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
     try:  # what a reader would refuse must not get into a store
-        produced_at_unix_ms = _MESSAGES.decode(content)[3]
+        columns = _MESSAGES.decode(content)
     except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"not checked before sealing: {error}") from error
-    return content, min(produced_at_unix_ms) * 1_000_000, max(produced_at_unix_ms) * 1_000_000
+    if wrong := _wrong_json(columns[11]):
+        raise ValueError(f"not checked before sealing: object_json {wrong}")
+    return content, min(columns[3]) * 1_000_000, max(columns[3]) * 1_000_000
 
 
 def _message_row(message: Message) -> tuple[Any, ...]:
@@ -447,10 +448,8 @@ def _wrong_value(values: Sequence[Any], kinds: set[type]) -> str:
         length = max(value_bytes(value) for value in values if type(value) in (str, bytes, Json))
         if length > VALUE_BYTES_MAX:
             return f"values: one of {length} bytes, the limit is {VALUE_BYTES_MAX}"
-    if Json in kinds:
-        for value in values:
-            if type(value) is Json and (why := _wrong_json(value.data)):
-                return f"values: {why}"
+    if Json in kinds and (wrong := _wrong_json(value.data for value in values if type(value) is Json)):
+        return f"values: {wrong}"
     return ""
 
 
@@ -473,10 +472,12 @@ def _unwrapped(value: Ext) -> Json | bytes:
     raise BatchError(f"values: unknown extension type {value.code}")
 
 
-def _wrong_json(data: bytes) -> str:
+def _wrong_json(texts: Iterable[bytes]) -> str:
+    """Why one of these is not JSON, or nothing. Whether it is canonical is for its producer to see to."""
     try:
-        msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        for text in texts:
+            msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"not JSON: {error}"
     return ""
 

@@ -1,0 +1,333 @@
+"""Batches with a right digest and a lie inside: refused by name, within bounded memory. Then our own callers' mistakes."""
+
+import datetime as dt
+import random
+import struct
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from msgspec.msgpack import Ext
+
+from agent import batch
+from agent.message import Envelope, Fact, Json, Message
+from tests.batch.making import DEFINITIONS, LINK, ORIGIN, forged
+
+TAGS, TIMES, VALUES, QUALITIES = [1, 1], [10, 10, 1], [1.5, 2.5, 3.5], [0]
+HONEST = [TAGS, TIMES, VALUES, QUALITIES]
+
+
+def with_values(*values: Any) -> list[Any]:
+    """Honest content but for these values."""
+    return [TAGS, TIMES, list(values), QUALITIES]
+
+
+def frame(content: bytes, **options: Any) -> bytes:
+    """One zstd frame."""
+    return zstandard.ZstdCompressor(level=1, **options).compress(content)
+
+
+PACKED = msgspec.msgpack.encode(HONEST)
+HEADERS: dict[str, tuple[dict[str, Any], str]] = {
+    "magic": ({"magic": b"BSFC"}, "magic"),
+    "version 0": ({"version": 0}, "version: format 0"),
+    "version 2": ({"version": 2}, "version: format 2.*update"),
+    "kind 0": ({"kind": 0}, "kind 0"),
+    "kind 3": ({"kind": 3}, "kind 3"),
+    "codec": ({"codec": 2}, "codec 2"),
+    "flag": ({"flags": 2}, "flags 0x2"),
+    "no facts": ({"count": 0}, "count: 0"),
+    "too many facts": ({"count": batch.FACTS_MAX + 1}, "count: 16385"),
+    "sequence 0": ({"first_sequence": 0}, "sequence: 0"),
+    "sequence overflow": ({"first_sequence": 2**63 - 3, "previous_digest": b"x" * 16}, "sequence"),
+    "sequence beyond int64": ({"first_sequence": 2**64 - 1, "previous_digest": b"x" * 16}, "sequence"),
+    "bounds turned round": ({"time_min_ns": 31}, "times"),
+    "zone in capitals": ({"zone": b"Plant"}, "zone: 'Plant'"),
+    "zone with a line end": ({"zone": b"plant\n"}, "zone"),
+    "zone with a slash": ({"zone": b"../etc"}, "zone"),
+    "zone empty": ({"zone": b""}, "zone: ''"),
+    "zone too long": ({"zone": b"z" * 33}, "zone"),
+    "stream in Latin-1": ({"stream": b"caf\xe9"}, "stream"),
+    "stream too long": ({"stream": b"s" * 65}, "stream"),
+    "chain without a start": ({"first_sequence": 2}, "previous digest"),
+    "start with a predecessor": ({"previous_digest": b"p" * 16}, "previous digest"),
+    "slice of nothing": ({"flags": 1}, "previous digest"),
+    "definitions without digest": ({"definitions_digest": bytes(16)}, "definitions"),
+    "digest without definitions": ({"definition_count": 0}, "definitions"),
+    "samples without definitions": ({"definition_count": 0, "definitions_digest": bytes(16)}, "definitions"),
+    "messages with definitions": ({"kind": 2}, "definitions"),
+    "content length": ({"content_bytes": 5}, "content: raw"),
+    "content too long": ({"codec": 1, "content_bytes": batch.CONTENT_BYTES_MAX + 1}, "content: .*limit"),
+    "body longer than there is": ({"body_bytes": len(PACKED) + 1}, "length"),
+    "body shorter than there is": ({"body_bytes": len(PACKED) - 1}, "length"),
+    "body huge": ({"body_bytes": 2**32 - 1}, "length: .*limit"),
+    "zone length": ({"zone_bytes": 255}, "length"),
+}
+
+
+def test_the_forger_can_be_honest() -> None:
+    """What the forger writes without changes is a batch: so each refusal below has the reason it names."""
+    for compress in (False, True):
+        rows = batch.open_samples(batch.parse(forged(HONEST, compress=compress))).rows()
+        assert list(rows) == [(1, 10, 1.5, 0), (2, 20, 2.5, 0), (3, 30, 3.5, 0)]
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_forged_headers_are_refused(name: str) -> None:
+    """A header that says what no batch may say is refused before the content is opened, and the error names the field."""
+    changes, why = HEADERS[name]
+    with pytest.raises(batch.BatchError, match=why):
+        batch.parse(forged(HONEST, **changes))
+
+
+CONTENTS: dict[str, tuple[Any, str]] = {
+    "not MessagePack": (b"\xc1", "content"),
+    "empty": (b"", "content"),
+    "trailing byte": (PACKED + b"\x00", "content"),
+    "truncated": (PACKED[:-1], "content"),
+    "a map": ({"tags": 1}, "content"),
+    "three columns": (HONEST[:3], "content"),
+    "five columns": ([*HONEST, [0]], "content"),
+    "tag below 1": ([[0, 1], *HONEST[1:]], "tags: 0"),
+    "tag above the definitions": ([[4, 1], *HONEST[1:]], "tags: 4 to 6"),
+    "tag step beyond 64 bits in sum": ([[1, [2**63, 2**63]], *HONEST[1:]], "tags"),
+    "tag is text": ([["1", 1], *HONEST[1:]], "content"),
+    "tag is a float": ([[1.0, 1], *HONEST[1:]], "content"),
+    "tag step is a bool": ([[1, True], *HONEST[1:]], "content"),
+    "tag step is nil": ([[1, None], *HONEST[1:]], "content"),
+    "too few steps": ([[1, [1]], *HONEST[1:]], "1 steps for 3"),
+    "too many steps": ([[1, [1, 1, 1]], *HONEST[1:]], "3 steps for 3"),
+    "unit negative": ([TAGS, [10, -1, [-10, -10]], VALUES, QUALITIES], "unit -1"),
+    "times below the bounds": ([TAGS, [9, 1, [11, 10]], VALUES, QUALITIES], "bounds"),
+    "times above the bounds": ([TAGS, [10, 10, [1, 2]], VALUES, QUALITIES], "bounds"),
+    "times overflow": ([TAGS, [10, 2**64 - 1, 2**64 - 1], VALUES, QUALITIES], "bounds"),
+    "times inside the bounds": ([TAGS, [11, 1, [9, 9]], VALUES, QUALITIES], "bounds"),
+    "time is a float": ([TAGS, [10.0, 10, 1], VALUES, QUALITIES], "content"),
+    "unit 0, too few times": ([TAGS, [10, 0, [30]], VALUES, QUALITIES], "1 steps for 3"),
+    "two values": (with_values(1.5, 2.5), "values: 2 entries"),
+    "four values": (with_values(1, 2, 3, 4), "values: 4 entries"),
+    "no values": (with_values(), "values: 0 entries"),
+    "more values than a batch": (with_values(*[0] * (batch.FACTS_MAX + 1)), "content"),
+    "nested list": (with_values([1], 2, 3), "content"),
+    "map": (with_values({"a": 1}, 2, 3), "content"),
+    "bin": (with_values(b"bin", 2, 3), "content"),
+    "unknown extension": (with_values(Ext(7, b""), 2, 3), "extension type 7"),
+    "timestamp extension": (with_values(dt.datetime.now(dt.UTC), 2, 3), "extension type -1"),
+    "JSON that is none": (with_values(Ext(1, b"{"), 2, 3), "not JSON"),
+    "JSON that is empty": (with_values(Ext(1, b""), 2, 3), "not JSON"),
+    "JSON deeper than the stack": (with_values(Ext(1, b"[" * 60_000), 2, 3), "not JSON"),
+    "text that is no UTF-8": (with_values("xy", 2, 3), "content"),  # replaced below
+    "text too long": (with_values("x" * 65537, 2, 3), "65537"),
+    "bytes too long": (with_values(Ext(2, b"x" * 65537), 2, 3), "65537"),
+    "one long text for all": ([TAGS, TIMES, ["\u20ac" * 21846], QUALITIES], "65538"),
+    "quality negative": ([TAGS, TIMES, VALUES, [-1]], "content"),
+    "quality of 33 bits": ([TAGS, TIMES, VALUES, [0, 2**32, 0]], "content"),
+    "two qualities": ([TAGS, TIMES, VALUES, [0, 0]], "qualities: 2 entries"),
+    "no qualities": ([TAGS, TIMES, VALUES, []], "qualities: 0 entries"),
+    "quality is a bool": ([TAGS, TIMES, VALUES, [False]], "content"),
+}
+CONTENTS["text that is no UTF-8"] = (
+    msgspec.msgpack.encode(with_values("xy", 2, 3)).replace(b"xy", b"\xff\xfe"),
+    "utf-8",
+)
+
+
+@pytest.mark.parametrize("compress", [False, True], ids=["raw", "zstd"])
+@pytest.mark.parametrize("name", CONTENTS)
+def test_forged_contents_are_refused(name: str, *, compress: bool) -> None:
+    """Content that is not what the header promises is refused by opening and by verifying, and the error says why."""
+    content, why = CONTENTS[name]
+    parsed = batch.parse(forged(content, compress=compress))
+    with pytest.raises(batch.BatchError, match=why):
+        batch.verify(parsed)
+    with pytest.raises(batch.BatchError, match=why):
+        batch.open_samples(parsed)
+
+
+NAMES = "message_id from_zone to_zone produced_at correlation causation labels media schema subject predicate object"
+MESSAGE = dict(
+    zip(
+        NAMES.split(),
+        (["a"], ["z"], ["*"], [5], [None], [None], [{}], [None], [None], ["k:1"], ["p"], [b"1"]),
+        strict=True,
+    )
+)
+MESSAGES = {
+    "message_id": [[""], ["a\n"], [5], ["a" * 257], ["a", "b"], [], None],
+    "from_zone": [["Z"], ["z\n"], [None]],
+    "to_zone": [[""], ["\x7f"], [None], ["z" * 257]],
+    "produced_at": [[-1], [2**43], [5.0], [True], [6]],
+    "correlation": [[""], [1]],
+    "labels": [[{"": "x"}], [{"x": ""}], [{"x": 1}], [{1: "x"}], [{str(n): "x" for n in range(33)}], [None], [[]]],
+    "subject": [["k"], ["k:\u00e4"], ["K:1"], ["k:" + "x" * 511]],
+    "predicate": [["P"], ["p__q"], ["p "]],
+    "object": [[b"{"], [b""], ["1"], [b"\xff"], [b"NaN"], [b'"' + b"x" * 262144 + b'"']],
+}
+
+
+def test_forged_messages_are_refused() -> None:
+    """As above for every column of a batch of messages: types, lengths, names, JSON."""
+    header = {
+        "kind": 2, "definition_count": 0, "definitions_digest": bytes(16), "count": 1,
+        "time_min_ns": 5_000_000, "time_max_ns": 5_000_000,
+    }  # fmt: skip
+    good = batch.parse(forged(list(MESSAGE.values()), **header))
+    assert batch.open_messages(good)[0].fact.subject == "k:1"
+    with pytest.raises(batch.BatchError, match="kind"):
+        batch.open_samples(good)
+    with pytest.raises(batch.BatchError, match="kind"):
+        batch.open_messages(batch.parse(forged(HONEST)))
+    for name, columns in MESSAGES.items():
+        for column in columns:
+            parsed = batch.parse(forged(list({**MESSAGE, name: column}.values()), compress=True, **header))
+            with pytest.raises(batch.BatchError):
+                batch.verify(parsed)
+
+
+def bombs() -> dict[str, bytes]:
+    """Small batches that ask for much memory: by compression, by declared lengths, by cheap objects, by depth."""
+    room = batch.CONTENT_BYTES_MAX
+    start = msgspec.msgpack.encode(HONEST)[:1] + msgspec.msgpack.encode(TAGS) + msgspec.msgpack.encode(TIMES)
+    zeros = bytes(room)
+    labels = {f"{n}": "ab" for n in range(30)}
+    columns = {**MESSAGE, "labels": [labels] * (room * 9 // 10 // len(msgspec.msgpack.encode(labels)))}
+    columns["message_id"] = ["ab"] * (len(columns["labels"]) - 1)
+    return {
+        "frame says 1 TB": forged(
+            b"", codec=1, content_bytes=room, body=b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2**40) + b"\x01\0\0"
+        ),
+        "frame holds more than the header says": forged(zeros, compress=True, content_bytes=room - 1),
+        "frame holds 200 MB": forged(bytes(200 * 2**20), compress=True, content_bytes=room),
+        "frame without its size": forged(PACKED, codec=1, body=frame(PACKED, write_content_size=False)),
+        "two frames": forged(PACKED, codec=1, body=frame(PACKED[:9]) + frame(PACKED[9:]), content_bytes=9),
+        "byte after the frame": forged(PACKED, codec=1, body=frame(PACKED) + b"\x00"),
+        "skippable frame": forged(PACKED, codec=1, body=b"\x50\x2a\x4d\x18\x04\0\0\0abcd", content_bytes=0),
+        "frame cut short": forged(PACKED * 9, codec=1, body=frame(PACKED * 9)[:-4]),
+        "no frame": forged(b"", codec=1, body=b"", content_bytes=0),
+        "zeros": forged(zeros, compress=True),
+        "empty lists": forged(start + b"\xdd" + struct.pack(">I", room - 99) + b"\x90" * (room - 99), compress=True),
+        "empty lists inside one value": forged(
+            start + b"\x93\xdd" + struct.pack(">I", room - 99) + b"\x90" * (room - 99), compress=True
+        ),
+        "empty maps inside one value": forged(
+            start + b"\x93\xdd" + struct.pack(">I", room - 99) + b"\x80" * (room - 99), compress=True
+        ),
+        "depth": forged(start + b"\x91" * (room - 99), compress=True),
+        "nils": forged(start + b"\xdd" + struct.pack(">I", room - 99) + b"\xc0" * (room - 99), compress=True),
+        "list of 4 billion": forged(start + b"\xdd\xff\xff\xff\xff", compress=True),
+        "text of 4 GB": forged(start + b"\x93\xdb\xff\xff\xff\xff", compress=True),
+        "extension of 4 GB": forged(start + b"\x93\xc9\xff\xff\xff\xff\x01", compress=True),
+        "map of 4 billion": forged(start + b"\x93\xdf\xff\xff\xff\xff", compress=True),
+        "steps": forged([[1, [1] * (room - 99)], TIMES, VALUES, QUALITIES], compress=True),
+        "JSON of lists": forged(with_values(Ext(1, b"[" + b"[]," * 21_800 + b"["), 2, 3), compress=True),
+        "labels": forged(
+            list(columns.values()),
+            compress=True,
+            kind=2,
+            definition_count=0,
+            definitions_digest=bytes(16),
+            count=len(columns["labels"]),
+        ),
+    }
+
+
+def test_bombs_are_refused_in_bounded_memory() -> None:
+    """None of them takes more than 25 times the limit of content, 50 MB, before it is refused."""
+    for name, sealed in bombs().items():
+        assert len(sealed) < batch.SEALED_BYTES_MAX
+        tracemalloc.start()
+        try:
+            with pytest.raises(batch.BatchError):
+                batch.verify(batch.parse(sealed))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 25 * batch.CONTENT_BYTES_MAX, (name, peak)
+
+
+SAMPLE_MISTAKES: dict[str, list[tuple[Any, ...]]] = {
+    "tag 0": [(0, 1, 1, 0)],
+    "tag undefined": [(3, 1, 1, 0)],
+    "tag True": [(True, 1, 1, 0)],
+    "tag float": [(1, 1, 1, 0), (1.0, 2, 1, 0), (2, 3, 1, 0)],
+    "tag text": [("1", 1, 1, 0)],
+    "tag None": [(None, 1, 1, 0)],
+    "time float": [(1, 1, 1, 0), (1, 2.0, 1, 0)],
+    "time float in even steps": [(1, 1, 1, 0), (1, 2.0, 1, 0), (1, 3, 1, 0)],
+    "time float in uneven steps": [(1, 1, 1, 0), (1, 2.5, 1, 0), (1, 9, 1, 0)],
+    "time True": [(1, True, 1, 0)],
+    "time None": [(1, None, 1, 0)],
+    "time above int64": [(1, 2**63, 1, 0)],
+    "time below int64": [(1, -(2**63) - 1, 1, 0)],
+    "quality negative": [(1, 1, 1, -1)],
+    "quality of 33 bits": [(1, 1, 1, 2**32)],
+    "quality True": [(1, 1, 1, True)],
+    "quality None": [(1, 1, 1, 0), (1, 1, 1, None)],
+    "value above uint64": [(1, 1, 2**64, 0)],
+    "value below int64": [(1, 1, -(2**63) - 1, 0)],
+    "value list": [(1, 1, [1], 0)],
+    "value dict": [(1, 1, {}, 0)],
+    "value time": [(1, 1, dt.datetime.now(dt.UTC), 0)],
+    "value lone surrogate": [(1, 1, "\ud800", 0)],
+    "value JSON that is none": [(1, 1, Json(b"{"), 0)],
+    "value subclass": [(1, 1, batch.Kind.SAMPLES, 0)],
+    "row too short": [(1, 1, 1)],
+    "no rows": [],
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE_MISTAKES)
+def test_callers_mistakes_are_not_sealed(name: str) -> None:
+    """What a reader would refuse never becomes a batch: ValueError, not BatchError, for nothing was received."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        batch.seal_samples(LINK, SAMPLE_MISTAKES[name], DEFINITIONS)
+    assert not isinstance(caught.value, batch.BatchError)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        batch.Link("Facts", ORIGIN),
+        batch.Link("facts", batch.Origin("Plant", bytes(16))),
+        batch.Link("facts", batch.Origin("plant", b"short")),
+        batch.Link("facts", ORIGIN, 0),
+        batch.Link("facts", ORIGIN, 2**63 - 1, b"p" * 16),
+        batch.Link("facts", ORIGIN, 2),
+        batch.Link("facts", ORIGIN, 2, b"p"),
+        batch.Link("facts", ORIGIN, 1, b"p" * 16),
+    ],
+)
+def test_a_link_that_no_chain_has_is_not_sealed(link: batch.Link) -> None:
+    """The header's rules hold for the writer as for the reader."""
+    with pytest.raises(ValueError, match=r"stream|zone|epoch|sequence|digest"):
+        batch.seal_samples(link, [(1, 1, 1, 0)], DEFINITIONS)
+
+
+def test_messages_not_checked_are_not_sealed() -> None:
+    """A caller that forgot check_message is told, and the store keeps clean."""
+    for envelope, fact in (
+        (Envelope("", "plant", "*", 5), Fact("k:1", "p", b"1")),
+        (Envelope("a", "plant", "*", -1), Fact("k:1", "p", b"1")),
+        (Envelope("a", "plant", "*", 5), Fact("no subject", "p", b"1")),
+        (Envelope("a", "plant", "*", 5), Fact("k:1", "p", b"{")),
+        (Envelope("a", "plant", "*", 5), Fact("k:1", "p", "1")),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match="not checked"):
+            batch.seal_messages(LINK, [Message(envelope, fact)])
+
+
+def test_too_much_for_a_batch_is_told_apart() -> None:
+    """BatchTooLarge says: fewer at a time. By facts, by content, by sealed bytes; for samples and for messages."""
+    row = (1, 1, 1, 0)
+    content = [(1, 1, struct.pack("<d", n / 7) * 8000, 0) for n in range(40)]
+    incompressible = [(1, 1, random.Random(n).randbytes(60_000), 0) for n in range(10)]
+    for rows in ([row] * (batch.FACTS_MAX + 1), content, incompressible):
+        with pytest.raises(batch.BatchTooLarge):
+            batch.seal_samples(LINK, rows, DEFINITIONS)
+    large = Message(Envelope("a", "plant", "*", 5), Fact("k:1", "p", b'"' + b"x" * 250_000 + b'"'))
+    with pytest.raises(batch.BatchTooLarge):
+        batch.seal_messages(LINK, [large] * 9 + [Message(large.envelope, Fact("k:1", "p", b"1"))])
+    with pytest.raises(batch.BatchTooLarge):
+        batch.seal_messages(LINK, [])
