@@ -241,8 +241,12 @@ class _Session:
         """None when the session stands; otherwise why not."""
         access = self._access
         where = f"{access.host}:{access.port}"
-        self._client.tls_set_context(pki.client_context(access.ca_file, access.cert_file, access.key_file))
+        context = pki.client_context(access.ca_file, access.cert_file, access.key_file)
         try:
+            # A handshake of our own first: where it fails, paho would leave its socket open.
+            with socket.create_connection((access.host, access.port), timeout=WAIT_S) as plain:
+                context.wrap_socket(plain, server_hostname=access.host).close()
+            self._client.tls_set_context(context)
             self._client.connect(access.host, access.port, keepalive=60, clean_start=True)
         except ssl.SSLCertVerificationError as error:
             hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}"
@@ -293,8 +297,11 @@ class _Session:
             return self._arrived.wait_for(lambda: (topic, correlation) in self._messages, wait_s)
 
     def close(self) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
+        client = self._client
+        client.disconnect()
+        client.loop_stop()
+        # paho closes its inner sockets when it is freed, and would wait for the garbage collector in a circle with us.
+        client.on_connect = client.on_disconnect = client.on_publish = client.on_subscribe = client.on_message = None
 
     def _on_connect(self, _client: Any, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
         self.connack = properties

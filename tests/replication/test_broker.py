@@ -243,8 +243,10 @@ class Caller:
         sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.client.disconnect()
-        self.client.loop_stop()
+        client = self.client
+        client.disconnect()
+        client.loop_stop()
+        client.on_connect = client.on_disconnect = client.on_publish = client.on_subscribe = client.on_message = None
 
     def _next(self, kind: str, mid: int) -> int:
         while True:
