@@ -1,0 +1,61 @@
+"""The decision pages: complete, in one form, and one for each package that runs on a gateway."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = {"paho-mqtt": "paho"}  # where the import is called otherwise
+
+
+def package(requirement: str) -> str:
+    """The name in front of a requirement's range."""
+    return re.match(r"[A-Za-z0-9_-]+", requirement)[0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem[:4])
+def test_a_page_has_the_form(page: Path) -> None:
+    """A page has a title, a status with its date, context, decision and price, in this order."""
+    text = page.read_text()
+    assert re.match(r"# .+\n\nStatus: (accepted|superseded by \d{4})\. Date: \d{4}-\d\d-\d\d\.", text)
+    headings = [heading.partition(":")[0] for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)]
+    assert headings[:3] == ["Context", "Decision", "Price"]
+
+
+def test_the_list_is_complete() -> None:
+    """README.md names each page once, under the page's own title, and numbers have no gap."""
+    listed = re.findall(
+        r"^\| \[(\d{4})\]\((.+?)\) \| (.+) \|$", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE
+    )
+    assert listed == [(page.name[:4], page.name, page.read_text().splitlines()[0].removeprefix("# ")) for page in PAGES]
+    assert [int(number) for number, _, _ in listed] == list(range(1, len(PAGES) + 1))
+
+
+@pytest.mark.parametrize("name", [package(requirement) for requirement in PROJECT["dependencies"]])
+def test_a_runtime_dependency_has_its_page_and_its_use(name: str) -> None:
+    """What ships to a gateway is explained on a page, and is imported by the agent."""
+    (page,) = [page for page in PAGES if page.stem[5:] == name]
+    assert "How we would leave it" in page.read_text()
+    module = MODULES.get(name, name.replace("-", "_"))
+    uses = re.compile(rf"^\s*(import|from) {module}\b", re.MULTILINE)
+    assert any(uses.search(file.read_text()) for file in (ROOT / "agent").rglob("*.py")), f"{name} is imported nowhere"
+
+
+def test_extras_for_users_are_explained() -> None:
+    """Each package of an extra that users install is named in a page's title."""
+    titles = " ".join(page.read_text().splitlines()[0] for page in PAGES)
+    for extra in ("spark", "demo"):
+        for requirement in PROJECT["optional-dependencies"][extra]:
+            assert package(requirement) in titles
+
+
+def test_the_lock_keeps_to_the_ranges() -> None:
+    """Every requirement of pyproject.toml, extras included, is pinned in requirements.lock."""
+    pinned = re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    locked = {name.lower().replace("_", "-") for name in pinned}
+    asked = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
+    assert {package(requirement) for requirement in asked} <= locked
