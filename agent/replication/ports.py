@@ -5,8 +5,9 @@ both as it is.  What the ports demand of it:
 
 - Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
-- `read`, `definitions`, `streams`, `consumer` and `peer_position` may touch the disk; the shells call them in a reader
-  thread of their own, so each must be callable from any thread.  `end_offset` is a look into memory.
+- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once.  Everything
+  else that returns a plain value is a look into memory, called from the event loop.
+- A definition is stored only together with a batch that vouches for it; what no batch of the page needs is ignored.
 - Trouble is raised, directly or through the future, as one exception type of the store's own (handed to the shells as
   `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is,
   a forked history or a malformed batch is not.  After an exception nothing has changed.
@@ -33,7 +34,7 @@ class ReceivedDefinition(NamedTuple):
 
     origin: Origin
     number: int
-    definition_json: bytes
+    body: bytes
 
 
 class Consumer(Protocol):

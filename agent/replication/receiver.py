@@ -43,6 +43,9 @@ from agent.replication.receiver_words import (
     Tick,
 )
 
+DEFINITION_PAGES_MAX = 64
+"""Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
+
 
 @dataclass(frozen=True, slots=True)
 class _OpenFetch:
@@ -58,6 +61,7 @@ class _Accepted:
 
     page: Page
     offset: int
+    definitions_before: tuple[Page, ...]
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class Receiver:
         self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
+        self._definitions_before: list[Page] = []
         self._appending: _Accepted | None = None
         self._read_ahead: _Accepted | None = None
         self._peer_has_more = False
@@ -212,8 +217,8 @@ class Receiver:
         assert self._open is not None
         if self._accepted_offset is None:
             self._accepted_offset = self.stored_offset = page.frontier  # the peer placed us at its end
-        if page.definitions and self._read_ahead is None:
-            self._accept(page)
+        if page.definitions:
+            self._keep_definitions(page, now_ms)
             return
         self._answered()
         self.is_caught_up = not page.more
@@ -223,17 +228,29 @@ class Receiver:
         else:
             self._close(Asking.HOLDING)
 
+    def _keep_definitions(self, page: Page, now_ms: int) -> None:
+        """Definitions that did not fit beside their batches wait for them: only a batch vouches for what a tag means."""
+        if len(self._definitions_before) >= DEFINITION_PAGES_MAX:
+            self._block(NoteKind.PEER_REFUSES, f"{DEFINITION_PAGES_MAX} pages of definitions without a fact", now_ms)
+            return
+        self._answered()
+        self._definitions_before.append(page)
+        self._definitions_accepted.update(page.definitions)
+        self._peer_has_more = True
+        self._close(Asking.HOLDING)
+
     def _accept(self, page: Page) -> None:
         """Take the page: it goes to the store now, or as soon as the one before is there."""
         assert self._read_ahead is None
         assert self._accepted_offset is not None
         self._answered()
         self.counters.pages += 1
-        self._accepted_offset = page.last_offset or self._accepted_offset
+        self._accepted_offset = page.last_offset
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
         self._definitions_accepted.update(page.definitions)
-        self._read_ahead = _Accepted(page, self._accepted_offset)
+        self._read_ahead = _Accepted(page, self._accepted_offset, tuple(self._definitions_before))
+        self._definitions_before.clear()
         self._close(Asking.HOLDING)
 
     def _fetch_failed(self, event: FetchFailed, now_ms: int, jitter: float) -> None:
@@ -256,7 +273,7 @@ class Receiver:
         self.frontier = 0
         self._accepted_offset = 0
         self._read_ahead = None
-        self._definitions_accepted = dict(self._definitions_stored)
+        self._forget_definitions()
         self._close(Asking.HOLDING)
 
     def _tick(self, now_ms: int, jitter: float) -> None:
@@ -302,6 +319,10 @@ class Receiver:
             self._effects.append(Note(NoteKind.PEER_RETURNED, self._lost_reason))
             self._lost_reason = None
 
+    def _forget_definitions(self) -> None:
+        self._definitions_before.clear()
+        self._definitions_accepted = dict(self._definitions_stored)
+
     def _close(self, state: Asking) -> None:
         self._open = None
         if self.asking is not state:
@@ -316,16 +337,17 @@ class Receiver:
 
     def _offer(self) -> None:
         assert self._appending is not None
-        page = self._appending.page
+        accepted = self._appending
         self._to_storing(Storing.APPENDING)
-        self._effects.append(Append(page, page.epoch, self._appending.offset))
+        self._effects.append(Append(accepted.page, accepted.definitions_before, accepted.page.epoch, accepted.offset))
 
     def _appended(self) -> None:
         assert self._appending is not None
         page, offset = self._appending.page, self._appending.offset
+        for one in (*self._appending.definitions_before, page):
+            for origin, number in one.definitions.items():
+                self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
         self._appending = None
-        for origin, number in page.definitions.items():
-            self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
         if page.epoch == self.epoch:
             assert offset >= self.stored_offset
             self.stored_offset = offset
@@ -353,7 +375,8 @@ class Receiver:
         if page.epoch == self.epoch:  # what was read ahead builds on the refused page: both are asked for again
             self._read_ahead = None
             self._accepted_offset = self.stored_offset
-            self._definitions_accepted = dict(self._definitions_stored)
+            self._definitions_stored = {}  # perhaps the store lacks what we believed it had: have all sent again
+            self._forget_definitions()
         self._is_page_refused = True
         self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
 

@@ -72,7 +72,7 @@ class Page:
     """A page as the decision needs it; `content` goes through to the store untouched.
 
     `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
-    to the highest number in it.
+    to the highest number in it.  `end_offset` is where the peer's log ends, for information.
     """
 
     epoch: str
@@ -80,6 +80,7 @@ class Page:
     first_offset: int
     last_offset: int
     more: bool
+    end_offset: int = 0
     definitions: Mapping[str, int] = field(default_factory=dict)
     content: object = None
 
@@ -155,9 +156,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Store this page together with the position, in one transaction."""
+    """Store this page together with the position, and with the definitions that came in pages before it, in one
+    transaction."""
 
     page: Page
+    definitions_before: tuple[Page, ...]
     epoch: str
     offset: int
 

@@ -145,7 +145,7 @@ def admit_fetch(
         if consumers_of_zone >= CONSUMERS_PER_ZONE_MAX:
             return Refuse("too_many_consumers", f"{asking_zone} has {consumers_of_zone} consumers")
         return Admit(request.stream, must_register=True, confirm=request.confirm)
-    refusal = _check_consumer(request.consumer_name, asking_zone, exports, consumer)
+    refusal = check_consumer(request.consumer_name, asking_zone, exports, consumer)
     if refusal is not None:
         return refusal
     if request.stream is not None and request.stream != consumer.stream:
@@ -163,11 +163,10 @@ def admit_confirm(
     consumer: ConsumerView | None,
 ) -> Admit | Refuse:
     """Whether this zone may confirm for this consumer."""
-    if consumer is None:
-        return Refuse("unknown_consumer", f"no consumer {request.consumer_name!r}")
-    refusal = _check_consumer(request.consumer_name, asking_zone, exports, consumer)
+    refusal = check_consumer(request.consumer_name, asking_zone, exports, consumer)
     if refusal is not None:
         return refusal
+    assert consumer is not None
     confirm = Confirm(last_offset=request.offset, first_offset=request.first_offset)
     return Admit(consumer.stream, must_register=False, confirm=confirm)
 
@@ -207,7 +206,12 @@ def decide_fetch(
     return Park(waited_until_ms, position)
 
 
-def _check_consumer(name: str, asking_zone: str, exports: frozenset[str], consumer: ConsumerView) -> Refuse | None:
+def check_consumer(
+    name: str, asking_zone: str, exports: frozenset[str], consumer: ConsumerView | None
+) -> Refuse | None:
+    """Whether the zone may use this consumer at all; None when it may."""
+    if consumer is None:
+        return Refuse("unknown_consumer", f"no consumer {name!r}")
     if consumer.zone != asking_zone:
         return Refuse("consumer_not_yours", f"consumer {name!r} is not registered by {asking_zone}")
     if consumer.stream not in exports:  # exported once, withdrawn since

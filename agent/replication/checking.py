@@ -1,0 +1,83 @@
+"""What a receiver checks of a page before it takes it: that the peer sent what it was asked for and may send.
+
+A core.  Digests and headers are read (`agent.batch.parse`), contents are not; the history that the batches claim is for
+the store to compare.  What fails here is not a matter of luck or load, so it is refused for good (`PageRefused`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.batch import BatchError, Origin, parse
+from agent.replication.errors import ReplicationError
+from agent.replication.ports import ReceivedDefinition
+from agent.replication.protocol import Answer, DefinitionEntry, FetchAnswer
+from agent.replication.receiver_words import Page
+
+
+class PageRefused(ReplicationError):
+    """A page that its peer should not have sent; the text names what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageContent:
+    """What of a page goes to the store."""
+
+    sealed: Sequence[bytes]
+    definitions: Sequence[ReceivedDefinition]
+
+
+def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: str, origins: frozenset[str]) -> Page:
+    """The page as the receiver takes it; PageRefused when it is not what this peer may send for this stream."""
+    if not isinstance(answer, FetchAnswer):
+        raise PageRefused("an answer to another operation than FetchFacts")
+    if answer.store_zone != peer_zone:
+        raise PageRefused(f"answer of zone {answer.store_zone}, asked was {peer_zone}")
+    if answer.stream != stream:
+        raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
+    for (first, last, _), data in zip(answer.batches, sealed, strict=True):
+        _check_batch(data, first, last, stream, origins)
+    definitions = [_check_definition(entry, origins) for entry in answer.definitions]
+    first_offset, last_offset = answer.covered() or (0, 0)
+    numbers: dict[str, int] = {}
+    for definition in definitions:
+        origin = str(definition.origin)
+        numbers[origin] = max(definition.number, numbers.get(origin, 0))
+    return Page(
+        epoch=answer.epoch,
+        frontier=answer.frontier,
+        first_offset=first_offset,
+        last_offset=last_offset,
+        more=answer.more,
+        end_offset=answer.end_offset,
+        definitions=numbers,
+        content=PageContent(sealed, definitions),
+    )
+
+
+def _check_batch(data: bytes, first_offset: int, last_offset: int, stream: str, origins: frozenset[str]) -> None:
+    where = f"batch at offset {first_offset}"
+    try:
+        header = parse(data).header
+    except BatchError as error:
+        raise PageRefused(f"{where}: {error}") from error
+    if header.stream != stream:
+        raise PageRefused(f"{where} is of stream {header.stream!r}, asked for was {stream!r}")
+    if header.is_slice:
+        raise PageRefused(f"{where} is a slice: it can be read, not stored; ask with a larger limit")
+    if header.count != last_offset - first_offset + 1:
+        raise PageRefused(f"{where} holds {header.count} facts, the page says {last_offset - first_offset + 1}")
+    _check_origin(header.origin, where, origins)
+
+
+def _check_definition(entry: DefinitionEntry, origins: frozenset[str]) -> ReceivedDefinition:
+    origin = Origin(entry.zone, bytes.fromhex(entry.epoch))
+    _check_origin(origin, f"definition {entry.number}", origins)
+    return ReceivedDefinition(origin, entry.number, bytes(entry.definition))
+
+
+def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:
+    if origin.zone not in origins:
+        hint = "Add it to relays of this peer in node.toml if this peer may bring its facts."
+        raise PageRefused(f"{what} is of zone {origin.zone}, which this peer may not relay. {hint}")

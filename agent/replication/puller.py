@@ -1,0 +1,279 @@
+"""The pulling shell: brings one stream of one peer into the store, doing what `receiver` decides.
+
+Everything that happens becomes an event in one bounded queue, and one task hands the events to the core and carries out
+what it asks.  Before a page reaches the core it is checked for what only a receiver can check: that it comes from the zone
+asked, names the stream asked, that each batch counts what the page says, is whole, and is of an origin that this peer may
+relay.  What the batches claim about their history, the store compares.
+
+A page that fails these checks is the peer's fault and final: it is asked for again rarely, and the log says why, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from agent.batch import Origin
+from agent.replication.asker import Asker
+from agent.replication.checking import PageContent, PageRefused, check_page
+from agent.replication.errors import MalformedMessage, TransportError
+from agent.replication.ports import Position, PutResult, ReceivedDefinition, ReceivingStore
+from agent.replication.protocol import Confirm, ErrorAnswer, FetchFacts, decode_answer
+from agent.replication.receiver import Receiver
+from agent.replication.receiver_words import (
+    Append,
+    Appended,
+    AppendFailed,
+    Asking,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    LinkDown,
+    LinkUp,
+    Note,
+    NoteKind,
+    PageArrived,
+    Settings,
+    Tick,
+)
+
+EVENTS_MAX = 512
+"""Answers to every request still remembered, and a few more: what does not fit is an answer, and is asked for again."""
+ORIGINS_MAX = 500
+"""Origins whose known definitions a request names; beyond, some definitions are sent twice."""
+
+_log = logging.getLogger(__name__)
+_QUIET = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """What to pull from whom.  `origins` are the zones whose facts this peer may bring: itself and those it relays."""
+
+    peer_zone: str
+    stream: str
+    consumer_name: str
+    origins: frozenset[str]
+    limit: int = 65_536
+    """Facts of a page: four of the largest batches, so that bytes and not facts are the bound."""
+    bytes_max: int = 256 * 1024
+    receiver: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class PullStatistics:
+    """Where this pull stands, and what it has done so far."""
+
+    peer_zone: str
+    stream: str
+    asking: Asking
+    lost_reason: str | None
+    offset: int
+    frontier: int
+    peer_end_offset: int
+    is_caught_up: bool
+    facts_stored: int
+    facts_duplicate: int
+    pages: int
+    pages_late: int
+    pages_dropped: int
+    timeouts: int
+    last_answer_ms: int | None
+    """Monotonic clock."""
+
+
+class Puller:
+    """One stream of one peer.  Made before the asker's link runs."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        store: ReceivingStore,
+        settings: PullSettings,
+        store_errors: tuple[type[Exception], ...],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._asker = asker
+        self._store = store
+        self._settings = settings
+        self._store_errors = store_errors
+        self._chance = chance
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._timer: asyncio.TimerHandle | None = None
+        self._core: Receiver | None = None
+        self._crash: BaseException | None = None
+        self._facts_stored = 0
+        self._facts_duplicate = 0
+        self._peer_end_offset = 0
+        self._last_answer_ms: int | None = None
+
+    def statistics(self) -> PullStatistics:
+        core = self._core or Receiver(self._settings.receiver, None, 0)
+        counters = core.counters
+        return PullStatistics(
+            peer_zone=self._settings.peer_zone,
+            stream=self._settings.stream,
+            asking=core.asking,
+            lost_reason=core.lost_reason,
+            offset=core.stored_offset,
+            frontier=core.frontier,
+            peer_end_offset=self._peer_end_offset,
+            is_caught_up=core.is_caught_up and core.stored_offset >= self._peer_end_offset,
+            facts_stored=self._facts_stored,
+            facts_duplicate=self._facts_duplicate,
+            pages=counters.pages,
+            pages_late=counters.pages_late,
+            pages_dropped=counters.pages_dropped,
+            timeouts=counters.timeouts,
+            last_answer_ms=self._last_answer_ms,
+        )
+
+    async def run(self) -> None:
+        """Pull until cancelled.  A page on its way to disk then is stored, or not, as a whole."""
+        settings = self._settings
+        store = self._store
+        position = store.peer_position(settings.peer_zone, settings.stream)
+        counts = store.definition_counts()
+        epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
+        self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts))
+        self._asker.link.watch(lambda: self._tell(LinkUp()), lambda reason: self._tell(LinkDown(reason)))
+        try:
+            while True:
+                event = await self._events.get()
+                if self._crash is not None:
+                    raise self._crash
+                for effect in self._core.handle(event, _now_ms(), self._chance()):
+                    self._carry_out(effect)
+                self._set_timer(self._core.deadline_ms)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _relevant(self, counts: Mapping[Origin, int]) -> dict[str, int]:
+        known = {str(origin): count for origin, count in counts.items() if origin.zone in self._settings.origins}
+        return dict(list(known.items())[:ORIGINS_MAX])
+
+    def _tell(self, event: Event) -> None:
+        """Note an event.  Only answers come in numbers that could fill the queue, and those may be lost."""
+        if isinstance(event, PageArrived | FetchFailed) and self._events.qsize() >= EVENTS_MAX // 2:
+            return
+        self._events.put_nowait(event)
+
+    def _set_timer(self, deadline_ms: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if deadline_ms is not None:
+            self._timer = self._loop.call_at(deadline_ms / 1000 + 0.001, self._tell, Tick())
+
+    # ---------------------------------------------------------------------------------------------------------- effects
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Fetch():
+                self._fetch(effect)
+            case Append():
+                self._append(effect)
+            case Note():
+                level = logging.INFO if effect.kind in _QUIET else logging.WARNING
+                fields = {"peer": self._settings.peer_zone, "stream": self._settings.stream, "reason": effect.reason}
+                _log.log(level, effect.kind.value, extra=fields)
+
+    def _fetch(self, effect: Fetch) -> None:
+        settings = self._settings
+        confirm = None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset)
+        request = FetchFacts(
+            consumer_name=settings.consumer_name,
+            stream=settings.stream,
+            start=settings.receiver.start,
+            limit=settings.limit,
+            bytes_max=settings.bytes_max,
+            wait_ms=effect.wait_ms,
+            epoch=effect.epoch,
+            after_offset=effect.after_offset,
+            confirm=confirm,
+            definitions_known=dict(effect.definitions_known),
+        )
+        fetch_id = effect.fetch_id
+        expiry_s = (effect.wait_ms + settings.receiver.answer_timeout_ms) // 1000 + 1
+        try:
+            sent = self._asker.send(request, lambda payload: self._answered(fetch_id, payload), expiry_s)
+        except TransportError as error:
+            self._send_failed(fetch_id, error)
+        else:
+            sent.add_done_callback(lambda future: self._sent(fetch_id, future))
+
+    def _sent(self, fetch_id: int, future: asyncio.Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, TransportError):
+            self._send_failed(fetch_id, error)
+
+    def _send_failed(self, fetch_id: int, error: TransportError) -> None:
+        self._tell(FetchFailed(fetch_id, "transport", str(error), error.retryable))
+
+    def _append(self, effect: Append) -> None:
+        contents = [page.content for page in (*effect.definitions_before, effect.page)]
+        sealed: list[bytes] = []
+        definitions: list[ReceivedDefinition] = []
+        for content in contents:
+            assert isinstance(content, PageContent)
+            sealed += content.sealed
+            definitions += content.definitions
+        settings = self._settings
+        position = Position(bytes.fromhex(effect.epoch), effect.offset)
+        try:
+            future = self._store.put_batches(settings.peer_zone, settings.stream, sealed, definitions, position)
+        except self._store_errors as error:
+            self._append_failed(error)
+        else:
+            asyncio.wrap_future(future).add_done_callback(self._appended)
+
+    def _appended(self, future: asyncio.Future[PutResult]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            result = future.result()
+            self._facts_stored += result.stored_facts
+            self._facts_duplicate += result.duplicate_facts
+            self._tell(Appended())
+        elif isinstance(error, self._store_errors):
+            self._append_failed(error)
+        else:
+            self._crash = error  # our own mistake: it ends the task, and with it the node
+            self._tell(Tick())
+
+    def _append_failed(self, error: BaseException) -> None:
+        self._tell(
+            AppendFailed(f"{type(error).__name__}: {error}", is_retryable=bool(getattr(error, "retryable", False)))
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- answers
+
+    def _answered(self, fetch_id: int, payload: bytes) -> None:
+        settings = self._settings
+        try:
+            answer, sealed = decode_answer(payload)
+            if isinstance(answer, ErrorAnswer):
+                error = answer.error
+                reason = f"{error.code}: {error.message} {error.hint}"
+                self._tell(FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch))
+                return
+            page = check_page(answer, sealed, settings.peer_zone, settings.stream, settings.origins)
+        except MalformedMessage as error:
+            self._tell(FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True))
+        except PageRefused as error:
+            self._tell(FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False))
+        else:
+            self._last_answer_ms = _now_ms()
+            self._peer_end_offset = page.end_offset
+            self._tell(PageArrived(fetch_id, page))
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

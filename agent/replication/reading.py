@@ -1,0 +1,116 @@
+"""Reading a page from the store: what happens in a reader thread between the decision to answer and the answer's bytes.
+
+One call, one hop to the thread: batches, the definitions they need, the choice (`page.select_page`), and slices where a
+small limit asks for one.  Touches nothing but the store's read side, so it may run beside anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from agent.batch import Origin, cut, parse
+from agent.replication.page import ReadPlan, Refuse, Row, select_page
+from agent.replication.ports import ServingStore, StoredBatch
+from agent.replication.protocol import DefinitionEntry
+
+DEFINITIONS_READ_MAX = 4096
+"""Definitions read for one page: more than fit in one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageAsked:
+    """What to read, for whom, and how much his broker lets through."""
+
+    plan: ReadPlan
+    asking_zone: str
+    definitions_known: Mapping[str, int]
+    packet_bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """A page, ready to be packed."""
+
+    entries: list[tuple[int, int, int]]
+    batches: list[bytes]
+    omitted: list[tuple[int, int]]
+    definitions: list[DefinitionEntry]
+    last_offset: int
+    end_offset: int
+
+    @property
+    def facts(self) -> int:
+        return sum(last - first + 1 for first, last, _ in self.entries)
+
+
+def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
+    """The page that `asked` describes, or why there can be none."""
+    plan = asked.plan
+    page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max)
+    rows = [
+        Row(
+            each.first_offset,
+            each.last_offset,
+            len(each.sealed),
+            each.origin.zone,
+            str(each.origin),
+            each.definition_count,
+        )
+        for each in page.batches
+    ]
+    definitions = _read_definitions(store, page.batches, asked)
+    offered = {origin: [len(body) for body in bodies] for origin, bodies in definitions.items()}
+    known = asked.definitions_known
+    chosen = select_page(plan, rows, asked.asking_zone, offered, known, asked.packet_bytes_max)
+    if isinstance(chosen, Refuse):
+        return chosen
+    entries, batches = [], []
+    for piece in chosen.pieces:
+        stored = page.batches[piece.row]
+        sealed = stored.sealed if piece.is_whole else _slice(stored, piece.first_offset, piece.last_offset)
+        entries.append((piece.first_offset, piece.last_offset, len(sealed)))
+        batches.append(sealed)
+    return PageRead(
+        entries,
+        batches,
+        list(chosen.omitted),
+        [
+            entry
+            for origin, count in chosen.definitions.items()
+            for entry in _entries(origin, known.get(origin, 0), definitions[origin][:count])
+        ],
+        chosen.last_offset,
+        max(page.end_offset, chosen.last_offset),
+    )
+
+
+def _read_definitions(store: ServingStore, batches: Sequence[StoredBatch], asked: PageAsked) -> dict[str, list[bytes]]:
+    """Per origin, the definitions its batches need beyond those the asker knows."""
+    wanted: dict[Origin, int] = {}
+    for each in batches:
+        if each.origin.zone != asked.asking_zone:
+            wanted[each.origin] = max(wanted.get(each.origin, 0), each.definition_count)
+    found = {}
+    for origin, count in wanted.items():
+        known = asked.definitions_known.get(str(origin), 0)
+        if count > known:
+            until = min(count, known + DEFINITIONS_READ_MAX)
+            found[str(origin)] = list(store.definitions(origin, known, until))
+    return found
+
+
+def _entries(origin: str, known: int, bodies: list[bytes]) -> list[DefinitionEntry]:
+    zone, _, epoch = origin.partition("/")
+    return [
+        DefinitionEntry(zone=zone, epoch=epoch, number=known + 1 + index, definition=msgspec.Raw(body))
+        for index, body in enumerate(bodies)
+    ]
+
+
+def _slice(stored: StoredBatch, first_offset: int, last_offset: int) -> bytes:
+    """The part of a batch that a small limit, or a frontier in its middle, asks for."""
+    start = first_offset - stored.first_offset
+    return cut(parse(stored.sealed), start, last_offset - stored.first_offset + 1).sealed
