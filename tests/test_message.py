@@ -1,0 +1,316 @@
+"""Messages: canonical JSON against RFC 8785, every field's rule, and the presentation of samples."""
+
+import json
+import math
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import message
+from agent.message import Envelope, Fact, Json, Message, MessageError, Sample, TagDefinition, canonical_json
+
+PAGE = Path(__file__).parents[1] / "docs/reference/messages.md"
+
+# RFC 8785, Appendix B: the IEEE 754 bits of a double and how it is written.
+RFC_NUMBERS = """
+    0000000000000000 0                          8000000000000000 0
+    0000000000000001 5e-324                     8000000000000001 -5e-324
+    7fefffffffffffff 1.7976931348623157e+308    ffefffffffffffff -1.7976931348623157e+308
+    4340000000000000 9007199254740992           c340000000000000 -9007199254740992
+    4430000000000000 295147905179352830000      44b52d02c7e14af5 9.999999999999997e+22
+    44b52d02c7e14af6 1e+23                      44b52d02c7e14af7 1.0000000000000001e+23
+    444b1ae4d6e2ef4e 999999999999999700000      444b1ae4d6e2ef4f 999999999999999900000
+    444b1ae4d6e2ef50 1e+21                      3eb0c6f7a0b5ed8c 9.999999999999997e-7
+    3eb0c6f7a0b5ed8d 0.000001                   41b3de4355555553 333333333.3333332
+    41b3de4355555554 333333333.33333325         41b3de4355555555 333333333.3333333
+    41b3de4355555556 333333333.3333334          41b3de4355555557 333333333.33333343
+    becbf647612f3696 -0.0000033333333333333333  43143ff3c1cb0959 1424953923781206.2
+""".split()
+
+
+@pytest.mark.parametrize("bits, text", list(zip(RFC_NUMBERS[::2], RFC_NUMBERS[1::2], strict=True)))
+def test_numbers_as_in_the_rfc(bits: str, text: str) -> None:
+    """Each number of the RFC's table is written as there, and what is written can be read and written again."""
+    number = struct.unpack(">d", bytes.fromhex(bits))[0]
+    assert canonical_json(number) == text.encode()
+    assert canonical_json(message.parse_json("object_json", text.encode())) == text.encode()
+
+
+@pytest.mark.parametrize("bits", ["7fffffffffffffff", "7ff0000000000000", "fff0000000000000"])
+def test_numbers_the_rfc_refuses(bits: str) -> None:
+    """NaN and infinities have no JSON."""
+    with pytest.raises(MessageError, match="canonical"):
+        canonical_json(struct.unpack(">d", bytes.fromhex(bits))[0])
+
+
+def test_structures_as_in_the_rfc() -> None:
+    """RFC 8785 3.2.2 (a whole object) and 3.2.3 (keys in the order of UTF-16 code units)."""
+    source = (
+        rb'{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001], '
+        rb'"string": "\u20ac$\u000F\u000aA'
+        rb"'"
+        rb'\u0042\u0022\u005c\\\"\/", "literals": [null, true, false]}'
+    )
+    expected = (
+        r'{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
+        '"string":"\u20ac$'
+        r"\u000f\nA'B\"\\\\\"/"
+        '"}'
+    ).encode()
+    assert canonical_json(message.parse_json("object_json", source)) == expected
+    keys = ["\r", "1", "\u0080", "\u00f6", "\u20ac", "\U0001f600", "\ufb33"]
+    written = canonical_json(dict.fromkeys(reversed(keys), 0))
+    assert list(json.loads(written)) == keys
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+    | st.integers(-message.JSON_INTEGER_MAX, message.JSON_INTEGER_MAX),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(JSONS)
+def test_canonical_json_is_read_back_as_itself(value: Any) -> None:
+    """One value, one text: written, read and written again it is the same, and every reader finds the same value."""
+    text = canonical_json(value)
+    assert canonical_json(message.parse_json("object_json", text)) == text
+    assert json.loads(text, parse_int=float) == value
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**53), b"x", {1: 2}, {"a": {1}}, "\ud800", {"\ud800": 1}, object()])
+def test_what_has_no_canonical_form(value: Any) -> None:
+    """Refused with the one error, never coerced."""
+    with pytest.raises(MessageError, match="canonical"):
+        canonical_json(value)
+
+
+BAD_JSON = [
+    b"", b"{", b"nul", b"NaN", b"[Infinity]", b"-Infinity", b'{"a":1,"a":2}', b'"\xff"', b"\xef\xbb\xbf1", b"[" * 100_000,
+    b"'a'", b"[1,]", b'"\x01"', b"1 2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", BAD_JSON, ids=lambda data: repr(data[:12]))
+def test_bad_json_is_refused(data: bytes) -> None:
+    """Malformed, ambiguous or without a canonical form: the error names the field."""
+    with pytest.raises(MessageError, match=r"^object_json: ") as caught:
+        message.parse_json("object_json", data)
+    assert caught.value.field == "object_json"
+
+
+GOOD = Message(
+    Envelope(
+        "018f-1",
+        "plant-7",
+        "*",
+        1_767_225_600_000,
+        "order-9",
+        "018f-0",
+        {"priority": "high"},
+        "application/json",
+        "s:1",
+    ),
+    Fact("batch:erp/B-1", "batch_released", b'{"lot":"A","ok":true}'),
+)
+RULES: dict[str, tuple[list[Any], list[Any]]] = {
+    "message_id": (["x", "x" * 256, "\u00e4"], ["", "x" * 257, "\u20ac" * 86, "a\nb", "\x7f", "\ud800", None, 5, b"x"]),
+    "from_zone": (["a", "0-9", "z" * 32], ["", "z" * 33, "Z", "a_b", "a/b", "a\n", "+", "#", "\u00e4", None]),
+    "to_zone": (["*", "idmz"], ["", None, "x" * 257]),
+    "produced_at_unix_ms": ([0, 2**43 - 1], [-1, 2**43, 1.0, True, "1", None]),
+    "correlation_id": ([None, "x"], ["", 5, "a\tb"]),
+    "causation_id": ([None, "x"], ["", 5]),
+    "object_media_type": ([None, "text/csv"], ["", 5]),
+    "object_schema": ([None, "x"], ["", 5]),
+    "labels": (
+        [{}, {"a": "b"}, {str(n): "x" for n in range(32)}],
+        [{"": "x"}, {"a": ""}, {"a": 1}, {1: "a"}, {str(n): "x" for n in range(33)}, None, [("a", "b")], {"a": "b\n"}],
+    ),
+    "subject": (
+        ["k:1", "tag:line-1/flow.pv", "order:erp/a/b", "k9_x:\u0021"],
+        ["", "k", "k:", ":1", "K:1", "k:a b", "k:\u00e4", "k:/x", "9k:1", "k:x\n", "k:" + "x" * 511, None],
+    ),
+    "predicate": (["p", "value_sampled", "p9_q"], ["", "P", "_p", "p_", "p__q", "9p", "p-q", "p\n", None]),
+    "object_json": (
+        [b"1", b"null", b'{"a":1}', b"10000000000000000", b"1e+21", b'"' + b"x" * 262_142 + b'"'],
+        [
+            b"", b" 1", b"1.0", b"-0", b"1e21", b'{"b":1,"a":2}', b'{"a": 1}', b'"\\u0041"', b"9007199254740993",
+            b"1" * 5000, b"1e999", b'"' + b"x" * 262_143 + b'"', "1", None, *BAD_JSON,
+        ],
+    ),
+}  # fmt: skip
+
+
+def changed(name: str, value: Any) -> Message:
+    """The good message with one field changed."""
+    if name in Fact.__dataclass_fields__:
+        return replace(GOOD, fact=replace(GOOD.fact, **{name: value}))
+    return replace(GOOD, envelope=replace(GOOD.envelope, **{name: value}))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_field_has_its_rule(name: str) -> None:
+    """The allowed values pass, each other is refused with an error that names the field; all fields are in the table."""
+    assert RULES.keys() == Envelope.__dataclass_fields__.keys() | Fact.__dataclass_fields__.keys()
+    allowed, refused = RULES[name]
+    for value in allowed:
+        message.check_message(changed(name, value))
+    for value in refused:
+        with pytest.raises(MessageError) as caught:
+            message.check_message(changed(name, value))
+        assert caught.value.field.partition(".")[0] == name, value
+
+
+def test_definitions_survive_and_are_stable() -> None:
+    """Empty fields are not written, unknown ones are ignored when read, and what is wrong is named."""
+    full = TagDefinition("tag:l1/flow", "flow_measured", "m3/h", "plc-1", "ns=2;s=F", "Double", "Durchfluß")
+    assert TagDefinition.from_json(full.to_json()) == full
+    assert TagDefinition("tag:l1/flow").to_json() == b'{"predicate":"value_sampled","subject":"tag:l1/flow"}'
+    assert TagDefinition.from_json(b'{"subject":"tag:a","new_in_2.0":[1]}') == TagDefinition("tag:a")
+    for data, field in (
+        (b"[]", "definition"),
+        (b"{}", "definition"),
+        (b'{"subject":5}', "definition"),
+        (b'{"subject":"tag:a","unit":5}', "definition.unit"),
+        (b'{"subject":"tag:a","unit":null}', "definition.unit"),
+        (b'{"subject":"no subject"}', "definition.subject"),
+        (b'{"predicate":"P","subject":"tag:a"}', "definition.predicate"),
+        (b'{"subject":"tag:a","description":"a\\nb"}', "definition.description"),
+        (b'{"subject":"tag:a","subject":"tag:b"}', "definition"),
+        (b"\xff", "definition"),
+    ):
+        with pytest.raises(MessageError) as caught:
+            TagDefinition.from_json(data)
+        assert caught.value.field == field, data
+
+
+def float_of(bits: int) -> float:
+    """The double with these bits."""
+    return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
+
+
+PRESENTED: list[tuple[message.Value, str]] = [
+    (True, "true"),
+    (False, "false"),
+    (None, "null"),
+    (42, "42"),
+    (2**53 - 1, "9007199254740991"),
+    (2**53, '"9007199254740992"'),
+    (-(2**63), '"-9223372036854775808"'),
+    (2**64 - 1, '"18446744073709551615"'),
+    (21.5, "21.5"),
+    (1.0, "1"),
+    (1e16, "10000000000000000"),
+    (1e300, "1e+300"),
+    (-0.0, "0"),
+    (math.nan, '"NaN"'),
+    (float_of(0xFFF8DEADBEEF0001), '"NaN"'),
+    (math.inf, '"Infinity"'),
+    (-math.inf, '"-Infinity"'),
+    ("", '""'),
+    ("Stra\u00dfe", '"Stra\u00dfe"'),
+    (b"", '{"base64":""}'),
+    (b"\x00\xff", '{"base64":"AP8="}'),
+    (Json.of([1.5, None]), "[1.5,null]"),
+    (Json.of({"b": 1e16, "a": 2}), '{"a":2,"b":10000000000000000}'),
+]
+
+
+@pytest.mark.parametrize("value, text", PRESENTED, ids=[repr(value) for value, _ in PRESENTED])
+def test_a_sample_is_presented_as_the_table_says(value: message.Value, text: str) -> None:
+    """Every type of value has one presentation, the message passes its own check, and the page says the same."""
+    definition = TagDefinition("tag:l1/flow", unit="m3/h")
+    sample = Sample(1, 1_767_225_600_123_456_700, value, 0x80000000)
+    presented = message.sample_message(definition, sample, "facts/plant/00/7", "plant")
+    expected = f'{{"quality":2147483648,"source_time":"2026-01-01T00:00:00.1234567Z","unit":"m3/h","value":{text}}}'
+    assert presented.fact == Fact("tag:l1/flow", "value_sampled", expected.encode())
+    assert presented.envelope == Envelope("facts/plant/00/7", "plant", "*", 1_767_225_600_123)
+    message.check_message(presented)
+
+
+TIMES = {
+    0: "1970-01-01T00:00:00Z",
+    1: "1970-01-01T00:00:00.000000001Z",
+    100: "1970-01-01T00:00:00.0000001Z",
+    -1: "1969-12-31T23:59:59.999999999Z",
+    1_767_225_600_120_000_000: "2026-01-01T00:00:00.12Z",
+    -(2**63): "1677-09-21T00:12:43.145224192Z",
+    2**63 - 1: "2262-04-11T23:47:16.854775807Z",
+}
+
+
+@pytest.mark.parametrize("time_ns", TIMES)
+def test_times_keep_every_digit(time_ns: int) -> None:
+    """Exact from the first to the last nanosecond that 64 bits hold, on both sides of 1970, with no digit more."""
+    assert message.time_text(time_ns) == TIMES[time_ns]
+
+
+def test_a_sample_without_unit_and_before_1970() -> None:
+    """No unit, no field; a time of production cannot be negative, the source time can."""
+    presented = message.sample_message(TagDefinition("tag:a"), Sample(1, -1, 5), "id", "plant")
+    assert presented.fact.object_json == b'{"quality":0,"source_time":"1969-12-31T23:59:59.999999999Z","value":5}'
+    assert presented.envelope.produced_at_unix_ms == 0
+
+
+def test_sample_ids_spell_out_the_identity() -> None:
+    """The same everywhere, and within the limit for the longest names."""
+    assert (
+        message.sample_message_id("facts.t", "plant", bytes(range(16)), 7)
+        == f"facts.t/plant/{bytes(range(16)).hex()}/7"
+    )
+    longest = message.sample_message_id("s" * 64, "z" * 32, bytes(16), 2**63 - 1)
+    assert len(longest) <= message.MESSAGE_ID_BYTES_MAX
+
+
+def test_check_sample_names_the_column() -> None:
+    """Each column's edges pass, one beyond is refused by name."""
+    good = Sample(1, 0, 1.5, 0)
+    for edge in (Sample(2**32, 2**63 - 1, 2**64 - 1, 2**32 - 1), Sample(1, -(2**63), -(2**63), 0), good):
+        message.check_sample(edge)
+    for name, values in {
+        "tag": [0, -1, 1.0, True, None],
+        "source_time_ns": [2**63, -(2**63) - 1, 1.0, True, None],
+        "quality": [-1, 2**32, 0.0, True, None],
+        "value": [
+            2**64,
+            -(2**63) - 1,
+            [],
+            {},
+            object(),
+            "x" * 65537,
+            "\u20ac" * 21846,
+            b"x" * 65537,
+            Json(b"x" * 65537),
+        ],
+    }.items():
+        for value in values:
+            with pytest.raises(MessageError) as caught:
+                message.check_sample(good._replace(**{name: value}))
+            assert caught.value.field == name, value
+
+
+def test_json_values_are_told_apart_by_their_bytes() -> None:
+    """Equal and hashed by canonical bytes, and never equal to plain bytes."""
+    assert Json.of({"b": 1, "a": 2}) == Json.of({"a": 2, "b": 1})
+    assert len({Json(b"1"), Json(b"1"), Json(b"2")}) == 2
+    assert Json(b"1") != b"1"
+
+
+def test_the_page_shows_what_the_code_does() -> None:
+    """The presentation table of the page is a part of the one above, and its limits are the code's."""
+    page = PAGE.read_text()
+    table = page.partition("JSON cannot hold every value")[2]
+    shown = set(re.findall(r"^\| [^|]+ \| `([^`]+)` \|$", table, re.MULTILINE))
+    assert shown
+    assert shown <= {text for _, text in PRESENTED}
+    limits = re.findall(r"^\| `([A-Z_]+)` \| ([0-9,]+)", page, re.MULTILINE)
+    assert limits
+    for name, number in limits:
+        assert getattr(message, name) == int(number.replace(",", "")), name
