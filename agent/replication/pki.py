@@ -305,10 +305,9 @@ def check_identity(
     """Everything wrong with the identity of a node; empty when it can connect as `zone`."""
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.CLIENT_AUTH, now)
     if certificate is not None and (name := _common_name(certificate)) != zone:
-        why = f"the certificate is {name!r}'s (its common name), but the zone is {zone!r}"
-        problems.append(
-            Problem(cert_file, why, f"give the files of zone {zone}, or correct the zone in the configuration")
-        )
+        why = f"its common name is {name!r}, and the zone is {zone!r}" if name else "it has no single common name"
+        hint = f"give the files of zone {zone}, or correct the zone in the configuration"
+        problems.append(Problem(cert_file, why, hint))
     return problems
 
 
