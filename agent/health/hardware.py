@@ -109,7 +109,7 @@ class FileCost:
     bytes_per_byte: float = 2.2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that a command line can name its defaults
 class Load:
     """What a node will write: facts that pass report by exception, their size in a batch, how often it commits."""
 
