@@ -99,6 +99,7 @@ class Connection:
         self.packet_bytes_max = PACKET_BYTES_MAX
         self._connack: asyncio.Future[None] = self._loop.create_future()
         self._suback: dict[int, asyncio.Future[None]] = {}
+        self._unacknowledged_max = REQUESTS_UNACKNOWLEDGED_MAX
         self._unacknowledged: dict[int, _Outgoing] = {}
         self._outgoing: deque[_Outgoing] = deque()  # tidy: bounded in bytes by _offer
         self._outgoing_bytes = 0
@@ -189,7 +190,7 @@ class Connection:
                 client.loop_write()
                 if client.want_write():
                     break
-            if not self._outgoing or len(self._unacknowledged) >= client.max_inflight_messages:
+            if not self._outgoing or len(self._unacknowledged) >= self._unacknowledged_max:
                 break
             message = self._outgoing.popleft()
             self._outgoing_bytes -= len(message.payload) + len(message.topic) + 256
@@ -265,7 +266,7 @@ class Connection:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _rearm_quickack(opened)
 
-    def _on_connect(self, client: Client, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
+    def _on_connect(self, _client: Client, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
         if reason.is_failure:
             self._end(session_refused(str(self._access), reason))
             return
@@ -273,7 +274,7 @@ class Connection:
         if announced is not None:
             self.packet_bytes_max = announced
         receive_max = getattr(properties, "ReceiveMaximum", REQUESTS_UNACKNOWLEDGED_MAX)
-        client.max_inflight_messages_set(min(receive_max, REQUESTS_UNACKNOWLEDGED_MAX))
+        self._unacknowledged_max = min(receive_max, REQUESTS_UNACKNOWLEDGED_MAX)
         if not self._connack.done():
             self._connack.set_result(None)
 

@@ -1,0 +1,120 @@
+"""Two halves of a node as replication needs them: a store with its server, a store with its puller, on a real broker."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agent.batch import BatchError
+from agent.fact_store.errors import StoreError
+from agent.fact_store.settings import StoreSettings
+from agent.fact_store.store import FactStore
+from agent.message import Sample, TagDefinition
+from agent.replication import pki
+from agent.replication.asker import Asker
+from agent.replication.link import Link
+from agent.replication.puller import Puller, PullSettings
+from agent.replication.receiver_words import Settings
+from agent.replication.server import Server
+from agent.replication.transport import Access
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+STREAM = "facts.telemetry"
+STORE_ERRORS = (StoreError, BatchError)
+
+
+def access(broker: Mosquitto, zone: str) -> Access:
+    """How `zone` enters the broker."""
+    identity = broker.identity(zone)
+
+    def make_context():  # noqa: ANN202
+        return pki.client_context(identity.ca_file, identity.cert_file, identity.key_file)
+
+    return Access("private", zone, broker.host, broker.port, make_context)
+
+
+@dataclass
+class Node:
+    """One zone's store and link; servers and pullers are added before `run`."""
+
+    zone: str
+    store: FactStore
+    link: Link
+    server: Server | None = None
+    askers: dict[str, Asker] = field(default_factory=dict)
+    pullers: list[Puller] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, broker: Mosquitto, zone: str, folder: Path, settings: StoreSettings | None = None) -> "Node":
+        """A node with its store in `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        store = FactStore.open(folder / f"{zone}.db", zone, settings=settings or StoreSettings())
+        return cls(zone, store, Link(access(broker, zone)))
+
+    def serve(self, exports: dict[str, Iterable[str]]) -> Server:
+        """Answer these zones."""
+        named = {zone: frozenset(streams) for zone, streams in exports.items()}
+        self.server = Server(self.link, self.store, named, STORE_ERRORS)
+        return self.server
+
+    def asker(self, peer_zone: str) -> Asker:
+        """The one who asks `peer_zone`."""
+        if peer_zone not in self.askers:
+            self.askers[peer_zone] = Asker(self.link, peer_zone)
+        return self.askers[peer_zone]
+
+    def pull(self, peer_zone: str, relays: Iterable[str] = (), stream: str = STREAM, **settings: object) -> Puller:
+        """Bring a stream of `peer_zone` here."""
+        origins = frozenset({peer_zone, *relays})
+        pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=Settings(wait_ms=2_000))
+        puller = Puller(self.asker(peer_zone), self.store, replace(pull, **settings), STORE_ERRORS)
+        self.pullers.append(puller)
+        return puller
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Node"]:
+        """Everything of this node in one task group, connected; stopped in order afterwards."""
+        work = [self.link.run(), *(puller.run() for puller in self.pullers)]
+        if self.server is not None:
+            work.append(self.server.run())
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+            try:
+                async with asyncio.timeout(20):
+                    await self.link.wait_up()
+                yield self
+            finally:
+                for task in reversed(tasks):
+                    task.cancel()
+
+    async def append(self, first: int, count: int, batch: int = 100) -> None:
+        """Facts `first`.. of one tag, durable in batches of `batch`."""
+        await define(self.store, "line1/temperature")
+        for start in range(first, first + count, batch):
+            rows = samples(start, min(batch, first + count - start))
+            await asyncio.wrap_future(self.store.append_samples(STREAM, rows, awaited=True))
+
+    async def wait_end(self, end_offset: int, stream: str = STREAM) -> None:
+        """Until the stream ends at `end_offset` here."""
+        await wait_until_async(lambda: self.store.end_offset(stream) >= end_offset, f"{self.zone} to reach {end_offset}")
+
+
+async def define(store: FactStore, *names: str) -> list[int]:
+    """Tags by name."""
+    return await asyncio.wrap_future(store.define([TagDefinition(subject=f"tag:{name}") for name in names]))
+
+
+def samples(first: int, count: int, tag: int = 1) -> Sequence[Sample]:
+    """Consecutive samples of one tag."""
+    return [Sample(tag, 1_700_000_000_000_000_000 + number * 1_000_000, float(number), 0) for number in range(first, first + count)]
+
+
+def sealed(store: FactStore, stream: str = STREAM) -> list[bytes]:
+    """Every batch of a stream, byte for byte."""
+    found, after = [], 0
+    while page := store.read(stream, after, 100_000, 10_000_000).batches:
+        found += [each.sealed for each in page]
+        after = page[-1].last_offset
+    return found
