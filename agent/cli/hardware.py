@@ -47,4 +47,6 @@ def check(
         )
         for concern in fit.concerns:
             click.echo(f"  ! {concern}")
+        for note in fit.advice:
+            click.echo(f"  note: {note}")
     sys.exit(1 if fit.concerns else 0)
