@@ -4,9 +4,10 @@ A batch is encoded where its facts were born and never again: every store, wire 
 carries its own identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of itself, so
 that whoever holds two of them can tell a changed, missing or forked history without asking anybody.
 
-Promised: `parse` accepts exactly the bytes that `seal_*` or `cut` could have made, up to the choice of compressor, and raises
-BatchError for everything else; opening never allocates more than the limits below. The page docs/reference/batch-format.md
-describes the same bytes for a second implementation, and a test holds its vectors to this code.
+Promised: `parse` and `open_*` accept what `seal_*` or `cut` could have made, up to the choice of compressor and of forms that
+MessagePack leaves open, and raise BatchError for everything else, before they allocate more than the limits below allow for.
+What a reader would refuse is never sealed. The page docs/reference/batch-format.md describes the same bytes for a second
+implementation, and a test holds its vectors to this code.
 
 Not here: who may send what (replication), where a batch lies (fact_store), what a tag number means (definitions).
 
