@@ -1,6 +1,6 @@
 """Everything that can go wrong with a store, as one tree. Each error names the thing and ends with what to do.
 
-    StoreError                      anything below; never raised itself
+    StoreError                      anything below; never raised itself (a BsfgError)
         StoreUnusable               this file cannot be opened as this node's store; nothing was changed (the operator's)
             StoreMissing            file or folder is not there
             StoreLocked             another process has it open
@@ -28,11 +28,12 @@ Bytes that are no batch raise `agent.batch.BatchError`, a message that breaks th
 
 from __future__ import annotations
 
+from agent.errors import BsfgError
 
-class StoreError(Exception):
+
+class StoreError(BsfgError):
     """Root of the tree drawn above. The text says what happened; `hint`, at its end, what to do."""
 
-    hint = ""
     retryable = False
 
     def __init__(self, why: str, hint: str | None = None) -> None:

@@ -51,6 +51,7 @@ from agent.message import (
     check_definition,
     check_message,
     check_name,
+    value_bytes,
 )
 
 _FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or bytes apart
@@ -256,6 +257,12 @@ class FactStore:
         """Everybody whose facts are held, this store first, from memory."""
         return list(self._writer.catalog.origins)
 
+    def definition_counts(self) -> dict[Origin, int]:
+        """How many tag definitions are held of each origin, numbered from 1 without holes, from memory."""
+        catalog = self._writer.catalog
+        counts = catalog.definitions
+        return {origin: counts[number].count for origin, number in catalog.origins.items() if number in counts}
+
     def consumer(self, name: str) -> ConsumerState | None:
         """A registered consumer, from memory."""
         return self._writer.catalog.consumers.get(name)
@@ -327,4 +334,4 @@ def _rows_bytes(rows: Sequence[Sample]) -> int:
     plain = len(rows) * _FACT_BYTES
     if set(map(type, values)) <= _PLAIN:
         return plain
-    return plain + sum(len(v.data if isinstance(v, Json) else v) for v in values if isinstance(v, str | bytes | Json))
+    return plain + sum(value_bytes(value) for value in values if isinstance(value, str | bytes | Json))
