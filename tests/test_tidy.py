@@ -35,7 +35,8 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "pyspark_bsfg": (*GROUND, "agent.fact_store.reader"),
     "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),
     "agent.local": (*GROUND, "agent.fact_store"),  # the zone's own door
-    "agent.node": (*WHOLE, "agent.local"),
+    "agent.figures": WHOLE,  # what the parts say of themselves, in health's words
+    "agent.node": (*WHOLE, "agent.local", "agent.figures"),
     "agent.demo": (*WHOLE, "agent.local", "agent.node"),
     "bench": (*WHOLE, "agent.local", "agent.node", "agent.demo"),
     "agent.cli": (*WHOLE, "agent.local", "agent.node", "agent.demo", "bench"),
@@ -43,12 +44,14 @@ KNOWS: dict[str, tuple[str, ...]] = {
 
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
-    "agent/batch.py",
-    "agent/message.py",
-    "agent/health/hardware.py",
-    "agent/health/page.py",
-    "agent/health/verdict.py",
-    "agent/health/watchdog.py",
+    *(f"agent/{name}.py" for name in ("batch", "message")),
+    *(f"agent/fact_store/{name}.py" for name in ("frontier", "group_commit", "held", "lifecycle", "records")),
+    *(f"agent/health/{name}.py" for name in ("hardware", "metrics", "page", "verdict", "watchdog")),
+    *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_map")),
+    *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
+    *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
+    *(f"agent/replication/{name}.py" for name in ("page", "protocol", "receiver", "sender", "topics")),
+    *(f"spark/pyspark_bsfg/{name}.py" for name in ("options", "ranges")),
 )
 IO_MODULES = {
     *("asyncio", "concurrent", "multiprocessing", "os", "queue", "random", "secrets", "select", "selectors", "signal"),
@@ -66,6 +69,9 @@ LONG_FUNCTIONS: dict[str, int] = {}
 FUNCTION_LINES_MAX = 70
 OPENING_WORDS_MIN = 10
 EXCUSE = re.compile(r"# (tidy: |bounded by )\w+")
+
+# Adapters of one kind have the same rooms: whoever knows one finds the way in the other.
+SIBLINGS = (("agent/ingest/opcua", "agent/ingest/modbus", {"address.py", "decode.py", "plan.py", "source.py"}),)
 
 PACKAGES_WITH_DESIGN = ("fact_store", "ingest", "replication", "health")
 DESIGN_HEADINGS = ("Purpose", "Background", "Components", "Decisions and their price")
@@ -175,6 +181,12 @@ def docstring_node(node: ast.AST) -> ast.Constant | None:
     return None
 
 
+def opening(module: Module) -> str:
+    """A module's docstring, empty where there is none."""
+    found = docstring_node(module.tree)
+    return str(found.value) if found else ""
+
+
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
@@ -250,8 +262,7 @@ def modules_open_in_prose(module: Module) -> Iterator[str]:
     """A module's docstring says what it is, promises and will not do, and more than its own name."""
     if module.path.startswith("tests/") and module.path != "tests/test_tidy.py":
         return
-    opening = docstring_node(module.tree)
-    words = re.findall(r"[A-Za-z_]{2,}", str(opening.value)) if opening else []
+    words = re.findall(r"[A-Za-z_]{2,}", opening(module))
     own = set(re.split(r"[._]", module.name.lower()))
     said = [word for word in words if word.lower() not in own | {"module", "the", "of", "for", "this", "and"}]
     if len(said) < OPENING_WORDS_MIN:
@@ -378,6 +389,20 @@ def test_cores_lean_on_nothing_that_does_io() -> None:
 
     complaints = {f"{core} <- {found}" for core in CORES for found in leans_on(Module(core, "").name, set())}
     assert not complaints, "\n".join(sorted(complaints))
+
+
+def test_who_says_core_is_held_to_it() -> None:
+    """A module that calls itself a core is in CORES, so that saying it and keeping it are one."""
+    saying = re.compile(r"^Core:|\. Core: no IO")
+    named = {module.path for module in modules() if is_product(module) and saying.search(opening(module))}
+    assert named <= set(CORES), f"not in CORES: {sorted(named - set(CORES))}"
+
+
+@pytest.mark.parametrize("one, other, shared", SIBLINGS)
+def test_siblings_share_file_names(one: str, other: str, shared: set[str]) -> None:
+    """Two adapters of one kind have their common rooms under the same names."""
+    for folder in (one, other):
+        assert shared <= {path.name for path in (ROOT / folder).glob("*.py")}, folder
 
 
 @pytest.mark.parametrize("package", PACKAGES_WITH_DESIGN)
