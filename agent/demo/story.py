@@ -98,11 +98,8 @@ class Scene:
 
     def facts(self, zone: str, stream: str) -> int:
         """Facts of a stream in a zone's store, read from its file."""
-        try:
-            with StoreReader(self.store(zone)) as reader:
-                return reader.end_offset(stream)
-        except FileNotFoundError:
-            return 0
+        with contextlib.closing(StoreReader(self.store(zone))) as reader:
+            return reader.end_offset(stream)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,204 @@
+"""What a node says of itself: figures of all its parts in one frozen picture, for the health page and the status line.
+
+Most figures are looks into memory. What costs a read from disk (the age of a consumer's oldest unconfirmed fact, free space,
+how long a certificate still lasts) is refreshed in a thread every second or minute and remembered, so that nobody who asks
+can slow the node down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from agent.batch import parse
+from agent.config import NodeSettings
+from agent.fact_store import FactStore
+from agent.health.snapshot import (
+    ConsumerFigures,
+    Latency,
+    NodeSnapshot,
+    PeerFigures,
+    RequestFigures,
+    SourceFigures,
+    StreamFigures,
+)
+from agent.health.watchdog import Progress
+from agent.ingest.supervisor import Ingest, SourceStatistics
+from agent.replication.errors import ReplicationError
+from agent.replication.pki import describe, load_certificates
+from agent.replication.puller import Puller, PullStatistics
+from agent.replication.server import Server
+
+REFRESH_S = 1.0
+CERTIFICATE_REFRESHES = 60  # certificates are looked at once a minute
+STALL_S = 60.0  # a commit that takes a minute is a disk that will not come back by itself
+
+
+@dataclass(slots=True)
+class _Caught:
+    """When a pull last had everything its peer had, and the longest it was behind."""
+
+    level_s: float
+    lag_s_max: float = 0.0
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """Figures that cost a read, as of the last refresh."""
+
+    ages_s: dict[str, float] = field(default_factory=dict)
+    fill_percent: float = 0.0
+    certificate_days_left: float | None = None
+
+
+class Figures:
+    """Takes the node's picture. Made once its parts exist."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        store: FactStore,
+        servers: Sequence[Server],
+        pullers: Sequence[Puller],
+        ingest: Ingest,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._servers, self._pullers, self._ingest = servers, pullers, ingest
+        self._clock_s = clock_s
+        self._started_unix_ms = _now_unix_ms()
+        self._caught: dict[tuple[str, str], _Caught] = {}
+        self._remembered = _Remembered()
+        self._turns = 0
+
+    async def run(self) -> None:
+        """Refresh what costs a read, until cancelled."""
+        while True:
+            if self._turns % CERTIFICATE_REFRESHES == 0:
+                self._remembered.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
+            ages_s, fill_percent = await asyncio.to_thread(self._read_from_disk)
+            self._remembered.ages_s, self._remembered.fill_percent = ages_s, fill_percent
+            self._turns += 1
+            await asyncio.sleep(REFRESH_S)
+
+    def snapshot(self) -> NodeSnapshot:
+        """The node now."""
+        store, remembered = self._store, self._remembered
+        return NodeSnapshot(
+            zone=store.zone,
+            epoch=store.epoch.hex(),
+            taken_unix_ms=_now_unix_ms(),
+            started_unix_ms=self._started_unix_ms,
+            store_fill_percent=remembered.fill_percent,
+            streams=tuple(StreamFigures(s.name, s.first_offset, s.end_offset, s.bytes) for s in store.streams()),
+            consumers=self._consumers(),
+            peers=tuple(self._peer(puller.statistics()) for puller in self._pullers),
+            sources=tuple(_source(source) for source in self._ingest.statistics()),
+            requests=self._requests(),
+            certificate_days_left=remembered.certificate_days_left,
+        )
+
+    def progress(self) -> list[Progress]:
+        """Proof of work for the watchdog: commits while something waits for one, and this very event loop's turns."""
+        counted = self._store.statistics()
+        return [Progress("store writer", counted.commits, counted.queue_facts > 0, STALL_S)]
+
+    def _consumers(self) -> tuple[ConsumerFigures, ...]:
+        figures = []
+        for consumer in self._store.consumers():
+            behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
+            figures.append(
+                ConsumerFigures(
+                    name=consumer.name,
+                    stream=consumer.stream,
+                    zone=consumer.zone,
+                    state=consumer.lifecycle.value,
+                    frontier=consumer.frontier,
+                    behind_facts=behind,
+                    oldest_unconfirmed_age_s=self._remembered.ages_s.get(consumer.name) if behind else None,
+                )
+            )
+        return tuple(figures)
+
+    def _peer(self, pull: PullStatistics) -> PeerFigures:
+        """Lag is the time since this pull last had everything: an upper bound that needs no clock but ours."""
+        now_s = self._clock_s()
+        caught = self._caught.setdefault((pull.peer_zone, pull.stream), _Caught(now_s))
+        connected = pull.lost_reason is None and pull.last_answer_ms is not None
+        if connected and pull.is_caught_up:
+            caught.level_s = now_s
+        lag_s = now_s - caught.level_s
+        caught.lag_s_max = max(caught.lag_s_max, lag_s)
+        return PeerFigures(
+            zone=pull.peer_zone,
+            stream=pull.stream,
+            connected=connected,
+            position=pull.offset,
+            end_offset=pull.peer_end_offset,
+            lag_seconds=lag_s if pull.last_answer_ms is not None else None,
+            lag_seconds_max=caught.lag_s_max,
+            trouble=pull.lost_reason or "",
+        )
+
+    def _requests(self) -> RequestFigures:
+        counted = self._store.statistics()
+        asked = [server.statistics().requests for server in self._servers]
+        latency = counted.append_latency
+        return RequestFigures(
+            fetches_total=sum(requests.get("FetchFacts", 0) for requests in asked),
+            confirms_total=counted.confirms,
+            appends_total=counted.appends,
+            append_failures_total=counted.appends_failed,
+            append_latency=Latency(latency.counts, latency.sum_s, latency.bounds_s),
+        )
+
+    # ---------------------------------------------------------------------------------------------- in a thread, from disk
+
+    def _read_from_disk(self) -> tuple[dict[str, float], float]:
+        folder = self._settings.node.state_dir
+        used = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+        free = shutil.disk_usage(folder).free
+        return self._ages_s(), 100 * used / max(1, used + free)
+
+    def _ages_s(self) -> dict[str, float]:
+        """How long ago the first fact that a consumer has not confirmed was observed."""
+        ages_s, now_ns = {}, time.time_ns()
+        for consumer in self._store.consumers():
+            page = self._store.read(consumer.stream, consumer.frontier, 1, 1)
+            if page.batches:
+                observed_ns = parse(page.batches[0].sealed).header.time_max_ns
+                ages_s[consumer.name] = max(0.0, (now_ns - observed_ns) / 1e9)
+        return ages_s
+
+    def _certificate_days_left(self) -> float | None:
+        """Of the certificate that ends first; None when none can be read, which the link to its broker tells better."""
+        now, days = datetime.now(UTC), []
+        for broker in self._settings.broker:
+            try:
+                certificates = load_certificates(broker.cert_file)
+            except ReplicationError:
+                continue
+            days += [describe(certificate, now).days_left for certificate in certificates]
+        return min(days, default=None)
+
+
+def _source(source: SourceStatistics) -> SourceFigures:
+    return SourceFigures(
+        name=source.name,
+        kind=source.kind,
+        connected=source.connected,
+        last_value_unix_ms=source.last_value_unix_ms or None,
+        values_total=source.values_total,
+        errors_total=source.errors_total,
+        trouble="" if source.connected else source.last_error,
+    )
+
+
+def _now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000

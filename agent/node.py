@@ -1,0 +1,164 @@
+"""One node: the only place where the parts are put together, started in order, and stopped in order.
+
+Start: store, then everything else at once in one TaskGroup; a broker that is away delays nobody but the word "ready". Stop:
+first the sources (stop taking, drain, see it committed), then the pulls, then what serves others, then the store. A part that
+ends by itself ends the node, and systemd starts it again; the one thing that may fail alone is a source, and it has its own
+supervisor.
+
+Nothing is decided here: which parts exist follows from the settings, everything else from the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from agent import local
+from agent.config import BrokerSettings, NodeSettings
+from agent.errors import BsfgError
+from agent.fact_store import FactStore
+from agent.fact_store.errors import StoreBusy, StoreError, StoreFull
+from agent.figures import Figures
+from agent.health import notify, server
+from agent.health.verdict import assess
+from agent.ingest.settings import SourceSettings
+from agent.ingest.supervisor import Ingest
+from agent.ingest.tag_file import load_tag_maps
+from agent.ingest.tag_map import TagMap
+from agent.replication.asker import Asker
+from agent.replication.link import Link
+from agent.replication.pki import client_context
+from agent.replication.puller import Puller, PullSettings
+from agent.replication.server import Server
+from agent.replication.transport import Access
+
+log = logging.getLogger(__name__)
+
+_NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; anything else the store raises ends the node
+
+
+class StateFolderUnusable(BsfgError):
+    """The state folder cannot be made or entered."""
+
+    hint = "run as the node's user, or correct state_dir"
+
+
+async def run_node(settings: NodeSettings) -> None:
+    """Run until SIGTERM or SIGINT. Raises BsfgError when the node cannot start or cannot go on."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    tag_maps = load_tag_maps((*settings.opcua, *settings.modbus))
+    with open_store(settings) as store:
+        try:
+            await Node(settings, store, tag_maps).run(stop)
+        except BaseExceptionGroup as group:
+            raise _first_reason(group) from group
+
+
+@contextlib.contextmanager
+def open_store(settings: NodeSettings) -> Iterator[FactStore]:
+    """The node's store, its folder made if it is missing, closed at the end."""
+    try:
+        settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+    with FactStore.open(settings.store_file, settings.node.zone, settings=settings.store) as store:
+        yield store
+
+
+class Node:
+    """The parts of one node and their lives."""
+
+    def __init__(self, settings: NodeSettings, store: FactStore, tag_maps: Mapping[str, TagMap]) -> None:
+        self._settings = settings
+        self._store = store
+        self._notifier = notify.notifier()
+        self._links = {broker.name: Link(_access(broker, settings.node.zone)) for broker in settings.broker}
+        self._servers = [self._server(name, link) for name, link in self._links.items()]
+        self._pullers = list(self._make_pullers())
+        sources: tuple[SourceSettings, ...] = (*settings.opcua, *settings.modbus)
+        self._ingest = Ingest(settings.node.zone, sources, tag_maps, store, _NOT_NOW)
+        self._figures = Figures(settings, store, self._servers, self._pullers, self._ingest)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run all parts until `stop`, then end them in order."""
+        health = self._settings.health
+        async with asyncio.TaskGroup() as group:
+            ingest = group.create_task(self._ingest.run(), name="ingest")
+            watching = [
+                group.create_task(self._until_the_store_fails(), name="store"),
+                group.create_task(self._figures.run(), name="figures"),
+                group.create_task(
+                    server.serve(health.listen_host, health.listen_port, self._figures.snapshot), name="health"
+                ),
+                group.create_task(notify.watch(self._notifier, self._figures.progress, self._status), name="notify"),
+                group.create_task(self._tell_ready(), name="ready"),
+            ]
+            pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
+            serving = [group.create_task(each.run(), name="serve") for each in self._servers]
+            serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
+            door = local.Door(self._store)
+            serving.append(group.create_task(local.serve(door, self._settings.node.state_dir), name="local"))
+            log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
+            await stop.wait()
+            log.info("node_stopping", extra={"zone": self._store.zone})
+            self._notifier.stopping()
+            self._ingest.stop()
+            await ingest
+            for tasks in (pulling, serving, watching):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks) if tasks else None
+        log.info("node_stopped", extra={"zone": self._store.zone})
+
+    def _server(self, broker: str, link: Link) -> Server:
+        exports = {peer.zone: frozenset(peer.exports) for peer in self._settings.peer if peer.broker == broker}
+        return Server(link, self._store, {zone: found for zone, found in exports.items() if found}, (StoreError,))
+
+    def _make_pullers(self) -> Iterator[Puller]:
+        zone = self._settings.node.zone
+        for peer in self._settings.peer:
+            if not peer.pulls:
+                continue
+            asker = Asker(self._links[peer.broker], peer.zone)
+            for stream in peer.pulls:
+                origins = frozenset({peer.zone, *peer.relays})
+                settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins)
+                yield Puller(asker, self._store, settings, (StoreError,))
+
+    async def _until_the_store_fails(self) -> None:
+        """Raises when the disk failed the store: nothing may go on without it."""
+        await asyncio.wrap_future(self._store.ended)
+
+    async def _tell_ready(self) -> None:
+        """Ready means: the store is open, and every broker that is not optional has been reached."""
+        for broker in self._settings.broker:
+            if not broker.optional:
+                await self._links[broker.name].wait_up()
+        self._notifier.ready()
+        log.info("node_ready", extra={"zone": self._store.zone})
+
+    def _status(self) -> str:
+        return assess(self._figures.snapshot()).summary()
+
+
+def _access(broker: BrokerSettings, zone: str) -> Access:
+    make_context = partial(client_context, broker.ca_file, broker.cert_file, broker.key_file)
+    return Access(broker.name, zone, broker.host, broker.port, make_context)
+
+
+def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What an operator is told: the first error of ours, or the group itself when it is our own mistake."""
+    ours = group.subgroup(BsfgError)
+    if ours is None or group.subgroup(AssertionError) is not None:
+        return group
+    error: BaseException = ours
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
