@@ -167,7 +167,7 @@ def test_acl_grants_the_links_and_nothing_else(links: list[PeerLink], random: An
         {"limits": BrokerLimits(inflight_messages_max=65536)},
         {"limits": BrokerLimits(keepalive_s_max=-1)},
         {"limits": BrokerLimits(connections_max=0)},
-        {"limits": BrokerLimits(queued_messages_max=0)},
+        {"limits": BrokerLimits(memory_bytes_max=1)},
     ],
 )
 def test_config_refuses(change: dict[str, Any]) -> None:
@@ -176,10 +176,13 @@ def test_config_refuses(change: dict[str, Any]) -> None:
         plan.render_config(BrokerPlan(**{"links": LINKS, "folder": "/etc/mosquitto/bsfg", **change}))
 
 
-def test_queue_holds_full_packets_for_every_link() -> None:
-    """A zone with many peers has room for a full page and one ahead from each, and no more than that."""
-    links = [PeerLink(f"plant-{number}", "idmz") for number in range(10)]
-    assert plan.queued_bytes_max(links, BrokerLimits()) == 10 * 4 * 1_048_576
+def test_queue_fits_the_topology() -> None:
+    """What may wait for a deaf reader follows from the links of the busiest zone, whether it asks or serves."""
+    pulls = [PeerLink(f"plant-{number}", "idmz") for number in range(10)]
+    serves = [PeerLink("idmz", f"office-{number}") for number in range(3)]
+    assert plan.queued_messages_max(pulls[:1]) == 16 + 8
+    assert plan.queued_messages_max(pulls) == 16 + 10 * 8
+    assert plan.queued_messages_max(pulls * 2 + serves) == 16 + 13 * 8
 
 
 # --- a client ----------------------------------------------------------------------------------------------------------
@@ -467,6 +470,10 @@ def test_removing_a_link_ends_living_sessions(tmp_path: Path) -> None:
         assert idmz.received == [(topic, b"before"), (fence, b"fence")]
 
 
+# Clean start, keep-alive 60 s, no properties, a client identifier from the broker (MQTT 5, 3.1).
+_CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
+
+
 # --- doors -------------------------------------------------------------------------------------------------------------
 
 
@@ -537,14 +544,13 @@ def test_who_gets_in(
 
 def _connack(broker: Mosquitto, context: ssl.SSLContext | None) -> bool:
     """Whether a bare MQTT 5 CONNECT is answered with success."""
-    body = b"\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
     try:
         with (
             socket.create_connection((HOST, broker.port), LIMIT_S) as plain,
             context.wrap_socket(plain, server_hostname=HOST) if context else plain as channel,
         ):
             channel.settimeout(LIMIT_S)
-            channel.sendall(bytes([0x10, len(body)]) + body)
+            channel.sendall(_CONNECT)
             answer = channel.recv(4)
     except (ssl.SSLError, ConnectionError):
         return False
@@ -572,6 +578,43 @@ def test_full_page_passes_and_larger_disconnects(zones: Zones) -> None:
     # The broker closes at the packet's header; whether its reason is read before the sender's write fails is a race.
     assert reason in (PACKET_TOO_LARGE, UNSPECIFIED)
     assert zones.fence("idmz") == [(topic, page)]
+
+
+@pytest.mark.system
+def test_deaf_reader_costs_little(zones: Zones) -> None:
+    """A zone that subscribes and never reads makes the broker hold a bounded number of pages; nobody else notices.
+
+    200 pages of 200 kB are sent at QoS 0.  Mosquitto counts those in messages and not in bytes, and its usual limit of
+    200 would keep them all.
+    """
+    page, sent = bytes(200_000), 200
+    topic = b"bsfg/1/plant-a/idmz/rsp/x"
+    subscribe = b"\x00\x01\x00" + struct.pack(">H", len(topic)) + topic + b"\x00"
+    context = _right(zones.broker, Path())
+    assert context is not None
+    with (
+        socket.create_connection((HOST, zones.broker.port), LIMIT_S) as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as deaf,
+    ):
+        deaf.sendall(_CONNECT)
+        assert deaf.recv(100)[:1] == b"\x20"
+        deaf.sendall(bytes([0x82, len(subscribe)]) + subscribe)
+        assert deaf.recv(100)[:1] == b"\x90"
+        for _ in range(sent):
+            zones["plant-a"].client.publish(topic.decode(), page, qos=0)
+        assert zones["plant-a"].publish("bsfg/1/plant-a/idmz/rsp/other") in (SUCCESS, NOBODY_LISTENS)
+        assert zones["plant-b"].publish("bsfg/1/plant-b/idmz/rsp/x") == NOBODY_LISTENS
+        deaf.sendall(b"\xc0\x00")  # PINGREQ: its answer is the last thing that waits
+        received = 0
+        end = b""
+        while end != b"\xd0\x00":
+            data = deaf.recv(1 << 20)
+            assert data
+            received += len(data)
+            end = (end + data)[-2:]
+    pages = received // len(page)
+    in_sockets = 40  # 8 MB, more than kernel and TLS hold on the way
+    assert pages <= plan.queued_messages_max(LINKS) + in_sockets < sent
 
 
 # --- nothing stays -----------------------------------------------------------------------------------------------------
