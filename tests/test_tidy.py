@@ -45,13 +45,16 @@ KNOWS: dict[str, tuple[str, ...]] = {
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
     *(f"agent/{name}.py" for name in ("batch", "message")),
-    *(f"agent/fact_store/{name}.py" for name in ("frontier", "group_commit", "held", "lifecycle", "records")),
+    *(
+        f"agent/fact_store/{name}.py"
+        for name in ("catalog", "frontier", "group_commit", "held", "lifecycle", "meter", "records")
+    ),
     *(f"agent/health/{name}.py" for name in ("hardware", "metrics", "page", "verdict", "watchdog")),
     *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_map")),
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
     *(f"agent/replication/{name}.py" for name in ("page", "protocol", "receiver", "sender", "topics")),
-    *(f"spark/pyspark_bsfg/{name}.py" for name in ("options", "ranges")),
+    *(f"spark/pyspark_bsfg/{name}.py" for name in ("options", "ranges", "schema")),
 )
 IO_MODULES = {
     *("asyncio", "concurrent", "multiprocessing", "os", "queue", "random", "secrets", "select", "selectors", "signal"),
