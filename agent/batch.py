@@ -273,7 +273,10 @@ def open_samples(batch: Batch) -> SampleColumns:
 
 
 def open_messages(batch: Batch) -> list[Message]:
-    """The messages of a batch. Raises BatchError when the content is not what the header promises."""
+    """The messages of a batch. Raises BatchError when the content is not what the header promises.
+
+    Messages whose labels were collapsed share one dict; it is for reading.
+    """
     header = batch.header
     if header.kind is not Kind.MESSAGES:
         raise BatchError(f"kind: {header.kind.name} where messages were asked for")
@@ -385,8 +388,7 @@ def _samples_content(columns: Sequence[Sequence[Any]], definitions: Definitions)
             raise ValueError(f"source times {time_min_ns} to {time_max_ns}: nanoseconds since 1970 have 64 bits")
         coded = (
             _deltas(tags),
-            # A clock may jump further than a step can say, so then the times stand as they are: unit 0.
-            _scaled_deltas(times) if time_max_ns - time_min_ns < 2**63 else (times[0], 0, times[1:]),
+            _scaled_deltas(times) if time_max_ns - time_min_ns < 2**63 else _far_times(times),
             _wrapped(_collapsed_values(values, kinds), kinds),
             _checked_qualities(_collapsed(qualities)),
         )
@@ -509,16 +511,23 @@ def _deltas(column: Sequence[int]) -> tuple[int, int | list[int]]:
 def _scaled_deltas(times: Sequence[int]) -> tuple[int, int, int | list[int]]:
     """First entry, unit, and steps in that unit: clocks tick in us or ms, and smaller numbers take fewer bytes."""
     first, steps = _deltas(times)
-    if isinstance(steps, list):
-        unit = math.gcd(*steps)  # raises TypeError for anything but integers
-        return first, unit, steps if unit == 1 else [step // unit for step in steps]
-    if type(first) is not int or type(steps) is not int:
+    if type(first) is not int or type(steps) not in (int, list):
         raise TypeError("a source time is something else")
-    return first, 1, steps
+    if isinstance(steps, int):
+        return first, 1, steps
+    unit = math.gcd(*steps)  # raises TypeError for anything but integers
+    return first, unit, steps if unit == 1 else [step // unit for step in steps]
+
+
+def _far_times(times: Sequence[int]) -> tuple[int, int, Sequence[int]]:
+    """Times between which a clock jumped further than a step can say: unit 0, and they stand as they are."""
+    if set(map(type, times)) != {int}:
+        raise TypeError("a source time is something else")
+    return times[0], 0, times[1:]
 
 
 def _expanded(first: int, unit: int, steps: int | list[int], count: int) -> list[int]:
-    """The inverse of `_deltas` and `_scaled_deltas`."""
+    """The inverse of `_deltas`, `_scaled_deltas` and `_far_times`."""
     if unit < 0:
         raise BatchError(f"column: unit {unit}")
     if isinstance(steps, int):

@@ -10,6 +10,7 @@ On the wire: a little-endian u32 length and that many bytes of JSON, both ways, 
 open it is who may write facts, and the operating system decides that.
 
     LocalError              the node behind the socket refused the request, or the socket broke
+    StateFolderUnusable     the state folder cannot be made or entered (the operator's)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Literal
 
 import msgspec
 
+from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
 from agent.message import CONSUMER, STREAM, Envelope, Fact, Message, MessageError, check_message, check_name
@@ -42,6 +44,12 @@ class LocalError(BsfgError):
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(text)
         self.hint = hint
+
+
+class StateFolderUnusable(BsfgError):
+    """The state folder cannot be made or entered."""
+
+    hint = "run as the node's user, or correct state_dir"
 
 
 class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
@@ -99,6 +107,17 @@ Request = AppendFact | RegisterConsumer | ConfirmReceipt
 Answer = Appended | Registered | Confirmed | Refused
 _REQUEST = msgspec.json.Decoder(Request)
 _ANSWER = msgspec.json.Decoder(Answer)
+
+
+@contextlib.contextmanager
+def open_store(settings: NodeSettings) -> Iterator[FactStore]:
+    """The node's store, its folder made if it is missing, closed at the end."""
+    try:
+        settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+    with FactStore.open(settings.store_file, settings.node.zone, settings=settings.store) as store:
+        yield store
 
 
 class Door:

@@ -11,7 +11,6 @@ Nothing is decided here: which parts exist follows from the settings, everything
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Iterator, Mapping
@@ -41,12 +40,6 @@ log = logging.getLogger(__name__)
 _NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; anything else the store raises ends the node
 
 
-class StateFolderUnusable(BsfgError):
-    """The state folder cannot be made or entered."""
-
-    hint = "run as the node's user, or correct state_dir"
-
-
 async def run_node(settings: NodeSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises BsfgError when the node cannot start or cannot go on."""
     stop = asyncio.Event()
@@ -54,22 +47,11 @@ async def run_node(settings: NodeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     tag_maps = load_tag_maps((*settings.opcua, *settings.modbus))
-    with open_store(settings) as store:
+    with local.open_store(settings) as store:
         try:
             await Node(settings, store, tag_maps).run(stop)
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
-
-
-@contextlib.contextmanager
-def open_store(settings: NodeSettings) -> Iterator[FactStore]:
-    """The node's store, its folder made if it is missing, closed at the end."""
-    try:
-        settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
-    with FactStore.open(settings.store_file, settings.node.zone, settings=settings.store) as store:
-        yield store
 
 
 class Node:

@@ -1,7 +1,8 @@
 """The plant's OPC UA server: forty moving variables under one namespace URI.
 
-For tests it can be made narrow-minded: `--items-per-call N` announces and enforces that limit on CreateMonitoredItems,
-`--namespaces-before N` moves the plant's namespace to another index, `--without NAME` leaves a variable out.
+For tests it can be made narrow-minded: `--items-per-call N` announces and enforces that limit on CreateMonitoredItems, or only
+enforces it, without announcing it if `--announce 0`; `--namespaces-before N` moves the plant's namespace to another index; `--without NAME`
+leaves a variable out, `--late NAME:S` adds it only after S seconds.
 """
 
 from __future__ import annotations
@@ -42,14 +43,23 @@ async def serve(options: argparse.Namespace) -> None:
         await _secure(server, options.certificate, options.private_key)
     for number in range(options.namespaces_before):
         await server.register_namespace(f"urn:bsfg:demo:other:{number}")
-    variables = await _variables(server, [s for s in opcua_signals() if s.name not in options.without])
+    late = dict(entry.split(":") for entry in options.late)
+    absent = {*options.without, *late}
+    variables = await _variables(server, [s for s in opcua_signals() if s.name not in absent])
     if options.items_per_call:
-        await _limit_items_per_call(server, options.items_per_call)
+        announced = options.items_per_call if options.announce is None else options.announce
+        await _limit_items_per_call(server, options.items_per_call, announced)
     async with server, asyncio.TaskGroup() as group:
-        moving = group.create_task(_move(server, variables), name="move")
+        tasks = [group.create_task(_move(server, variables), name="move")]
+        for signal in opcua_signals():
+            if signal.name in late:
+                tasks.append(
+                    group.create_task(_appear(server, signal, variables, float(late[signal.name])), name="appear")
+                )
         say_ready(port)
         await wait_stopped()
-        moving.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 async def _secure(server: Server, certificate: str, private_key: str) -> None:
@@ -60,7 +70,7 @@ async def _secure(server: Server, certificate: str, private_key: str) -> None:
 
 async def _variables(server: Server, signals: list[Signal]) -> list[tuple[Signal, Node]]:
     index = await server.register_namespace(OPCUA_NAMESPACE)
-    folder = await server.nodes.objects.add_folder(index, "Plant")
+    folder = await server.nodes.objects.add_folder(index, "Plant" if len(signals) > 1 else signals[0].name + " folder")
     made = []
     for signal in signals:
         node_id = ua.NodeId(signal.name, index)  # type: ignore[arg-type]
@@ -89,12 +99,17 @@ async def _move(server: Server, variables: list[tuple[Signal, Node]]) -> None:
         await asyncio.sleep(max(0.0, start_s + tick * TICK_S - time.monotonic()))
 
 
-async def _limit_items_per_call(server: Server, limit: int) -> None:
+async def _appear(server: Server, signal: Signal, variables: list[tuple[Signal, Node]], after_s: float) -> None:
+    await asyncio.sleep(after_s)
+    variables += await _variables(server, [signal])
+
+
+async def _limit_items_per_call(server: Server, limit: int, announced: int) -> None:
     """Say and enforce MaxMonitoredItemsPerCall. asyncua's server announces 10,000 and enforces nothing."""
     node = server.get_node(
         ua.NodeId(ObjectIds.Server_ServerCapabilities_OperationLimits_MaxMonitoredItemsPerCall)  # type: ignore[arg-type]
     )
-    await node.write_value(ua.Variant(limit, ua.VariantType.UInt32))
+    await node.write_value(ua.Variant(announced, ua.VariantType.UInt32))
     create = MonitoredItemService.create_monitored_items
 
     async def limited(service: MonitoredItemService, params: ua.CreateMonitoredItemsParameters) -> object:
@@ -114,6 +129,10 @@ def main() -> None:
     parser.add_argument("--certificate", default="", help="with --private-key: also offer Basic256Sha256")
     parser.add_argument("--private-key", default="")
     parser.add_argument("--items-per-call", type=int, default=0, help="for tests: MaxMonitoredItemsPerCall, enforced")
+    parser.add_argument("--announce", type=int, help="for tests: announce this limit instead of the one enforced")
+    parser.add_argument(
+        "--late", action="append", default=[], help="for tests: NAME:S, add the variable after S seconds"
+    )
     parser.add_argument("--namespaces-before", type=int, default=0, help="for tests: moves the plant's namespace index")
     parser.add_argument("--without", action="append", default=[], help="for tests: leave this variable out")
     logging.getLogger("asyncua").setLevel(logging.CRITICAL)

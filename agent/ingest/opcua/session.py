@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, is_dataclass
@@ -65,6 +66,12 @@ _REFUSALS = (  # trying again unchanged will not help
     uaerrors.BadSecurityPolicyRejected,
     uaerrors.BadUserAccessDenied,
 )
+
+_UNREADABLE = (  # what the library's decoder raises at bytes it does not understand
+    *(UaError, MessageError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError),
+    RecursionError,
+)
+EXTENSION_OBJECT = 22  # the variant type of one structure
 
 
 class CallTooLarge(SourceError):
@@ -340,12 +347,26 @@ def _item_request(handle: int, node: ua.NodeId, sampling_ms: int, queue_size: in
 def _decode_other(data: bytes, position: int) -> tuple[Value, int]:
     """A Variant of a shape that `decode` leaves to the library."""
     buffer = Buffer(data, position)
-    variant = ua_binary.variant_from_binary(buffer)
     try:
-        plain = _plain(variant.Value)
+        plain = _plain(ua_binary.variant_from_binary(buffer).Value)
         return (plain if isinstance(plain, str) else Json.of(plain)), buffer.cur_pos
-    except MessageError as error:
-        raise DecodeError(f"a structured value cannot be written as JSON: {error}") from error
+    except _UNREADABLE as error:
+        if data[position] == EXTENSION_OBJECT:
+            return _raw_structure(data, position + 1)
+        raise DecodeError(f"a value of variant type {data[position] & 0x3F} cannot be read: {error}") from error
+
+
+def _raw_structure(data: bytes, position: int) -> tuple[Value, int]:
+    """A structure whose inside the library cannot read. Its length is known: keep its bytes, and the values beside it."""
+    buffer = Buffer(data, position)
+    try:
+        kind = ua_binary.nodeid_from_binary(buffer)
+        form, length = buffer.read(1), ua_binary.Primitives.Int32.unpack(buffer)
+        if form == b"\0" or length < 0:
+            raise DecodeError("a structure without a length cannot be read")
+        return Json.of({"TypeId": kind.to_string(), "Body": buffer.read(length).hex()}), buffer.cur_pos
+    except _UNREADABLE as error:
+        raise DecodeError(f"a structure cannot be read: {error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,110 @@
+"""`bsfg bench`: the figures of this machine, each beside its limit measured in the same run.
+
+Each benchmark prints lines for a person, or with --json one JSON object for a program. They write below --folder, which must
+be on the disk that matters, start a private broker on loopback where they need one, and leave nothing behind. Run them on an
+otherwise idle machine; the ratio is what can be compared between machines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from agent.cli import json_option
+
+if TYPE_CHECKING:
+    from bench.figures import Report
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_folder_option = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
+    help="Measure the disk that this folder is on.  [default: /var/tmp]",
+)
+_seed_option = click.option("--seed", type=int, default=1, show_default=True, help="Seed of the data.")
+
+
+def _facts_option(default: int) -> Callable[[_Command], _Command]:
+    return click.option(
+        "--facts", type=click.IntRange(min=2000), default=default, show_default=True, help="Size of the run, in facts."
+    )
+
+
+def _seconds_option(default: float) -> Callable[[_Command], _Command]:
+    return click.option(
+        "--seconds", type=click.FloatRange(min=0.1), default=default, show_default=True, help="Length of each part."
+    )
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine: each benchmark beside the limit it is compared with."""
+
+
+@bench.command()
+@_facts_option(2_000_000)
+@_seconds_option(3.0)
+@_seed_option
+@_folder_option
+@json_option
+def append(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Durable appends in batches of 1000 samples, beside raw file appends with fdatasync."""
+    from bench import append as benchmark
+
+    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
+
+
+@bench.command()
+@_facts_option(4_000_000)
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; medians are told.")
+@_seed_option
+@_folder_option
+@json_option
+def replicate(facts: int, repeats: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """A backlog from store to store through a broker, beside a bare loop that moves the same bytes."""
+    from bench import replicate as benchmark
+
+    _print(benchmark.run(facts, repeats, seed, folder), as_json=as_json)
+
+
+@bench.command()
+@_seconds_option(10.0)
+@_seed_option
+@_folder_option
+@json_option
+def lag(seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """A fact every 10 ms, from its append to its confirmation, alone and among 100,000 facts/s."""
+    from bench import lag as benchmark
+
+    _print(benchmark.run(seconds, seed, folder), as_json=as_json)
+
+
+@bench.command()
+@_facts_option(1_000_000)
+@_seconds_option(5.0)
+@_seed_option
+@_folder_option
+@json_option
+def fetch(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """FetchFacts of 1000 facts at random offsets, beside bare round trips of equal bytes."""
+    from bench import fetch as benchmark
+
+    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report.to_dict()))
+        return
+    for line in report.lines:
+        click.echo(line)
+    described = report.machine
+    click.echo(
+        f"machine    {described['cores']} cores, {described['processor']}, {described['filesystem']}, Python "
+        f"{described['python']}, SQLite {described['sqlite']}, load {described['load_1min']} at the start"
+    )

@@ -1,0 +1,207 @@
+"""`bsfg append`, `fetch`, `confirm`, `tail`: facts by hand, on the machine of the node.
+
+Reading opens the store's file, read-only, whether a node runs or not. Writing asks the running node at its socket; where none
+runs, the command opens the store itself and goes through the same door. Facts are printed as JSON lines: offset, envelope and
+fact as the specification shows them, samples presented as messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import click
+
+from agent import local
+from agent.batch import Kind, Origin, open_messages, open_samples, parse
+from agent.cli import config_option, json_option
+from agent.config import NodeSettings, load
+from agent.fact_store.reader import StoreReader
+from agent.fact_store.records import StoredBatch
+from agent.message import (
+    Envelope,
+    Fact,
+    Message,
+    TagDefinition,
+    canonical_json,
+    parse_json,
+    sample_message,
+    sample_message_id,
+)
+
+OPERATIONAL = "facts.operational"
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+FOLLOW_S = 0.2
+
+stream_option = click.option("--stream", default=OPERATIONAL, show_default=True, help="The stream.")
+
+
+@click.command()
+@config_option
+@stream_option
+@click.option("--message-id", help="Same id and content again is stored once.  [default: a hash of the fact]")
+@click.option("--to-zone", default="*", show_default=True, help="Whom the fact is meant for; not a route.")
+@click.option("--correlation-id", help="The wider conversation.")
+@click.option("--causation-id", help="message_id of the immediate cause.")
+@click.argument("subject")
+@click.argument("predicate")
+@click.argument("object_json")
+@json_option
+def append(
+    config_file: Path,
+    stream: str,
+    message_id: str | None,
+    to_zone: str,
+    correlation_id: str | None,
+    causation_id: str | None,
+    subject: str,
+    predicate: str,
+    object_json: str,
+    as_json: bool,  # noqa: FBT001 click passes options by name
+) -> None:
+    """Append the fact SUBJECT PREDICATE OBJECT_JSON, once; return when it is durable."""
+    settings = load(config_file)
+    content = canonical_json(parse_json("object_json", object_json.encode()))
+    envelope = Envelope(
+        message_id=message_id or _content_id(subject, predicate, content),
+        from_zone=settings.node.zone,
+        to_zone=to_zone,
+        produced_at_unix_ms=time.time_ns() // 1_000_000,
+        correlation_id=correlation_id,
+        causation_id=causation_id,
+    )
+    request = local.AppendFact(stream, envelope, Fact(subject, predicate, content))
+    answer = cast(local.Appended, _ask(settings, request))
+    if as_json:
+        click.echo(json.dumps({"offset": answer.offset, "outcome": answer.outcome, "message_id": envelope.message_id}))
+    else:
+        click.echo(f"{answer.outcome}: offset {answer.offset} of {stream}, message_id {envelope.message_id}")
+    sys.exit(1 if answer.outcome == "conflicting_duplicate" else 0)
+
+
+@click.command()
+@config_option
+@stream_option
+@click.option("--consumer", required=True, help="The durable reader; registered at its first fetch.")
+@click.option("--start", type=click.Choice(["oldest", "end"]), default="oldest", show_default=True)
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Facts at most.")
+def fetch(config_file: Path, stream: str, consumer: str, start: Literal["oldest", "end"], limit: int) -> None:
+    """Print the facts after CONSUMER's frontier, oldest first; the same again until they are confirmed."""
+    settings = load(config_file)
+    registered = cast(local.Registered, _ask(settings, local.RegisterConsumer(consumer, stream, start)))
+    with _reader(settings) as reader:
+        for line in presented(reader, registered.stream, registered.frontier, limit):
+            click.echo(json.dumps(line, ensure_ascii=False))
+
+
+@click.command()
+@config_option
+@click.option("--consumer", required=True, help="The durable reader.")
+@click.option("--first-offset", type=click.IntRange(1), help="Confirm only from here on.  [default: the frontier]")
+@click.argument("offset", type=click.IntRange(1))
+@json_option
+def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Confirm that CONSUMER has everything up to OFFSET durably; the frontier never moves back."""
+    settings = load(config_file)
+    answer = cast(local.Confirmed, _ask(settings, local.ConfirmReceipt(consumer, offset, first_offset)))
+    advanced = answer.cursor_advanced_to
+    click.echo(json.dumps({"cursor_advanced_to": advanced}) if as_json else f"cursor advanced to {advanced}")
+
+
+@click.command()
+@config_option
+@click.option("--stream", default="facts.telemetry", show_default=True, help="The stream.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="The last so many.")
+@click.option("--follow", is_flag=True, help="Go on printing as facts come, until Ctrl-C.")
+def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Print the last facts of a stream; moves no cursor."""
+    settings = load(config_file)
+    with _reader(settings) as reader, contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        after = max(0, reader.end_offset(stream) - limit)
+        while True:
+            for line in presented(reader, stream, after, sys.maxsize):
+                click.echo(json.dumps(line, ensure_ascii=False))
+                after = line["offset"]
+            if not follow:
+                return
+            _pause()
+
+
+def presented(reader: StoreReader, stream: str, after_offset: int, limit: int) -> Iterator[dict[str, Any]]:
+    """The facts after an offset as the specification shows them: offset, envelope, fact."""
+    definitions: dict[Origin, list[TagDefinition]] = {}
+    while limit > 0:
+        page = reader.read(stream, after_offset, min(limit, 100_000), PAGE_BYTES_MAX)
+        for stored in page.batches:
+            for offset, message in _messages(reader, stored, definitions):
+                if offset > after_offset and limit > 0:
+                    yield _line(offset, message)
+                    limit -= 1
+        if not page.batches:
+            return
+        after_offset = page.batches[-1].last_offset
+
+
+def _messages(
+    reader: StoreReader, stored: StoredBatch, definitions: dict[Origin, list[TagDefinition]]
+) -> Iterator[tuple[int, Message]]:
+    batch = parse(stored.sealed)
+    if batch.header.kind is Kind.MESSAGES:
+        yield from enumerate(open_messages(batch), stored.first_offset)
+        return
+    origin = stored.origin
+    known = definitions.setdefault(origin, [])
+    bodies = reader.definitions(origin, len(known), stored.definition_count)
+    known.extend(TagDefinition.from_json(body) for body in bodies)
+    for position, sample in enumerate(open_samples(batch).rows()):
+        sequence = batch.header.first_sequence + position
+        message_id = sample_message_id(batch.header.stream, origin.zone, origin.epoch, sequence)
+        yield stored.first_offset + position, sample_message(known[sample.tag - 1], sample, message_id, origin.zone)
+
+
+def _line(offset: int, message: Message) -> dict[str, Any]:
+    envelope, fact = message.envelope, message.fact
+    named = {name: getattr(envelope, name) for name in Envelope.__slots__}
+    return {
+        "offset": offset,
+        "envelope": {name: value for name, value in named.items() if value not in (None, {})},
+        "fact": {"subject": fact.subject, "predicate": fact.predicate, "object": json.loads(fact.object_json)},
+    }
+
+
+def _content_id(subject: str, predicate: str, content: bytes) -> str:
+    """An id that follows from the fact alone, so that repeating a command stores nothing twice."""
+    return hashlib.sha256(b"\0".join((subject.encode(), predicate.encode(), content))).hexdigest()
+
+
+def _ask(settings: NodeSettings, request: local.Request) -> local.Answer:
+    """Ask the running node, or be the node for one request."""
+
+    async def be_the_node() -> local.Answer:
+        with local.open_store(settings) as store:
+            return await local.Door(store).answer(request)
+
+    try:
+        answer = asyncio.run(local.ask(settings.node.state_dir, request))
+    except (FileNotFoundError, ConnectionRefusedError):
+        answer = asyncio.run(be_the_node())
+    if isinstance(answer, local.Refused):
+        raise local.LocalError(answer.message, answer.hint)
+    return answer
+
+
+@contextlib.contextmanager
+def _reader(settings: NodeSettings) -> Iterator[StoreReader]:
+    with contextlib.closing(StoreReader(settings.store_file)) as reader:
+        yield reader
+
+
+def _pause() -> None:
+    time.sleep(FOLLOW_S)
