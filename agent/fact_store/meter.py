@@ -1,4 +1,4 @@
-"""Counts what the writer did, for statistics and metrics. Core: no IO.
+"""Counts what the writer did, for statistics and metrics. It does no IO of its own.
 
 Written by the writer's thread alone; others read a snapshot, which may be one piece of work behind itself.
 """
