@@ -32,7 +32,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.ingest": ("agent.errors", "agent.message"),  # appends through a port
     "agent.replication": GROUND,  # stores through a port
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
-    "pyspark_bsfg": (*GROUND, "agent.fact_store.reader"),
+    "pyspark_bsfg": (*GROUND, "agent.fact_store.reader", "agent.fact_store.records"),
     "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),
     "agent.local": (*GROUND, "agent.fact_store"),  # the zone's own door
     "agent.figures": WHOLE,  # what the parts say of themselves, in health's words
@@ -47,14 +47,14 @@ CORES: tuple[str, ...] = (
     *(f"agent/{name}.py" for name in ("batch", "message")),
     *(
         f"agent/fact_store/{name}.py"
-        for name in ("catalog", "frontier", "group_commit", "held", "lifecycle", "meter", "records")
+        for name in ("catalog", "frontier", "group_commit", "held", "lifecycle", "records")
     ),
     *(f"agent/health/{name}.py" for name in ("hardware", "metrics", "page", "verdict", "watchdog")),
     *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_map")),
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
     *(f"agent/replication/{name}.py" for name in ("page", "protocol", "receiver", "sender", "topics")),
-    *(f"spark/pyspark_bsfg/{name}.py" for name in ("options", "ranges", "schema")),
+    *(f"spark/pyspark_bsfg/{name}.py" for name in ("columns", "dictionary", "options", "ranges", "schema", "values")),
 )
 IO_MODULES = {
     *("asyncio", "concurrent", "multiprocessing", "os", "queue", "random", "secrets", "select", "selectors", "signal"),
