@@ -34,7 +34,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
     "pyspark_bsfg": (*GROUND, "agent.fact_store.reader", "agent.fact_store.records"),
     "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),
-    "agent.local": (*GROUND, "agent.fact_store"),  # the zone's own door
+    "agent.local": (*GROUND, "agent.fact_store", "agent.config"),  # the zone's own door
     "agent.figures": WHOLE,  # what the parts say of themselves, in health's words
     "agent.node": (*WHOLE, "agent.local", "agent.figures"),
     "agent.demo": (*WHOLE, "agent.local", "agent.node"),
