@@ -1,0 +1,283 @@
+"""The product's side of a benchmark: real stores, links, servers and pullers, put together as a node puts them together.
+
+Nothing is changed to make it faster: synchronous=FULL, every batch verified by its receiver, pages of the default size. The
+store that a server serves from is wrapped only to note when a confirmation has become durable, which is the moment at which
+the product has kept its promise for a fact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agent.batch import BatchError
+from agent.fact_store.errors import StoreError
+from agent.fact_store.reader import StoreReader
+from agent.fact_store.settings import StoreSettings
+from agent.fact_store.store import FactStore
+from agent.message import Sample
+from agent.replication.asker import Asker
+from agent.replication.link import Link
+from agent.replication.pki import client_context
+from agent.replication.puller import Puller, PullSettings
+from agent.replication.server import Server
+from agent.replication.transport import Access
+from bench.bare import insert_blobs, open_blobs
+from bench.data import definitions, runs, samples
+from bench.side import Options, door_of, say, usage
+from bench.stage import ASKING, SERVING, Door
+
+STREAM = "facts.telemetry"
+CONSUMER = f"{ASKING}.{STREAM}"
+BATCH_FACTS = 1000
+IN_FLIGHT = 50  # appends queued at once while filling: half of what the queue holds
+PAGE_BYTES = 4096 * 1024
+PROBE_INTERVAL_NS = 10_000_000
+LOAD_RUNS = 100  # distinct runs of samples that the load repeats
+SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS)
+STORE_ERRORS = (StoreError, BatchError)
+
+
+def access(door: Door) -> Access:
+    """What a link needs to know of the broker."""
+    files = (Path(door.ca_file), Path(door.cert_file), Path(door.key_file))
+    return Access("bench", door.zone, door.host, door.port, partial(client_context, *files))
+
+
+def batches(file: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Every batch of a store's stream as (sealed bytes, digest), in order of offset, read without a writer."""
+    with closing(StoreReader(file)) as reader:
+        after_offset = 0
+        while page := reader.read(STREAM, after_offset, 2**40, PAGE_BYTES).batches:
+            for batch in page:
+                yield batch.sealed, batch.sealed[-16:]
+            after_offset = page[-1].last_offset
+
+
+def fill(options: Options) -> dict[str, Any]:
+    """A backlog in `file`, and the same bytes in `blobs` if that is named."""
+    file = Path(options["file"])
+    facts = 0
+    with closing(FactStore.open(file, SERVING, settings=SETTINGS)) as store:
+        store.define(definitions()).result()
+        flying: list[Future[Any]] = []
+        for run in runs("A", options["seed"], options["facts"], BATCH_FACTS):
+            flying.append(store.append_samples(STREAM, run, awaited=True))
+            facts += len(run)
+            if len(flying) == IN_FLIGHT:
+                for future in flying:
+                    future.result()
+                flying.clear()
+        for future in flying:
+            future.result()
+    count = size = 0
+    with closing(open_blobs(Path(options["blobs"]))) as database:
+        source = batches(file)
+        while blobs := [sealed for sealed, _ in islice(source, 1000)]:
+            insert_blobs(database, count, blobs)
+            count, size = count + len(blobs), size + sum(map(len, blobs))
+    return {"facts": facts, "batches": count, "sealed_bytes": size}
+
+
+# -------------------------------------------------------------------------------------------------------------- serving
+
+
+class Watched:
+    """A store as its server sees it, that tells when a confirmation is durable."""
+
+    def __init__(self, store: FactStore, on_confirmed: Callable[[int, int], None]) -> None:
+        self._store = store
+        self._on_confirmed = on_confirmed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:
+        """As the store's; `on_confirmed(frontier, now_ns)` is called in the writer's thread."""
+        confirmed = self._store.confirm(consumer, last_offset, first_offset)
+        confirmed.add_done_callback(self._confirmed)
+        return confirmed
+
+    def _confirmed(self, future: Future[int]) -> None:
+        if future.exception() is None:
+            self._on_confirmed(future.result(), time.monotonic_ns())
+
+
+def serve(options: Options) -> None:
+    """Serve until stopped; RESULT once `until` is confirmed, if that is above 0."""
+    done = threading.Event()
+    noted: dict[str, int] = {}
+
+    def confirmed(frontier: int, now_ns: int) -> None:
+        if frontier == options["until"]:
+            noted["confirmed_ns"] = now_ns
+            done.set()
+
+    with _opened(Path(options["file"]), SERVING) as store:
+        asyncio.run(_serve(options, store, confirmed, partial(_tell_result, options, done, noted)))
+
+
+def _tell_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
+    since_ns = time.process_time_ns()
+    say("READY")
+    while not done.wait(0.02):
+        if stopped.is_set():
+            return
+    say("RESULT", {**noted, **usage(since_ns, door_of(options).port)})
+    stopped.wait()
+
+
+async def _serve(
+    options: Options,
+    store: FactStore,
+    on_confirmed: Callable[[int, int], None],
+    work: Callable[[threading.Event], None],
+) -> None:
+    """A server that runs while `work` does, in a thread of its own, until the process is told to stop."""
+    with suppress(StoreError):  # no earlier round: no consumer
+        await asyncio.wrap_future(store.remove_consumer(CONSUMER))
+    link = Link(access(door_of(options)))
+    watched: Any = Watched(store, on_confirmed)  # hands on what it does not know
+    server = Server(link, watched, {options["asking"]: frozenset({STREAM})}, STORE_ERRORS)
+    async with _running(link.run(), server.run()) as stopped:
+        await link.wait_up()
+        await asyncio.to_thread(work, stopped)
+
+
+# -------------------------------------------------------------------------------------------------------------- pulling
+
+
+def pull_settings() -> PullSettings:
+    """As a node's: nothing is set that has a default."""
+    return PullSettings(SERVING, STREAM, CONSUMER, frozenset({SERVING}))
+
+
+def pull(options: Options) -> None:
+    """Pull into a store until stopped."""
+    with _opened(Path(options["file"]), ASKING) as store:
+        asyncio.run(_pull(options, store))
+
+
+async def _pull(options: Options, store: FactStore) -> None:
+    door = door_of(options)
+    link = Link(access(door))
+    settings = pull_settings()
+    receiving: Any = store  # satisfies the port as it is
+    puller = Puller(Asker(link, SERVING), receiving, settings, STORE_ERRORS)
+    async with _running(link.run()):
+        await link.wait_up()
+        since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()
+        async with _running(puller.run()) as stopped:
+            say("READY")
+            await asyncio.to_thread(stopped.wait)
+        found = puller.statistics()
+        say(
+            "ENDED",
+            {
+                "started_ns": started_ns,
+                "bytes_max": settings.bytes_max,
+                "facts_stored": found.facts_stored,
+                "pages": found.pages,
+                **usage(since_ns, door.port),
+            },
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------------ lag
+
+
+class Probes:
+    """Facts on their way: when each append began, until its confirmation is durable."""
+
+    def __init__(self) -> None:
+        self.lags_ns: list[int] = []
+        self.appended = 0
+        self._lock = threading.Lock()
+        self._offsets: list[int] = []
+        self._started_ns: list[int] = []
+
+    def append(self, store: FactStore, rows: list[Sample]) -> None:
+        """Append rows and wait for nothing."""
+        started_ns = time.monotonic_ns()
+        store.append_samples(STREAM, rows, awaited=True).add_done_callback(partial(self._appended, started_ns))
+
+    def _appended(self, started_ns: int, future: Future[Any]) -> None:
+        with self._lock:
+            self.appended += 1
+            self._offsets.append(future.result().last_offset)
+            self._started_ns.append(started_ns)
+
+    def confirmed(self, frontier: int, now_ns: int) -> None:
+        """Everything up to `frontier` has arrived."""
+        with self._lock:
+            count = bisect_right(self._offsets, frontier)
+            self.lags_ns.extend(now_ns - started_ns for started_ns in self._started_ns[:count])
+            del self._offsets[:count], self._started_ns[:count]
+
+    def are_home(self, count: int) -> bool:
+        """Whether so many facts were appended and confirmed."""
+        with self._lock:
+            return self.appended == count and not self._offsets
+
+
+def lag(options: Options) -> None:
+    """Serve, and append a fact every 10 ms beside `load_facts_per_s` others; RESULT when all are confirmed."""
+    probes = Probes()
+    with _opened(Path(options["file"]), SERVING) as store:
+        store.define(definitions()).result()
+        asyncio.run(_serve(options, store, probes.confirmed, partial(_probe, options, store, probes)))
+
+
+def _probe(options: Options, store: FactStore, probes: Probes, stopped: threading.Event) -> None:
+    load_facts = options["load_facts_per_s"] * PROBE_INTERVAL_NS // 1_000_000_000
+    load = list(runs("A", options["seed"], load_facts * LOAD_RUNS, load_facts)) if load_facts else []
+    single = list(islice(samples("A", options["seed"]), BATCH_FACTS))
+    say("READY")
+    while store.consumer(CONSUMER) is None and not stopped.wait(0.01):
+        pass
+    since_ns = time.process_time_ns()
+    count = int(options["seconds"] * 1e9 / PROBE_INTERVAL_NS)
+    due_ns = time.monotonic_ns()
+    for number in range(count):
+        due_ns += PROBE_INTERVAL_NS
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+        if load:
+            store.append_samples(STREAM, load[number % LOAD_RUNS])
+        probes.append(store, [single[number % BATCH_FACTS]])
+    while not probes.are_home(count) and not stopped.wait(0.01):
+        pass
+    warm = probes.lags_ns[count // 20 :]  # the first few fill caches and meet the first definitions
+    facts = count * (load_facts + 1)
+    say("RESULT", {"lags_ns": warm, "facts": facts, **usage(since_ns, door_of(options).port)})
+    stopped.wait()
+
+
+# --------------------------------------------------------------------------------------------------------------- common
+
+
+@contextmanager
+def _opened(file: Path, zone: str) -> Iterator[FactStore]:
+    with closing(FactStore.open(file, zone, settings=SETTINGS)) as store:
+        yield store
+
+
+@asynccontextmanager
+async def _running(*coroutines: Any) -> AsyncIterator[threading.Event]:
+    """The coroutines run during the block and are cancelled after it; the event is set when the process is to stop."""
+    stopped = threading.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine, name=f"bench {index}") for index, coroutine in enumerate(coroutines)]
+        yield stopped
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,148 @@
+"""The benchmarks in small: that they run, say what they promise, and agree with themselves. Never how fast."""
+
+import json
+import random
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.message import check_sample
+from bench import data, figures
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
+SMALL = {
+    "append": ("--facts", "20000", "--seconds", "0.2"),
+    "replicate": ("--facts", "40000", "--repeats", "1"),
+    "lag": ("--seconds", "0.5"),
+    "fetch": ("--facts", "20000", "--seconds", "0.5"),
+}
+
+
+def bsfg(*arguments: str) -> str:
+    """Standard output of a `bsfg` command that must succeed."""
+    command = [sys.executable, "-m", "agent.cli", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert not ended.stderr
+    return ended.stdout
+
+
+def latencies(found: Any) -> Iterator[dict[str, float]]:
+    """Every spread of durations anywhere in a result."""
+    if isinstance(found, dict):
+        if "p99_ms" in found and "max_ms" in found:
+            yield found
+        for value in found.values():
+            yield from latencies(value)
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The JSON object of one small run."""
+    name: str = request.param
+    folder = tmp_path_factory.mktemp(name)
+    found: dict[str, Any] = json.loads(bsfg("bench", name, *SMALL[name], "--folder", str(folder), "--json"))
+    assert found["name"] == name
+    assert not any(folder.iterdir()), "a benchmark leaves nothing behind"
+    return found
+
+
+@pytest.mark.system
+def test_each_result_describes_itself(result: dict[str, Any]) -> None:
+    """Every benchmark prints the keys that docs/reference/benchmarks.md promises, with values that can be true."""
+    assert ("facts_per_s" in result) != ("p50_ms" in result)
+    assert result["limit"]["what"]
+    assert result["ratio"] > 0
+    assert 0 < result["bytes_per_fact"] < 1000
+    assert result["machine"]["cores"] >= 1
+    assert re.fullmatch(r"3\.\d+\.\d+", result["machine"]["sqlite"])
+    assert result["machine"]["python"].startswith("3.")
+    promised = re.findall(r"`(\w+)`", PAGE.read_text("utf-8"))
+    assert set(result) - {"seed", "facts", "seconds"} <= {*promised, *EXPLAINED_BY_THEIR_NAME}
+
+
+EXPLAINED_BY_THEIR_NAME = {
+    *("count", "batch_facts", "fetch_facts", "distinct_facts", "page_bytes", "pages", "request_bytes", "answer_bytes"),
+    *("bytes_per_fact_set_b", "bytes_per_fact_sealed", "bytes_per_fact_alone", "one_fact_ratio", "rounds_facts_per_s"),
+    "cpu_share",
+}
+
+
+@pytest.mark.system
+def test_each_result_agrees_with_itself(result: dict[str, Any]) -> None:
+    """The ratio is the quotient of what is printed, and spreads are ordered."""
+    figure = "facts_per_s" if "facts_per_s" in result else "p50_ms"
+    assert result["ratio"] == pytest.approx(result[figure] / result["limit"][figure], rel=0.01)
+    for spread in latencies(result):
+        assert 0 < spread["p50_ms"] <= spread["p99_ms"] <= spread["max_ms"]
+        assert spread["count"] > 0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("result", ["replicate"], indirect=True)
+def test_a_replication_that_lost_something_is_no_result(result: dict[str, Any]) -> None:
+    """The wire carries at least the sealed bytes, the store keeps at least them, and both ends hold the same."""
+    assert result["equal"] is True
+    assert result["wire_bytes_per_fact"] > result["bytes_per_fact_sealed"]
+    assert result["bytes_per_fact"] > result["bytes_per_fact_sealed"]
+    assert set(result["cpu_us_per_fact"]) == {"sender", "receiver", "broker"}
+    assert min(result["peak_rss_mib"].values()) > 10
+
+
+@pytest.mark.system
+def test_what_the_page_shows_works(tmp_path: Path) -> None:
+    """Each command of the page's quick look succeeds and prints its lines, or its object."""
+    shown = re.search(r"<!-- test: small-run -->\n(.*?)<!-- end -->", PAGE.read_text("utf-8"), re.DOTALL)
+    assert shown
+    for line in shown[1].strip().splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "bsfg"
+        printed = bsfg(*arguments, "--folder", str(tmp_path))
+        if "--json" in arguments:
+            assert json.loads(printed)["name"] == arguments[1]
+        else:
+            assert printed.startswith(arguments[1])
+            assert "ratio" in printed
+
+
+@pytest.mark.parametrize("data_set", ["A", "B"])
+def test_samples_are_what_the_data_set_says(data_set: data.DataSet) -> None:
+    """500 tags a scan in order, valid, the same for the same seed, with the set's precision and jitter."""
+    scans = list(data.runs(data_set, 7, 5 * data.TAGS, data.TAGS))
+    assert scans == list(data.runs(data_set, 7, 5 * data.TAGS, data.TAGS))
+    assert scans != list(data.runs(data_set, 8, 5 * data.TAGS, data.TAGS))
+    for number, scan in enumerate(scans):
+        assert [sample.tag for sample in scan] == list(range(1, data.TAGS + 1))
+        for sample in scan:
+            check_sample(sample)
+        kinds = [type(sample.value) for sample in scan]
+        assert (kinds.count(float), kinds.count(int), kinds.count(bool)) == (400, 50, 50)
+        exact = [s for s in scan if isinstance(s.value, float) and s.value != round(s.value, 2)]
+        assert len(exact) == (200 if data_set == "A" else 0)
+        jitters = [sample.source_time_ns - data.START_NS - number * data.SCAN_NS for sample in scan]
+        assert min(jitters) >= 0
+        assert max(jitters) < 1_000_000
+        assert (len(set(jitters)) == 1) == (data_set == "B")
+    assert len(data.definitions()) == data.TAGS
+
+
+def test_runs_end_where_they_are_told() -> None:
+    """The last run holds what is left."""
+    assert [len(run) for run in data.runs("A", 1, 2500, 1000)] == [1000, 1000, 500]
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    """Of 1 to n the share p is ceil(p * n), for any n, and the extremes are the extremes."""
+    chance = random.Random(1)
+    for count in (1, 2, 3, 10, 99, 100, 101, 1000):
+        values = sorted(chance.sample(range(10_000), count))
+        assert figures.percentile(values, 1.0) == values[-1]
+        assert figures.percentile(values, 0.5) == values[-(-count // 2) - 1] == figures.median(values)
+        assert figures.percentile(values, 0.99) == values[-(-99 * count // 100) - 1]
