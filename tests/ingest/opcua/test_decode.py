@@ -1,0 +1,210 @@
+import math
+import struct
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from asyncua import ua
+from asyncua.ua.ua_binary import struct_to_binary
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication, filetime_ns
+from agent.ingest.opcua.session import _decode_other
+from agent.message import Json
+
+START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+START_NS = int(START.timestamp()) * 10**9 + 678_901_000
+KINDS = [
+    "Boolean",
+    "SByte",
+    "Byte",
+    "Int16",
+    "UInt16",
+    "Int32",
+    "UInt32",
+    "Int64",
+    "UInt64",
+    "Float",
+    "Double",
+    "String",
+]
+
+
+def encoded(items: list[tuple[int, ua.DataValue]], sequence: int = 7) -> bytes:
+    """A PublishResponse's parameters as asyncua's own encoder writes them."""
+    notification = ua.DataChangeNotification(
+        MonitoredItems=[ua.MonitoredItemNotification(ClientHandle=handle, Value=value) for handle, value in items]
+    )
+    message = ua.NotificationMessage(SequenceNumber=sequence, PublishTime=START, NotificationData=[notification])
+    return struct_to_binary(
+        ua.PublishResult(SubscriptionId=3, AvailableSequenceNumbers=[5, 6, 7], NotificationMessage=message)
+    )
+
+
+def data_value(
+    value: Any, kind: str, status: int = 0, source: datetime | None = START, server: datetime | None = START
+) -> ua.DataValue:
+    return ua.DataValue(
+        Value=ua.Variant(value, ua.VariantType[kind]),
+        StatusCode=ua.StatusCode(status),
+        SourceTimestamp=source,
+        ServerTimestamp=server,
+    )
+
+
+def decoded(data: bytes) -> Publication:
+    return decode_publication(data, 0, _decode_other)
+
+
+values = st.one_of(
+    st.tuples(st.just("Boolean"), st.booleans()),
+    *(
+        st.tuples(st.just(name), st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1))
+        for name, bits in (("SByte", 8), ("Int16", 16), ("Int32", 32), ("Int64", 64))
+    ),
+    *(
+        st.tuples(st.just(name), st.integers(0, 2**bits - 1))
+        for name, bits in (("Byte", 8), ("UInt16", 16), ("UInt32", 32), ("UInt64", 64))
+    ),
+    st.tuples(st.just("Float"), st.floats(width=32)),
+    st.tuples(st.just("Double"), st.floats()),
+    st.tuples(st.just("String"), st.text(max_size=20)),
+)
+times = st.one_of(st.none(), st.integers(0, 10**9).map(lambda us: START + timedelta(microseconds=us)))
+
+
+@given(st.lists(st.tuples(values, st.integers(0, 2**32 - 1), times, times), max_size=40))
+def test_agrees_with_the_librarys_encoder(
+    rows: list[tuple[tuple[str, Any], int, datetime | None, datetime | None]],
+) -> None:
+    """Mixed types, statuses and absent times, in any order, come out as they were put in."""
+    items = [(n, data_value(v, kind, status, s, t)) for n, ((kind, v), status, s, t) in enumerate(rows)]
+    found = decoded(encoded(items)).changes
+    assert len(found) == len(rows)
+    for n, ((_, value), status, source, server) in enumerate(rows):
+        assert found[n].handle == n
+        assert found[n].quality == status
+        assert found[n].source_time_ns == _ns(source)
+        assert found[n].server_time_ns == _ns(server)
+        assert type(found[n].value) is type(value)
+        assert found[n].value == value or (math.isnan(value) and math.isnan(found[n].value))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_long_runs_of_one_type(kind: str) -> None:
+    """The fast way for uniform values gives what the slow way gives, also where a run is broken in the middle."""
+    items = [(n, data_value(1, kind)) for n in range(1200)]
+    items[700] = (700, data_value("odd", "String"))
+    items[701] = (701, data_value(1, kind, source=None))
+    found = decoded(encoded(items)).changes
+    assert [change.handle for change in found] == list(range(1200))
+    assert found[700] == Change(700, "odd", 0, START_NS, START_NS)
+    assert found[701].source_time_ns == 0
+    assert {change.value for change in found if change.handle not in (700,)} == {1}
+
+
+def test_source_times_keep_a_hundred_nanoseconds() -> None:
+    """The last digit of the wire survives, which the library cuts off; picoseconds are added where a server sends them."""
+    body = struct.pack("<IBBdIqHqH", 9, 0x3F, 11, 1.5, 0, FILETIME_EPOCH + 12_345_671, 2_300, FILETIME_EPOCH + 3, 0)
+    found = decoded(notification(1, body)).changes
+    assert found == [Change(9, 1.5, 0, 1_234_567_100 + 23, 300)]
+    assert filetime_ns(0) == 0
+
+
+@pytest.mark.parametrize(
+    "value, kind, expected",
+    [
+        (None, "Null", None),
+        ([1.5, -2.0], "Double", Json.of([1.5, -2.0])),
+        ([float("nan"), float("inf")], "Double", Json.of(["NaN", "Infinity"])),
+        ([], "Int32", Json.of([])),
+        ([True, False], "Boolean", Json.of([True, False])),
+        (["a", "b"], "String", Json.of(["a", "b"])),
+        (b"\x00\xff", "ByteString", b"\x00\xff"),
+        (None, "String", ""),
+        (START, "DateTime", "2026-01-02T03:04:05.678901Z"),
+        (ua.LocalizedText("warm", "en"), "LocalizedText", "warm"),
+        (ua.LocalizedText(None, None), "LocalizedText", ""),
+        (ua.NodeId("x", 2), "NodeId", "ns=2;s=x"),
+        (ua.StatusCode(0x80050000), "StatusCode", 0x80050000),
+        (ua.QualifiedName("q", 1), "QualifiedName", Json.of({"Name": "q", "NamespaceIndex": 1})),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_every_other_shape(value: Any, kind: str, expected: Any) -> None:
+    """Arrays and structures become JSON, texts stay texts, whatever stands before and after them in the message."""
+    items = [(1, data_value(1.0, "Double")), (2, data_value(value, kind, 0x40)), (3, data_value(2.0, "Double"))]
+    found = decoded(encoded(items)).changes
+    assert found[1].value == expected
+    assert type(found[1].value) is type(expected)
+    assert (found[1].handle, found[1].quality, found[2].value) == (2, 0x40, 2.0)
+
+
+def test_a_structure_nobody_can_read_costs_only_itself() -> None:
+    """A node with a broken or unknown structure keeps its bytes; the values beside it are read as ever."""
+    inside = b"\xff\xff\xff\x7f garbage"
+    head = struct.pack("<BBH", 1, 0, 297) + struct.pack("<Bi", 1, len(inside))  # an Argument, by its type id
+    bodies = [struct.pack("<IBBd", 1, 1, 11, 1.0), struct.pack("<IBB", 2, 1, 22) + head + inside]
+    bodies.append(struct.pack("<IBBd", 3, 1, 11, 2.0))
+    found = decoded(notification(3, b"".join(bodies))).changes
+    assert [change.handle for change in found] == [1, 2, 3]
+    assert found[1].value == Json.of({"TypeId": "i=297", "Body": inside.hex()})
+
+
+def test_a_guid_is_its_text() -> None:
+    """A GUID is not a JSON type; its usual form is what people search for."""
+    guid = uuid4()
+    assert decoded(encoded([(1, data_value(guid, "Guid"))])).changes[0].value == str(guid)
+
+
+def test_text_that_is_not_utf8_is_kept_as_bytes() -> None:
+    """What a sloppy device sends is not mangled on its way."""
+    body = struct.pack("<IBBi3s", 1, 1, 12, 3, b"\xb0C\xff")
+    assert decoded(notification(1, body)).changes[0].value == b"\xb0C\xff"
+
+
+def test_a_value_too_long_for_a_fact_is_said_so() -> None:
+    """The sample stays, with a status instead of the value: the hole is in the data."""
+    found = decoded(encoded([(1, data_value("x" * 70_000, "String")), (2, data_value(1, "Int32"))])).changes
+    assert (found[0].value, found[0].quality) == (None, 0x80080000)
+    assert found[1].value == 1
+
+
+def test_keep_alive_and_status_change() -> None:
+    """A message without data is a sign of life; the end of a subscription is told apart from values."""
+    empty = struct_to_binary(
+        ua.PublishResult(SubscriptionId=3, NotificationMessage=ua.NotificationMessage(SequenceNumber=4))
+    )
+    assert decoded(empty) == Publication(3, 4, has_data=False, changes=[])
+    status = ua.StatusChangeNotification(Status=ua.StatusCode(0x800A0000))
+    ended = ua.PublishResult(SubscriptionId=3, NotificationMessage=ua.NotificationMessage(NotificationData=[status]))
+    assert decoded(struct_to_binary(ended)).status_change == 0x800A0000
+
+
+@given(st.data())
+def test_damaged_bytes_raise_one_error(data: st.DataObject) -> None:
+    """Cut short or with any byte changed: a publication or a DecodeError, nothing else, and no endless work."""
+    items = [(n, data_value(v, k)) for n, (v, k) in enumerate([(1.5, "Double"), ("text", "String"), (3, "Int16")] * 3)]
+    raw = bytearray(encoded(items))
+    if data.draw(st.booleans()):
+        raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
+    else:
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        decoded(bytes(raw))
+    except DecodeError:
+        pass
+
+
+def notification(count: int, body: bytes) -> bytes:
+    """PublishResult bytes around hand-made items."""
+    change = struct.pack("<i", count) + body + struct.pack("<i", 0)
+    return struct.pack("<IiBIqi", 3, 0, 0, 1, 0, 1) + struct.pack("<BBHBi", 1, 0, 811, 1, len(change)) + change
+
+
+def _ns(moment: datetime | None) -> int:
+    if moment is None:
+        return 0
+    return ((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)) * 1000

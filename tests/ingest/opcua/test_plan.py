@@ -1,0 +1,48 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest.opcua.plan import ItemPlan
+
+BAD = 0x8034_0000
+
+
+def test_parked_nodes_never_share_a_call_with_untried_ones() -> None:
+    """Nodes that are refused wait for their own turn, in pauses that double; the rest is created without them."""
+    plan = ItemPlan(range(5), size_max=3, pause_ns=100)
+    assert plan.next_call(0) == [0, 1, 2]
+    assert plan.answered([0, 1, 2], [0, BAD, 0], 0) == {1: BAD}
+    assert plan.next_call(1000) == [3, 4]
+    assert plan.answered([3, 4], [0, 0], 1000) == {}
+    assert plan.next_call(1000) == [1]
+    assert plan.answered([1], [BAD], 1000) == {}  # no news
+    assert plan.next_call(1199) == []
+    assert plan.next_call(1200) == [1]
+    assert plan.answered([1], [0x8005_0000], 1200) == {1: 0x8005_0000}  # another reason is
+    assert plan.next_call(1600) == [1]
+    plan.answered([1], [0], 1600)
+    assert plan.live == {0, 1, 2, 3, 4}
+    assert plan.parked == frozenset()
+
+
+@given(st.integers(1, 3000), st.integers(0, 500), st.integers(1, 700), st.sets(st.integers(0, 2999), max_size=20))
+def test_every_item_is_created_whatever_the_limits(wanted: int, told: int, real: int, bad: set[int]) -> None:
+    """A server that states one limit, or none, and enforces another ends up with every item that it has."""
+    plan = ItemPlan(range(wanted), size_max=1000, pause_ns=10)
+    plan.limit(told)
+    calls = 0
+    while handles := plan.next_call(0):
+        calls += 1
+        if len(handles) > real:
+            assert plan.call_refused(len(handles))
+            continue
+        plan.answered(handles, [BAD if handle in bad else 0 for handle in handles], 0)
+    assert plan.live == set(range(wanted)) - bad
+    assert plan.parked == bad & set(range(wanted))
+    smallest = min(real, told or real, 1000)
+    assert calls <= 12 + wanted // max(1, smallest // 2) + 1
+
+
+def test_a_server_that_takes_not_even_one_item_is_not_asked_for_ever() -> None:
+    """Halving ends at one."""
+    plan = ItemPlan([7], size_max=4, pause_ns=1)
+    assert not plan.call_refused(1)

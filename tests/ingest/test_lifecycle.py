@@ -1,0 +1,37 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest import lifecycle
+from agent.ingest.lifecycle import TRANSITIONS, Backoff, Event, State, next_state
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    """Nothing hangs: from idle every state is reached, and from every state but the last a stop ends it."""
+    reached = {State.IDLE}
+    for _ in State:
+        reached |= {to for (start, _), to in TRANSITIONS.items() if start in reached}
+    assert reached == set(State)
+    assert {start for start, event in TRANSITIONS if event is Event.STOP} == set(State) - {State.STOPPED}
+
+
+def test_the_drawing_is_the_table() -> None:
+    """Each transition of the table is in the module's drawing."""
+    drawing = lifecycle.__doc__ or ""
+    for (_, event), to in TRANSITIONS.items():
+        assert f"--{event.value}--> {to.value}" in drawing
+
+
+@pytest.mark.parametrize("state, event", [(s, e) for s in State for e in Event if (s, e) not in TRANSITIONS])
+def test_what_the_table_lacks_is_our_mistake(state: State, event: Event) -> None:
+    """An impossible turn ends the process instead of being papered over."""
+    with pytest.raises(AssertionError):
+        next_state(state, event)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_waits_grow_and_stay_within_their_limit(failures: int, jitter: float) -> None:
+    """Never more than the limit, never less than half the first pause, however many failures."""
+    wait_ms = Backoff(1_000, 60_000).wait_ms(failures, jitter)
+    assert 500 <= wait_ms <= 60_000
+    assert wait_ms >= min(60_000, 1_000 * 2 ** min(failures - 1, 10)) // 2

@@ -1,0 +1,107 @@
+import asyncio
+import json
+
+import pytest
+
+from agent.ingest.gap import STORE_REFUSED, Gap
+from agent.ingest.recorder import Recorder
+from agent.message import Sample, TagDefinition
+from tests.ingest.fakes import Busy, FakeStore, in_loop
+from tests.waiting import wait_until_async
+
+DEFINITION = TagDefinition("tag:a/b")
+
+
+def recorder(store: FakeStore) -> Recorder:
+    """A recorder of source plc in zone plant-a."""
+    return Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+
+
+@in_loop
+async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:
+    """While the store is full `record` does not return; when it takes again everything arrives once and in order."""
+    store = FakeStore()
+    one = recorder(store)
+    assert await one.define([DEFINITION]) == [1]
+    store.refusing = True
+    rows = [Sample(1, n, n) for n in range(1, 4)]
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(one.record("facts.telemetry", rows), name="record")
+        await wait_until_async(lambda: one.refused_total > 2, "refusals")
+        assert not task.done()
+        store.refusing = False
+    await one.drain()
+    assert [row for _, row in store.samples] == rows
+    assert one.samples_total == 3
+
+
+@in_loop
+async def test_samples_refused_after_all_are_handed_in_again() -> None:
+    """A commit that fails later is no loss: its samples go again until they are in."""
+    store = FakeStore()
+    one = recorder(store)
+    await one.define([DEFINITION])
+    store.failing_futures = 3
+    for n in range(1, 5):
+        await one.record("facts.telemetry", [Sample(1, n, n)])
+    await one.drain()
+    assert sorted(row.value for _, row in store.samples) == [1, 2, 3, 4]  # type: ignore[type-var]
+    assert one.samples_total == 4
+
+
+@in_loop
+async def test_samples_survive_being_stopped_while_waiting() -> None:
+    """Cancelled in the middle of waiting for the store, the samples are still there to be drained."""
+    store = FakeStore()
+    one = recorder(store)
+    await one.define([DEFINITION])
+    store.refusing = True
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(one.record("facts.telemetry", [Sample(1, 1, 1)]), name="record")
+        await wait_until_async(lambda: one.refused_total > 0, "a refusal")
+        task.cancel()
+    store.refusing = False
+    await one.drain()
+    assert [row.value for _, row in store.samples] == [1]
+
+
+@in_loop
+async def test_gaps_become_one_fact_for_each_reason() -> None:
+    """A storm of losses is told once, with its whole range and count, and told again only for what came after."""
+    store = FakeStore()
+    one = recorder(store)
+    store.refusing = True
+    for n in range(100):
+        one.add_gap(
+            Gap("plc", STORE_REFUSED, 1_000_000_000 + n, 2_000_000_000 + n, 5, count_exact=True, tags=("tag:a/b",))
+        )
+    await one.flush_gaps(at_once=True)
+    assert not store.messages
+    store.refusing = False
+    await one.flush_gaps(at_once=True)
+    await one.flush_gaps(at_once=True)
+    (message,) = store.messages.values()
+    assert (message.fact.subject, message.fact.predicate) == ("source:plc", "samples_lost")
+    content = json.loads(message.fact.object_json)
+    assert content == {
+        "count": 500,
+        "count_exact": True,
+        "first_time": "1970-01-01T00:00:01Z",
+        "last_time": "1970-01-01T00:00:02.000000099Z",
+        "reason": "store_refused",
+        "tags": ["tag:a/b"],
+    }
+    assert one.lost_total == 500
+
+
+@in_loop
+async def test_what_is_no_refusal_is_not_hidden() -> None:
+    """An error the store was not introduced with reaches the supervisor, and the samples are kept for the next life."""
+    store = FakeStore()
+    one = Recorder("plc", "plant-a", store, (), "facts.operational")
+    await one.define([DEFINITION])
+    store.failing_futures = 1
+    with pytest.raises(Busy):
+        await one.record("facts.telemetry", [Sample(1, 1, 1)])
+    await one.drain()
+    assert [row.value for _, row in store.samples] == [1]

@@ -1,0 +1,166 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest.sampling import Sampler, SamplingRule
+from agent.message import Sample, Value
+
+S = 1_000_000_000
+BAD = 0x8005_0000
+TAG = 1
+
+
+def sampler(rule: SamplingRule = SamplingRule()) -> Sampler:  # noqa: B008 frozen
+    """A sampler of one tag."""
+    return Sampler([(TAG, rule)])
+
+
+def fed(one: Sampler, *values: Value, step_ns: int = S, start_ns: int = S) -> list[Value]:
+    """The values recorded when these come one after the other."""
+    samples = [Sample(TAG, start_ns + n * step_ns, value) for n, value in enumerate(values)]
+    return [kept.value for sample in samples for kept in one.select([sample], sample.source_time_ns)]
+
+
+@pytest.mark.parametrize(
+    "rule, values, recorded",
+    [
+        (SamplingRule(), [1, 1, 1], [1, 1, 1]),
+        (SamplingRule(deadband=0), [1, 1, 2, 2, 1], [1, 2, 1]),
+        (SamplingRule(deadband=0.5), [10.0, 10.4, 10.5, 10.51, 10.2], [10.0, 10.51]),
+        (SamplingRule(deadband=0.5), [10, 11, 11.2, 10.4], [10, 11, 10.4]),
+        (SamplingRule(deadband=5, deadband_is_percent=True), [100.0, 104.9, 105.1, 110.0, 99.0], [100.0, 105.1, 99.0]),
+        (SamplingRule(deadband=5, deadband_is_percent=True), [0.0, 0.0, 0.1, 0.1], [0.0, 0.1]),
+        (SamplingRule(deadband=0.5), [True, True, False], [True, False]),
+        (SamplingRule(deadband=0.5), ["a", "a", "b"], ["a", "b"]),
+        (SamplingRule(deadband=0.5), [1.0, math.inf, math.inf, -math.inf, 1.0], [1.0, math.inf, -math.inf, 1.0]),
+        (SamplingRule(deadband=0), [1, True, 1.0], [1, True, 1.0]),
+    ],
+)
+def test_deadbands(rule: SamplingRule, values: list[Value], recorded: list[Value]) -> None:
+    """Which values become facts under each kind of deadband, also beside zero, infinity and what is no number."""
+    assert fed(sampler(rule), *values) == recorded
+
+
+def test_nan_is_recorded_once() -> None:
+    """NaN differs from a number and equals itself."""
+    found = fed(sampler(SamplingRule(deadband=1)), 1.0, math.nan, math.nan, 2.0)
+    assert [str(value) for value in found] == ["1.0", "nan", "2.0"]
+
+
+def test_a_slow_drift_is_not_missed() -> None:
+    """The band lies around the last recorded value, not the last seen one."""
+    found = fed(sampler(SamplingRule(deadband=1)), *[n / 10 for n in range(100)])
+    assert found == [0.0, 1.1, 2.2, 3.3, 4.4, 5.5, 6.6, 7.7, 8.8, 9.9]
+
+
+def test_a_change_of_quality_is_recorded_at_once() -> None:
+    """Deadband and interval are about values; that a value went bad is news."""
+    one = sampler(SamplingRule(deadband=10, min_interval_ns=60 * S))
+    rows = [Sample(TAG, S, 1.0), Sample(TAG, 2 * S, 1.0, BAD), Sample(TAG, 3 * S, 1.0, BAD), Sample(TAG, 4 * S, 1.0)]
+    assert [row.quality for row in one.select(rows, 4 * S)] == [0, BAD, 0]
+
+
+def test_what_is_held_back_is_recorded_when_its_time_comes() -> None:
+    """With a minimum interval the newest value wins, and the last one before a standstill is not lost."""
+    one = sampler(SamplingRule(min_interval_ns=10 * S))
+    assert fed(one, 1, 2, 3) == [1]
+    assert one.due(9 * S) == []
+    assert one.due(11 * S) == [Sample(TAG, 3 * S, 3)]
+    assert one.due(12 * S) == []
+
+
+def test_a_standing_value_is_confirmed() -> None:
+    """With a maximum interval a value that stands still is said again, with the time it was still so."""
+    one = sampler(SamplingRule(deadband=1, max_interval_ns=10 * S))
+    assert fed(one, 5) == [5]
+    assert one.due(10 * S) == []
+    assert one.due(11 * S) == [Sample(TAG, 11 * S, 5)]
+    assert one.due(12 * S) == []
+    one.lose(BAD, 13 * S)
+    assert one.due(100 * S) == []  # nobody knows whether it still stands
+
+
+def test_a_repeated_sample_leaves_no_fact() -> None:
+    """What a server sends again after a reconnect is recognised by its source time."""
+    one = sampler()
+    row = Sample(TAG, 5 * S, 1.5)
+    assert one.select([row, row, row], 9 * S) == [row]
+    assert one.counts.duplicates == 2
+    assert one.select([Sample(TAG, 5 * S, 2.5)], 9 * S) == [Sample(TAG, 5 * S, 2.5)]
+
+
+def test_a_late_sample_is_a_fact_too() -> None:
+    """Out of order is counted and recorded; a clock that was set back does not silence its source."""
+    one = sampler(SamplingRule(deadband=0))
+    assert one.select(
+        [Sample(TAG, 100 * S, 1), Sample(TAG, 50 * S, 1), Sample(TAG, 51 * S, 1), Sample(TAG, 52 * S, 2)], 0
+    )
+    assert one.counts.out_of_order == 1
+    assert one.counts.recorded == 3
+
+
+def test_a_loss_is_recorded_once_for_each_tag_and_reason() -> None:
+    """However often the supervisor fails to come back, the hole begins once."""
+    one = Sampler([(1, SamplingRule()), (2, SamplingRule())])
+    one.select([Sample(1, 10 * S, 1.5)], 10 * S)
+    assert one.lose(BAD, 11 * S) == [Sample(1, 11 * S, None, BAD), Sample(2, 11 * S, None, BAD)]
+    assert one.lose(BAD, 12 * S) == []
+    assert one.lose(BAD + 1, 13 * S, [2]) == [Sample(2, 13 * S, None, BAD + 1)]
+
+
+def test_a_value_that_did_not_change_during_a_loss_ends_it() -> None:
+    """The server repeats an old value with its old time; recorded so it would lie behind the loss and be overlooked."""
+    one = sampler()
+    row = Sample(TAG, 10 * S, 1.5)
+    one.select([row], 10 * S)
+    one.lose(BAD, 20 * S)
+    assert one.select([row], 30 * S) == [Sample(TAG, 30 * S, 1.5)]
+    assert one.select([row], 31 * S) == []
+
+
+def test_a_value_that_changed_during_a_loss_keeps_its_time() -> None:
+    """What the server knows to have happened meanwhile is recorded as it happened."""
+    one = sampler()
+    one.select([Sample(TAG, 10 * S, 1.5)], 10 * S)
+    one.lose(BAD, 20 * S)
+    assert one.select([Sample(TAG, 25 * S, 2.5)], 30 * S) == [Sample(TAG, 25 * S, 2.5)]
+
+
+def test_what_was_held_back_is_recorded_before_a_loss() -> None:
+    """A minimum interval does not swallow the last value before the line went."""
+    one = sampler(SamplingRule(min_interval_ns=10 * S))
+    assert fed(one, 1, 2) == [1]
+    assert one.lose(BAD, 3 * S) == [Sample(TAG, 2 * S, 2), Sample(TAG, 3 * S, None, BAD)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 50), st.sampled_from([0, 0, 0, BAD]), st.booleans()), max_size=60
+    ),
+    st.sampled_from([SamplingRule(), SamplingRule(deadband=0), SamplingRule(deadband=2, max_interval_ns=5 * S)]),
+)
+def test_the_last_fact_is_never_far_from_the_last_sample(
+    rows: list[tuple[int, int, int, bool]], rule: SamplingRule
+) -> None:
+    """Whatever comes in whatever order, the newest recorded sample has the quality of the last one seen and a value within
+    the deadband of it: a reader of the facts knows what the plant shows."""
+    one = sampler(rule)
+    facts: list[Sample] = []
+    last: Sample | None = None
+    now_ns = 0
+    for time_s, value, quality, lost in rows:
+        now_ns += S
+        if lost:
+            facts += one.lose(BAD, now_ns)
+            last = None
+            continue
+        last = Sample(TAG, time_s * S, value, quality)
+        facts += one.select([last], now_ns)
+    assert one.counts.recorded == len(facts)
+    if last is None or not facts:
+        return
+    assert facts[-1].quality == last.quality
+    assert isinstance(facts[-1].value, int)
+    assert abs(facts[-1].value - last.value) <= (rule.deadband or 0)  # type: ignore[operator]

@@ -1,0 +1,349 @@
+"""Both sources against real servers in their own processes: values, losses, returns, bad nodes, dead units, a full store."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.demo.plant.signals import OPCUA_NAMESPACE, modbus_meters, opcua_signals
+from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
+from agent.ingest.lifecycle import State
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.ingest.supervisor import Ingest, SourceStatistics
+from agent.ingest.tag_file import load_tag_maps
+from tests.ingest.fakes import Busy, FakeStore, Program, in_loop, running
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+BAD_COMMUNICATION, BAD_TIMEOUT, BAD_NODE_ID = 0x8005_0000, 0x800A_0000, 0x8034_0000
+QUICK = {"reconnect_delay_ms": 50, "reconnect_delay_max_ms": 200}
+
+
+def opcua(port: int, folder: Path, tags: str | None = None, **settings: object) -> OpcuaSourceSettings:
+    """A quick OPC UA source with the plant's tags, or these."""
+    file = folder / "opcua.csv"
+    file.write_text(opcua_tags_csv() if tags is None else tags)
+    return OpcuaSourceSettings(
+        "plc",
+        f"opc.tcp://127.0.0.1:{port}/plant",
+        file,
+        **{  # type: ignore[arg-type]
+            **{"security_policy": "None", "security_mode": "None", "insecure": True},
+            **{"publishing_interval_ms": 100, "sampling_interval_ms": 50, "parked_retry_ms": 200},
+            **{"liveness_timeout_ms": 3000, "request_timeout_ms": 2000, **QUICK, **settings},
+        },
+    )
+
+
+def modbus(port: int, folder: Path, tags: str | None = None, **settings: object) -> ModbusSourceSettings:
+    """A quick Modbus source with the plant's tags, or these."""
+    file = folder / "modbus.csv"
+    file.write_text(modbus_tags_csv() if tags is None else tags)
+    quick = {"poll_interval_ms": 100, "timeout_ms": 300, "unit_retry_ms": 100, "unit_retry_max_ms": 400, **QUICK}
+    return ModbusSourceSettings("meter", "127.0.0.1", file, 0, port=port, **{**quick, **settings})  # type: ignore[arg-type]
+
+
+class Running:
+    """Ingest at work."""
+
+    def __init__(self, ingest: Ingest, store: FakeStore) -> None:
+        self.ingest, self.store = ingest, store
+
+    def source(self, name: str) -> SourceStatistics:
+        """The statistics of one source."""
+        return next(found for found in self.ingest.statistics() if found.name == name)
+
+    async def wait_good(self, tag: str, more_than: int = 0) -> None:
+        """Until a tag has more good samples than these."""
+        await wait_until_async(lambda: len(self.store.good(tag)) > more_than, f"more than {more_than} values of {tag}")
+
+    async def wait_state(self, name: str, state: State) -> None:
+        """Until a source is in a state."""
+        await wait_until_async(lambda: self.source(name).state is state, f"{name} {state.value}")
+
+    async def wait_bad(self, tag: str, quality: int) -> None:
+        """Until a tag's last sample is this bad."""
+        await wait_until_async(
+            lambda: [s.quality for s in self.store.of(tag)][-1:] == [quality], f"{tag} 0x{quality:X}"
+        )
+
+
+@asynccontextmanager
+async def ingesting(*sources: SourceSettings, store: FakeStore | None = None) -> AsyncIterator[Running]:
+    """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
+    kept = store or FakeStore()
+    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ingest.run(), name="ingest")
+        try:
+            yield Running(ingest, kept)
+        finally:
+            ingest.stop()
+    assert {found.state for found in ingest.statistics()} == {State.STOPPED}
+
+
+@pytest.fixture(name="plc")
+def running_plc() -> Iterator[Program]:
+    """The plant's OPC UA server."""
+    with running("opcua_server") as program:
+        yield program
+
+
+@pytest.fixture(name="meter")
+def running_meter() -> Iterator[Program]:
+    """The plant's Modbus device."""
+    with running("modbus_server") as program:
+        yield program
+
+
+@in_loop
+async def test_every_value_of_the_plant_arrives(plc: Program, meter: Program, tmp_path: Path) -> None:
+    """All forty variables and all meters of both units come in with good quality, the right types, and move."""
+    async with ingesting(opcua(plc.port, tmp_path), modbus(meter.port, tmp_path)) as run:
+        for found in opcua_signals():
+            await run.wait_good(f"plant/{found.name}")
+            value = run.store.good(f"plant/{found.name}")[0].value
+            assert type(value) is type(found.value(0.0)) or isinstance(value, float)
+        for known in modbus_meters():
+            tag = f"plant/unit{known.unit_id}.{known.name}"
+            await run.wait_good(tag, 2)
+        await run.wait_good("plant/count_01", 20)
+        counts = [sample.value for sample in run.store.good("plant/count_01")]
+        assert counts == sorted(counts)  # type: ignore[type-var]
+        times = [sample.source_time_ns for sample in run.store.good("plant/count_01")]
+        assert times == sorted(set(times))
+        assert {type(s.value) for s in run.store.good("plant/unit2.enabled_1")} == {bool}
+        assert run.store.good("plant/unit1.model")[0].value == "PM-1"
+        assert all(49 < s.value < 51 for s in run.store.good("plant/unit1.frequency"))  # type: ignore[operator]
+        assert all(225 < s.value < 235 for s in run.store.good("plant/unit1.voltage_l1"))  # type: ignore[operator]
+        for name in ("plc", "meter"):
+            assert run.source(name).connected
+            assert run.source(name).errors_total == 0
+    for name in ("plc", "meter"):
+        assert run.source(name).values_total > 0
+    assert sum(found.values_total for found in run.ingest.statistics()) == len(run.store.samples)
+
+
+@pytest.mark.parametrize("module", ["opcua_server", "modbus_server"])
+def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server killed and started again needs no human: each tag is marked bad once, then values flow; the log says one
+    thing going and one returning."""
+    make, name = (opcua, "plc") if module == "opcua_server" else (modbus, "meter")
+    tag = "plant/count_01" if name == "plc" else "plant/unit1.energy"
+    still = "plant/state_01" if name == "plc" else "plant/unit1.model"
+
+    @in_loop
+    async def story() -> None:
+        with running(module) as first:
+            source = make(first.port, tmp_path)
+            async with ingesting(source) as run:
+                await run.wait_good(tag, 3)
+                first.kill()
+                await run.wait_bad(tag, BAD_COMMUNICATION)
+                await wait_until_async(lambda: run.source(name).errors_total >= 3, "failing attempts")
+                before = len(run.store.good(tag))
+                with running(module, port=first.port):
+                    await run.wait_good(tag, before + 5)
+                    await run.wait_good(still, 1)
+                    bad = [s.quality for s in run.store.of(tag) if s.quality]
+                    assert bad == [BAD_COMMUNICATION]
+                    assert run.source(name).connects_total == 2
+
+    with caplog.at_level(logging.INFO, "agent.ingest"):
+        story()
+    actions = [getattr(record, "action", "") for record in caplog.records]
+    assert actions == ["source_connected", "source_lost", "source_returned"]
+
+
+@in_loop
+async def test_a_frozen_server_is_noticed_by_its_clock(plc: Program, tmp_path: Path) -> None:
+    """A connection that stands and delivers nothing is ended by the server time that does not move, and rebuilt after."""
+    async with ingesting(opcua(plc.port, tmp_path)) as run:
+        await run.wait_good("plant/count_01", 3)
+        plc.signal(signal.SIGSTOP)
+        try:
+            await run.wait_state("plc", State.WAITING)
+            await run.wait_bad("plant/count_01", BAD_COMMUNICATION)
+        finally:
+            plc.signal(signal.SIGCONT)
+        before = len(run.store.good("plant/count_01"))
+        await run.wait_good("plant/count_01", before + 5)
+
+
+@in_loop
+async def test_a_frozen_device_is_noticed(meter: Program, tmp_path: Path) -> None:
+    """A Modbus device that accepts and does not answer: all its tags say so, and it returns by itself."""
+    async with ingesting(modbus(meter.port, tmp_path)) as run:
+        await run.wait_good("plant/unit1.energy", 3)
+        meter.signal(signal.SIGSTOP)
+        try:
+            await run.wait_state("meter", State.WAITING)
+            await wait_until_async(lambda: all(s[-1].quality for s in last(run)), "every tag bad")
+        finally:
+            meter.signal(signal.SIGCONT)
+        before = len(run.store.good("plant/unit1.energy"))
+        await run.wait_good("plant/unit1.energy", before + 5)
+        assert run.source("meter").tags_bad == 0
+
+
+def last(run: Running) -> list[list]:  # type: ignore[type-arg]
+    """The samples of each meter."""
+    return [run.store.of(f"plant/unit{m.unit_id}.{m.name}") for m in modbus_meters()]
+
+
+@in_loop
+async def test_bad_nodes_do_not_stop_the_others(tmp_path: Path) -> None:
+    """A missing node and a missing namespace are parked and marked; the rest flows. When the node appears it joins in."""
+    tags = opcua_tags_csv() + "plant/elsewhere,nsu=urn:not:here;s=x,,,\n"
+    with running("opcua_server", "--without", "count_02") as first:
+        source = opcua(first.port, tmp_path, tags)
+        async with ingesting(source) as run:
+            await run.wait_good("plant/count_01", 3)
+            await run.wait_bad("plant/count_02", BAD_NODE_ID)
+            await run.wait_bad("plant/elsewhere", BAD_NODE_ID)
+            assert run.source("plc").tags_bad == 2
+            await run.wait_good("plant/count_03", 3)
+            assert len(run.store.of("plant/count_02")) == 1
+            assert run.source("plc").errors_total == 0
+            first.kill()
+            with running("opcua_server", port=first.port):
+                await run.wait_good("plant/count_02", 3)
+                assert run.source("plc").tags_bad == 1
+
+
+@in_loop
+async def test_a_node_that_appears_later_joins_in(tmp_path: Path) -> None:
+    """Parked nodes are tried again by themselves while the session goes on."""
+    with running("opcua_server", "--late", "count_02:2") as plc:
+        async with ingesting(opcua(plc.port, tmp_path)) as run:
+            await run.wait_bad("plant/count_02", BAD_NODE_ID)
+            await run.wait_good("plant/count_02", 3)
+            assert run.source("plc").connects_total == 1
+            assert run.source("plc").tags_bad == 0
+
+
+@in_loop
+async def test_a_server_that_renumbers_its_namespaces_is_followed(tmp_path: Path) -> None:
+    """After a restart with other indices the same URI finds the same nodes."""
+    with running("opcua_server") as first:
+        async with ingesting(opcua(first.port, tmp_path)) as run:
+            await run.wait_good("plant/count_01", 3)
+            first.kill()
+            await run.wait_bad("plant/count_01", BAD_COMMUNICATION)
+            before = len(run.store.good("plant/count_01"))
+            with running("opcua_server", "--namespaces-before", "3", port=first.port):
+                await run.wait_good("plant/count_01", before + 3)
+
+
+@pytest.mark.parametrize("announced", ["7", "0"])
+def test_more_items_than_a_call_takes(announced: str, tmp_path: Path) -> None:
+    """A server that takes 7 items in one call gets all forty in calls of 7 or fewer, whether it announces that or not, and
+    again after a restart (the case in which asyncua itself falls silent)."""
+    limit = ("--items-per-call", "7", "--announce", announced)
+
+    @in_loop
+    async def story() -> None:
+        with running("opcua_server", *limit) as first:
+            async with ingesting(opcua(first.port, tmp_path)) as run:
+                await wait_all(run)
+                first.kill()
+                await run.wait_bad("plant/count_01", BAD_COMMUNICATION)
+                run.store.samples.clear()
+                with running("opcua_server", *limit, port=first.port):
+                    await wait_all(run)
+                    assert run.source("plc").tags_bad == 0
+
+    async def wait_all(run: Running) -> None:
+        for found in opcua_signals():
+            await run.wait_good(f"plant/{found.name}")
+
+    story()
+
+
+@in_loop
+async def test_a_dead_unit_does_not_delay_the_others(tmp_path: Path) -> None:
+    """Unit 2 never answers, with a time-out of five poll intervals: unit 1 loses at most the first wait, then keeps its grid."""
+    with running("modbus_server", "--silent", "2") as meter:
+        async with ingesting(modbus(meter.port, tmp_path, timeout_ms=500)) as run:
+            await run.wait_bad("plant/unit2.torque_1", BAD_TIMEOUT)
+            await run.wait_good("plant/unit1.energy", 1)
+            missed = run.source("meter").polls_missed_total
+            before = len(run.store.good("plant/unit1.energy"))
+            await run.wait_good("plant/unit1.energy", before + 30)
+            times = [s.source_time_ns / 1e9 for s in run.store.good("plant/unit1.energy")[before:]]
+            assert times[-1] - times[0] < 2 * 0.1 * (len(times) - 1)
+            assert run.source("meter").polls_missed_total - missed <= 3  # a busy machine, not 500 ms a question
+            assert len(run.store.of("plant/unit2.torque_1")) == 1
+            assert run.source("meter").connected
+            assert run.source("meter").tags_bad == 10
+
+
+@in_loop
+async def test_a_unit_that_comes_back_is_read_again(tmp_path: Path) -> None:
+    """Silence is not for ever: the unit is asked aside, and returns to the others when it answers."""
+    with running("modbus_server", "--silent", "2", "--silent-s", "2") as meter:
+        async with ingesting(modbus(meter.port, tmp_path)) as run:
+            await run.wait_bad("plant/unit2.torque_1", BAD_TIMEOUT)
+            await run.wait_good("plant/unit2.torque_1", 3)
+            assert run.source("meter").connects_total == 1
+
+
+@in_loop
+async def test_a_missing_register_costs_only_itself(tmp_path: Path) -> None:
+    """A read refused because of a hole is split; a value that does not exist is marked; its neighbours are read as before."""
+    tags = modbus_tags_csv() + "plant/ghost,1,input,4,uint16,,,\n"  # between voltage_l3 and current_l1: does not exist
+    with running("modbus_server") as meter:
+        async with ingesting(modbus(meter.port, tmp_path, tags)) as run:
+            await run.wait_bad("plant/ghost", BAD_NODE_ID)
+            await run.wait_good("plant/unit1.voltage_l3", 5)
+            await run.wait_good("plant/unit1.current_l1", 5)
+            assert len(run.store.of("plant/ghost")) == 1
+            assert run.source("meter").tags_bad == 1
+            assert run.source("meter").errors_total == 0
+
+
+@in_loop
+async def test_a_store_that_is_full_for_a_while(plc: Program, meter: Program, tmp_path: Path) -> None:
+    """While the store refuses, both sources wait. Afterwards OPC UA delivers what the server had queued and a fact says what
+    its queues lost; Modbus says how many values were not polled. No connection is given up."""
+    store = FakeStore()
+    sources = opcua(plc.port, tmp_path, queue_size=2), modbus(meter.port, tmp_path)
+    async with ingesting(*sources, store=store) as run:
+        await run.wait_good("plant/count_01", 3)
+        await run.wait_good("plant/unit1.energy", 3)
+        store.refusing = True
+        await wait_until_async(lambda: run.source("meter").store_refused_total > 6, "refusals")
+        store.refusing = False
+        before = len(store.good("plant/unit1.energy"))
+        await run.wait_good("plant/unit1.energy", before + 3)
+        before = len(store.good("plant/count_01"))
+        await run.wait_good("plant/count_01", before + 3)
+        assert [found.connects_total for found in run.ingest.statistics()] == [1, 1]
+    gaps = {message.fact.subject: message.fact.object_json for message in store.messages.values()}
+    assert b'"reason":"store_refused"' in gaps["source:meter"]
+    assert run.source("meter").dropped_total > 0
+
+
+@in_loop
+async def test_a_wrong_source_does_not_hurt_a_right_one(meter: Program, tmp_path: Path) -> None:
+    """An OPC UA source pointed at a Modbus device fails for itself, says why, and the device is read all the same."""
+    async with ingesting(opcua(meter.port, tmp_path), modbus(meter.port, tmp_path)) as run:
+        await wait_until_async(lambda: run.source("plc").errors_total >= 2, "errors")
+        await run.wait_good("plant/unit1.energy", 3)
+        assert "no connection to opc.tcp://127.0.0.1" in run.source("plc").last_error
+        assert not run.source("plc").connected
+
+
+@in_loop
+async def test_a_namespace_uri_is_what_the_plant_uses(plc: Program, tmp_path: Path) -> None:
+    """A tag file with the standard namespace only: the server's own clock, as a tag."""
+    tags = f"tag,address\nplant/clock,i=2258\nplant/temperature,nsu={OPCUA_NAMESPACE};s=temperature_01\n"
+    async with ingesting(opcua(plc.port, tmp_path, tags)) as run:
+        await run.wait_good("plant/clock", 2)
+        assert str(run.store.good("plant/clock")[0].value).endswith("Z")
+        await run.wait_good("plant/temperature")
