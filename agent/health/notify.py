@@ -18,6 +18,7 @@ from agent.health.watchdog import Progress, WatchdogCore
 
 STATUS_CHARACTERS_MAX = 200  # one line of `systemctl status`
 FEEDS_PER_WATCHDOG = 3  # systemd recommends two; one may then be late without harm
+START_EXTENSION_S = 60  # asked for anew at each turn while we wait for a broker; several turns long
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Notifier:
     def __init__(self, address: str, watchdog_s: float | None = None) -> None:
         self.address = address
         self.watchdog_s = watchdog_s if address else None
+        self.is_ready = False
         self._failing = False
 
     @classmethod
@@ -40,7 +42,13 @@ class Notifier:
 
     def ready(self) -> bool:
         """The store is open, and every broker reachable or declared optional."""
+        self.is_ready = True
         return self.send("READY=1")
+
+    def still_starting(self) -> bool:
+        """Not ready, and at work all the same: more time, please. A zone that is cut off collects on, and must not be
+        restarted for it."""
+        return self.send(f"EXTEND_TIMEOUT_USEC={START_EXTENSION_S * 1_000_000}")
 
     def stopping(self) -> bool:
         """The ordered stop has begun."""
@@ -96,6 +104,8 @@ async def watch(
         decision = core.decide(progress(), clock_ns())
         if decision.feed:
             notifier.feed()
+            if not notifier.is_ready:
+                notifier.still_starting()
         if decision.stalled != withheld:
             withheld = decision.stalled
             log.error("watchdog_withheld" if withheld else "watchdog_fed_again", extra={"stalled": withheld})

@@ -110,6 +110,8 @@ def test_the_watch_feeds_withholds_and_tells(
     """Over a virtual half minute: fed while the writer moves, starved while it does not, and the status says which."""
     systemd, address = manager
     clock_s, commits = 0.0, 0
+    notifier = Notifier(address, watchdog_s=30.0)
+    notifier.ready()
     heard: list[str] = []
 
     async def pause(seconds: float) -> None:
@@ -123,7 +125,7 @@ def test_the_watch_feeds_withholds_and_tells(
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(
             watch(
-                Notifier(address, watchdog_s=30.0),
+                notifier,
                 lambda: [Progress("writer", commits, True, 15)],
                 lambda: "good",
                 clock_ns=lambda: int(clock_s * NS_PER_S),
@@ -131,6 +133,29 @@ def test_the_watch_feeds_withholds_and_tells(
             )
         )
     statuses = [line for line in heard if line.startswith("STATUS=")]
+    assert not any(line.startswith("EXTEND") for line in heard), "a node that is ready asks for no time"
     assert statuses == ["STATUS=good", "STATUS=stalled: writer", "STATUS=good"]
     assert heard.count("WATCHDOG=1") == 6
     assert [record.message for record in caplog.records] == ["watchdog_withheld", "watchdog_fed_again"]
+
+
+def test_a_node_that_waits_for_its_broker_asks_for_time(manager: tuple[ServiceManager, str]) -> None:
+    """Before it is ready, a node at work extends its start, so that a zone that is cut off is not restarted for it."""
+    systemd, address = manager
+    notifier = Notifier(address, watchdog_s=30.0)
+    turns = 0
+
+    async def pause(_: float) -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 2:
+            notifier.ready()
+        if turns == 4:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watch(notifier, list, lambda: "good", pause=pause))
+    heard = systemd.all_heard()
+    assert heard.count("EXTEND_TIMEOUT_USEC=60000000") == 2
+    assert heard.count("WATCHDOG=1") == 4
+    assert heard.index("READY=1") > heard.index("EXTEND_TIMEOUT_USEC=60000000")

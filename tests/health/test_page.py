@@ -14,6 +14,7 @@ import pytest
 
 from agent.errors import BsfgError
 from agent.health import server
+from agent.health.client import NodeSilent, ask_health
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.server import CONNECTIONS_MAX, HealthPageUnavailable, serve
 from agent.health.snapshot import NodeSnapshot
@@ -86,6 +87,14 @@ def test_an_alert_is_503_with_its_reasons(healthy: NodeSnapshot) -> None:
         assert reason["hint"]
     with serving(lambda: replace(healthy, store_fill_percent=60.0)) as port:
         assert get(port, "/healthz")[0] == 200
+
+
+def test_a_command_asks_the_page(healthy: NodeSnapshot) -> None:
+    """The client returns the same JSON for a node that is well and for one that is not, and says when nobody answers."""
+    with serving(lambda: replace(healthy, store_fill_percent=90.0)) as port:
+        assert ask_health(HOST, port)["summary"] == "full: store: 90 % full"
+    with pytest.raises(NodeSilent, match=f"{HOST} port {port}"):
+        ask_health(HOST, port)
 
 
 def test_only_get_and_only_these_paths(healthy: NodeSnapshot) -> None:
