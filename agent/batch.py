@@ -25,7 +25,7 @@ import threading  # tidy: for codec contexts kept per thread; nothing here start
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from operator import mul, sub
 from typing import Annotated, Any, NamedTuple
 
@@ -184,6 +184,15 @@ class SampleColumns(NamedTuple):
     values: list[Value]
     qualities: list[int]
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, Value, int]]) -> SampleColumns:
+        """The columns of rows; raises ValueError unless each has four entries."""
+        if set(map(len, rows)) - {4}:
+            raise ValueError("a sample is a tag, a source time, a value and a quality")
+        # Not zip(*rows): an iterator for each row would call the garbage collector once for every few hundred samples.
+        flat: list[Any] = list(chain.from_iterable(rows))
+        return cls(flat[0::4], flat[1::4], flat[2::4], flat[3::4])
+
     def rows(self) -> Iterator[Sample]:
         """The same, fact by fact."""
         return map(Sample._make, zip(*self, strict=True))
@@ -197,9 +206,18 @@ def seal_samples(link: Link, rows: Sequence[tuple[int, int, Value, int]], defini
 
     Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no encoding.
     """
-    _check_count(len(rows))
-    part = _Part(link, Kind.SAMPLES, len(rows), definitions)
-    return _seal(part, *_samples_content(tuple(zip(*rows, strict=True)), definitions))
+    return seal_columns(link, SampleColumns.of(rows), definitions)
+
+
+def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions) -> Batch:
+    """As `seal_samples`, for samples that are columns already; the store's queue holds them so."""
+    count = len(columns.tags)
+    _check_count(count)
+    if any(len(column) != count for column in columns):
+        raise ValueError(
+            f"columns of {', '.join(str(len(column)) for column in columns)} entries are not one sample each"
+        )
+    return _seal(_Part(link, Kind.SAMPLES, count, definitions), *_samples_content(columns, definitions))
 
 
 def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
