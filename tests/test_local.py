@@ -1,0 +1,142 @@
+"""The zone's own door: what comes through the socket is what the store did, and nothing wrong gets through."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent import local
+from agent.fact_store import FactStore
+from agent.message import Envelope, Fact
+from tests.waiting import wait_until_async
+
+FACT = Fact("batch:B-1", "step_completed", b'{"step":"mash"}')
+
+
+def request(message_id: str = "m1", fact: Fact = FACT, zone: str = "plant-a") -> local.AppendFact:
+    """A well-formed append."""
+    return local.AppendFact("facts.operational", Envelope(message_id, zone, "idmz", 1_700_000_000_000), fact)
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[FactStore]:
+    """A store with its door open."""
+    with FactStore.open(folder / "facts.db", "plant-a") as store:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(local.serve(local.Door(store), folder))
+            await wait_until_async((folder / local.SOCKET).exists, "the socket")
+            try:
+                yield store
+            finally:
+                task.cancel()
+
+
+async def raw(folder: Path, payload: bytes) -> local.Answer:
+    """Send these bytes as a client might, and read the answer."""
+    with local._address(folder) as address:
+        reader, writer = await asyncio.open_unix_connection(address)
+    writer.write(payload)
+    (length,) = struct.unpack("<I", await reader.readexactly(4))
+    answer: local.Answer = msgspec.json.decode(await reader.readexactly(length), type=local.Answer)
+    writer.close()
+    return answer
+
+
+def framed(payload: bytes) -> bytes:
+    """With the length in front."""
+    return struct.pack("<I", len(payload)) + payload
+
+
+def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) -> None:
+    """Same id and content: the first offset again. Same id, other content: refused, and the log has not grown."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            assert await local.ask(tmp_path, request()) == local.Appended(1, "applied")
+            assert await local.ask(tmp_path, request()) == local.Appended(1, "noop_already_applied")
+            other = request(fact=Fact("batch:B-1", "step_completed", b"{}"))
+            assert await local.ask(tmp_path, other) == local.Appended(1, "conflicting_duplicate")
+            assert store.end_offset("facts.operational") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
+    """Registering twice is once; a confirmation moves the frontier, one beyond the log is refused and moves nothing."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            await local.ask(tmp_path, request())
+            register = local.RegisterConsumer("mes", "facts.operational")
+            assert await local.ask(tmp_path, register) == local.Registered("facts.operational", 0)
+            assert await local.ask(tmp_path, local.ConfirmReceipt("mes", 1)) == local.Confirmed(1)
+            refused = await local.ask(tmp_path, local.ConfirmReceipt("mes", 2))
+            assert isinstance(refused, local.Refused)
+            assert "2" in refused.message
+            assert await local.ask(tmp_path, register) == local.Registered("facts.operational", 1)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        (request(zone="idmz"), "from_zone"),
+        (request(message_id=""), "message_id"),
+        (request(fact=Fact("B-1", "step_completed", b"{}")), "subject"),
+        (request(fact=Fact("batch:B-1", "Step", b"{}")), "predicate"),
+        (request(fact=Fact("batch:B-1", "step", b'{"b":1,"a":2}')), "canonical"),
+        (local.RegisterConsumer("M E S", "facts.operational"), "consumer_name"),
+        (local.RegisterConsumer("mes", "facts/operational"), "stream"),
+        (local.ConfirmReceipt("nobody", 1), "nobody"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_name(tmp_path: Path, wrong: local.Request, why: str) -> None:
+    """A wrong request names its fault, stores nothing, and the next request is served."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            refused = await local.ask(tmp_path, wrong)
+            assert isinstance(refused, local.Refused)
+            assert why in refused.message + refused.hint
+            assert store.end_offset("facts.operational") == 0
+            assert isinstance(await local.ask(tmp_path, request()), local.Appended)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [framed(b"{}"), framed(b"\xff"), framed(b'{"operation":"Drop"}'), framed(b"[" * 5000), struct.pack("<I", 2**31)],
+)
+def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
+    """Garbage, unknown operations, deep nesting and a huge length get an answer, and the door stays open."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            assert isinstance(await raw(tmp_path, payload), local.Refused)
+            assert isinstance(await local.ask(tmp_path, request()), local.Appended)
+
+    asyncio.run(scenario())
+
+
+def test_without_a_node_the_caller_is_told_at_once(tmp_path: Path) -> None:
+    """No socket, or one left behind by a killed node, is the signal to open the store oneself."""
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(local.ask(tmp_path, request()))
+
+
+def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
+    """The kernel allows a socket's path 108 bytes; a state folder may be deeper."""
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+
+    async def scenario() -> None:
+        async with serving(deep):
+            assert isinstance(await local.ask(deep, request()), local.Appended)
+
+    asyncio.run(scenario())
