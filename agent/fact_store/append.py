@@ -17,16 +17,26 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from agent.batch import DIGEST_BYTES, Batch, BatchTooLarge, Link, seal_messages, seal_samples
+from agent.batch import (
+    DIGEST_BYTES,
+    Batch,
+    BatchTooLarge,
+    Definitions,
+    Link,
+    SampleColumns,
+    seal_columns,
+    seal_messages,
+)
 from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.group_commit import batch_sizes
 from agent.fact_store.held import Insert, Range, decide
 from agent.fact_store.records import Appended, AppendOutcome
 from agent.fact_store.transaction import Transaction
-from agent.message import Message, Sample
+from agent.message import Message
 
-Seal = Callable[[Link, Sequence[Any]], Batch]
+Seal = Callable[[Link, Any], Batch]  # a slice of samples or messages
+Slice = Callable[[int, int], Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +44,8 @@ class AppendSamples:
     """Samples waiting to be sealed."""
 
     stream: str
-    rows: Sequence[Sample]
+    columns: SampleColumns
+    count: int
     bytes: int
     is_awaited: bool
     queued_ns: int
@@ -70,25 +81,35 @@ def append_samples(
     transaction: Transaction, stream: str, appends: Sequence[AppendSamples], facts_target: int
 ) -> list[Appended | Refused]:
     """Seal and store the samples of appends to one stream; one outcome for each append."""
-    seal = partial(_seal_samples, transaction)
+    definitions = transaction.catalog.own_definitions()
     link = transaction.catalog.link(stream)
+
+    def seal(some: Sequence[AppendSamples]) -> list[Batch]:
+        columns = _joined(some)
+        cutter = partial(_cut_columns, columns)
+        return _sealed(partial(_seal_columns, definitions), link, cutter, len(columns.tags), facts_target)
+
     refusals = dict[int, Refused]()
     try:
-        batches = _sealed(seal, link, _rows(appends), facts_target)
-    except (ValueError, TypeError) as error:
-        refusals = _refusals(seal, link, appends, facts_target)
-        if not refusals:
-            raise AssertionError("appends can be sealed one by one but not together") from error
-        kept = [one for index, one in enumerate(appends) if index not in refusals]
-        batches = _sealed(seal, link, _rows(kept), facts_target) if kept else []
+        batches = seal(appends)
+    except ValueError:
+        for index, append in enumerate(appends):
+            try:
+                seal([append])
+            except ValueError as error:
+                refusals[index] = FactsRefused(f"samples for {stream} cannot be sealed: {error}", "correct the source")
+                refusals[index].__cause__ = error
+        assert refusals, "appends can be sealed one by one but not together"
+        kept = [append for index, append in enumerate(appends) if index not in refusals]
+        batches = seal(kept) if kept else []
     next_offset = _add_own(transaction, stream, batches) if batches else 0
     outcomes = list[Appended | Refused]()
     for index, append in enumerate(appends):
         if index in refusals:
             outcomes.append(refusals[index])
             continue
-        outcomes.append(Appended(next_offset, next_offset + len(append.rows) - 1))
-        next_offset += len(append.rows)
+        outcomes.append(Appended(next_offset, next_offset + append.count - 1))
+        next_offset += append.count
     return outcomes
 
 
@@ -118,8 +139,9 @@ def append_messages(
     if not kept:
         return outcomes
     try:
-        batches = _sealed(seal_messages, transaction.catalog.link(stream), kept, facts_target)
-    except (ValueError, TypeError) as error:
+        link = transaction.catalog.link(stream)
+        batches = _sealed(seal_messages, link, lambda start, stop: kept[start:stop], len(kept), facts_target)
+    except ValueError as error:
         # The door has checked each message; what is left is a text no encoder takes. Rare enough to refuse the whole group.
         return [FactsRefused(f"messages for {stream} cannot be sealed: {error}") for _ in appends]
     _add_own(transaction, stream, batches)
@@ -141,50 +163,44 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     return transaction.add_batches(known, batches)
 
 
-def _seal_samples(transaction: Transaction, link: Link, rows: Sequence[Sample]) -> Batch:
-    return seal_samples(link, rows, transaction.catalog.own_definitions())
+def _seal_columns(definitions: Definitions, link: Link, columns: SampleColumns) -> Batch:
+    return seal_columns(link, columns, definitions)
 
 
-def _rows(appends: Sequence[AppendSamples]) -> Sequence[Sample]:
+def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:
+    """The samples of several appends, one after the other."""
     if len(appends) == 1:
-        return appends[0].rows
-    return list(chain.from_iterable(append.rows for append in appends))
+        return appends[0].columns
+    columns = zip(*(append.columns for append in appends), strict=True)
+    return SampleColumns._make(list(chain.from_iterable(column)) for column in columns)
 
 
-def _sealed(seal: Seal, link: Link, facts: Sequence[Any], facts_target: int) -> list[Batch]:
+def _cut_columns(columns: SampleColumns, start: int, stop: int) -> SampleColumns:
+    if start == 0 and stop == len(columns.tags):
+        return columns
+    return SampleColumns._make(column[start:stop] for column in columns)
+
+
+def _sealed(seal: Seal, link: Link, cut: Slice, count: int, facts_target: int) -> list[Batch]:
     """Facts as a chain of batches of about `facts_target`, smaller where their bytes demand it."""
     batches = list[Batch]()
-    at = 0
-    for size in batch_sizes(len(facts), facts_target):
-        batches.extend(_sealed_within_limits(seal, link, facts[at : at + size] if size < len(facts) else facts))
-        link, at = batches[-1].link, at + size
+    start = 0
+    for size in batch_sizes(count, facts_target):
+        batches.extend(_sealed_within_limits(seal, link, cut, start, start + size))
+        link, start = batches[-1].link, start + size
     return batches
 
 
-def _sealed_within_limits(seal: Seal, link: Link, facts: Sequence[Any]) -> list[Batch]:
+def _sealed_within_limits(seal: Seal, link: Link, cut: Slice, start: int, stop: int) -> list[Batch]:
     """One batch, or as many as halving makes; the format's limits in bytes leave room for any single fact."""
     try:
-        return [seal(link, facts)]
+        return [seal(link, cut(start, stop))]
     except BatchTooLarge:
-        if len(facts) == 1:
+        if stop - start == 1:
             raise
-    half = len(facts) // 2
-    first = _sealed_within_limits(seal, link, facts[:half])
-    return first + _sealed_within_limits(seal, first[-1].link, facts[half:])
-
-
-def _refusals(seal: Seal, link: Link, appends: Sequence[AppendSamples], facts_target: int) -> dict[int, Refused]:
-    """Which appends cannot be sealed even alone, and why."""
-    refusals = dict[int, Refused]()
-    for index, append in enumerate(appends):
-        try:
-            _sealed(seal, link, append.rows, facts_target)
-        except (ValueError, TypeError) as error:
-            refusals[index] = FactsRefused(
-                f"samples for {append.stream} cannot be sealed: {error}", "correct the source"
-            )
-            refusals[index].__cause__ = error
-    return refusals
+    half = (start + stop) // 2
+    first = _sealed_within_limits(seal, link, cut, start, half)
+    return first + _sealed_within_limits(seal, first[-1].link, cut, half, stop)
 
 
 def _digest(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from agent.batch import EPOCH_BYTES, Batch, Origin
+from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers, recovery
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
 from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, unlock
@@ -48,6 +48,7 @@ from agent.message import (
     Message,
     Sample,
     TagDefinition,
+    Value,
     check_definition,
     check_message,
     check_name,
@@ -131,7 +132,12 @@ class FactStore:
         check_name("stream", stream, STREAM)
         if not rows:
             raise FactsRefused("no samples", "leave the call out")
-        append = AppendSamples(stream, list(rows), _rows_bytes(rows), awaited, time.monotonic_ns())
+        try:
+            columns = SampleColumns.of(rows)
+        except (ValueError, TypeError) as error:
+            raise FactsRefused(f"samples for {stream} are not samples: {error}", "correct the source") from error
+        size = _values_bytes(columns.values)
+        append = AppendSamples(stream, columns, len(rows), size, awaited, time.monotonic_ns())
         self._writer.append_samples(append)
         return append.future
 
@@ -328,10 +334,9 @@ def _pass_on(outer: Future[Any], inner: Future[Any], pick: Callable[[Any], Any] 
         outer.set_result(pick(inner.result()) if pick else inner.result())
 
 
-def _rows_bytes(rows: Sequence[Sample]) -> int:
-    """About what rows weigh in memory: looks at lengths only where some value has one."""
-    values = list(map(itemgetter(2), rows))
-    plain = len(rows) * _FACT_BYTES
+def _values_bytes(values: Sequence[Value]) -> int:
+    """About what samples with these values weigh in memory: looks at lengths only where some value has one."""
+    plain = len(values) * _FACT_BYTES
     if set(map(type, values)) <= _PLAIN:
         return plain
     return plain + sum(value_bytes(value) for value in values if isinstance(value, str | bytes | Json))

@@ -96,7 +96,7 @@ class Queue:
         stream = append.stream
         self._samples.setdefault(stream, []).append(append)
         before = self._waiting.get(stream)
-        facts, oldest_ns, is_awaited = len(append.rows), append.queued_ns, append.is_awaited
+        facts, oldest_ns, is_awaited = append.count, append.queued_ns, append.is_awaited
         if before is not None:
             facts, oldest_ns, is_awaited = before.facts + facts, before.oldest_ns, before.is_awaited or is_awaited
         found = self._waiting[stream] = Waiting(facts, oldest_ns, is_awaited)
@@ -125,7 +125,7 @@ def room(work: Work) -> tuple[int, int]:
     """Facts and bytes that a piece of work takes in the queue."""
     match work:
         case AppendSamples():
-            return len(work.rows), work.bytes
+            return work.count, work.bytes
         case AppendMessages():
             return len(work.messages), work.bytes
         case Call():

@@ -73,7 +73,7 @@ class Writer:
             self._reserve(append)
             waiting = self._queue.put_samples(append)
             # Wake the writer when it must act now, or learn of a deadline; not for every append in between.
-            if waiting.is_awaited or waiting.facts >= self._pace.facts_target or waiting.facts == len(append.rows):
+            if waiting.is_awaited or waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
                 self._changed.notify()
 
     def append_messages(self, append: AppendMessages) -> None:
