@@ -1,0 +1,35 @@
+"""The life of a consumer: the table in the code, and the one a person reads."""
+
+import re
+
+import pytest
+
+from agent.fact_store import lifecycle
+from agent.fact_store.lifecycle import TRANSITIONS, Event, Lifecycle, step
+
+
+def test_the_docstring_shows_the_table() -> None:
+    """Who reads the module reads what the code does, row by row."""
+    assert lifecycle.__doc__ is not None
+    rows = re.findall(r"^    (\w.*?)  +(\w+)  +(\w.*)$", lifecycle.__doc__, re.MULTILINE)
+    shown = {(Lifecycle(a), Event(b)): Lifecycle(c) for a, b, c in rows if a != "state"}
+    assert shown == TRANSITIONS
+
+
+@pytest.mark.parametrize(
+    "state, event",
+    [(state, event) for state in Lifecycle for event in Event if (state, event) not in TRANSITIONS],
+)
+def test_what_the_table_lacks(state: Lifecycle, event: Event) -> None:
+    """A transition nobody thought of is our own mistake, not a guess."""
+    with pytest.raises(AssertionError, match=state.value):
+        step(state, event)
+
+
+def test_every_state_is_reached_and_left() -> None:
+    """No state is a dead end but `deleted`, and none is unreachable from `new`."""
+    reached = {Lifecycle.NEW}
+    for _ in Lifecycle:
+        reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
+    assert reached == set(Lifecycle)
+    assert {state for state in Lifecycle if not any(before is state for before, _ in TRANSITIONS)} == {Lifecycle.DELETED}
