@@ -234,7 +234,10 @@ def bombs() -> dict[str, bytes]:
 
 
 def test_bombs_are_refused_in_bounded_memory() -> None:
-    """None of them takes more than 25 times the limit of content, 50 MB, before it is refused."""
+    """Refused before anything is built from them, so within the content itself and half as much again.
+
+    Only labels, which a batch may have in plenty, are built first: 25 times the limit of content, 50 MB.
+    """
     for name, sealed in bombs().items():
         assert len(sealed) < batch.SEALED_BYTES_MAX
         tracemalloc.start()
@@ -244,7 +247,7 @@ def test_bombs_are_refused_in_bounded_memory() -> None:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert peak < 25 * batch.CONTENT_BYTES_MAX, (name, peak)
+        assert peak < (25 if name == "labels" else 1.5) * batch.CONTENT_BYTES_MAX, (name, peak)
 
 
 SAMPLE_MISTAKES: dict[str, list[tuple[Any, ...]]] = {
