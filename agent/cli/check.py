@@ -31,7 +31,8 @@ def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
     except ConfigError as error:
         problems, told = [f"{config_file}: {problem}" for problem in error.problems], ""
     else:
-        problems, told = list(problems_of(settings)), summary(settings)
+        problems = list(problems_of(settings))
+        told = "" if problems else summary(settings)
     if as_json:
         click.echo(json.dumps({"file": str(config_file), "problems": problems}))
     elif problems:

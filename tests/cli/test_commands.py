@@ -1,0 +1,164 @@
+"""The face: what a person types, what comes back, and with which exit status."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Bsfg = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def bsfg(tmp_path: Path) -> Bsfg:
+    """Run `bsfg` in an empty folder, as a process of its own."""
+
+    def run(*arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *python, "-m", "agent.cli", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+@pytest.fixture
+def node(bsfg: Bsfg) -> Bsfg:
+    """The same, with a node.toml made."""
+    assert bsfg("init", "--zone", "plant-a").returncode == 0
+    return bsfg
+
+
+def test_init_writes_what_check_accepts(node: Bsfg) -> None:
+    """A new user's first two commands end well."""
+    done = node("check")
+    assert done.returncode == 0
+    assert done.stdout.startswith("node.toml: good; zone plant-a")
+
+
+def test_init_overwrites_nothing_unasked(node: Bsfg, tmp_path: Path) -> None:
+    """A second init leaves the operator's file as it is, and says how to replace it."""
+    (tmp_path / "node.toml").write_text("edited")
+    done = node("init", "--zone", "plant-b")
+    assert (done.returncode, (tmp_path / "node.toml").read_text()) == (1, "edited")
+    assert "--force" in done.stderr
+
+
+def test_bad_usage_is_2(bsfg: Bsfg) -> None:
+    """An unknown command, a bad zone and a missing argument are usage errors, told on standard error."""
+    for arguments in (("fetsh",), ("init", "--zone", "Plant A"), ("confirm", "--consumer", "x")):
+        done = bsfg(*arguments)
+        assert done.returncode == 2, arguments
+        assert "Error" in done.stderr
+
+
+def test_check_tells_all_problems_at_once(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Wrong settings, a missing tag map and missing certificates are one list, on one run each, with status 1."""
+    (tmp_path / "node.toml").write_text('[node]\nzone = "A"\nspeed = 1\n[health]\nlisten_port = "x"\n')
+    done = bsfg("check")
+    assert done.returncode == 1
+    for path in ("node.speed", "health.listen_port"):
+        assert path in done.stdout
+    (tmp_path / "node.toml").write_text(
+        '[node]\nzone = "a"\n'
+        '[[broker]]\nname = "b"\nhost = "h"\nca_file = "ca.pem"\ncert_file = "a.pem"\nkey_file = "a.key"\n'
+        '[[modbus]]\nname = "m"\nhost = "h"\ntags_file = "m.csv"\naddress_base = 0\n'
+    )
+    done = bsfg("check", "--json")
+    problems = " ".join(json.loads(done.stdout)["problems"])
+    assert done.returncode == 1
+    for name in ("ca.pem", "a.pem", "a.key", "m.csv"):
+        assert name in problems
+
+
+def test_a_missing_config_says_what_to_do(bsfg: Bsfg) -> None:
+    """Any command without a node.toml ends with the command that makes one."""
+    for arguments in (("run",), ("status",), ("tail",), ("append", "a:b", "c", "{}")):
+        done = bsfg(*arguments)
+        assert done.returncode == 1
+        assert "bsfg init" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (("append", "B 1", "done", "{}"), "subject"),
+        (("append", "batch:1", "Done", "{}"), "predicate"),
+        (("append", "batch:1", "done", "{"), "object_json"),
+        (("append", "batch:1", "done", '{"a":NaN}'), "NaN"),
+        (("append", "batch:1", "done", '{"a":1,"a":2}'), "twice"),
+        (("append", "--stream", "Facts", "batch:1", "done", "{}"), "stream"),
+        (("confirm", "--consumer", "nobody", "1"), "nobody"),
+        (("status",), "bsfg run"),
+        (("tail", "--config", "elsewhere.toml"), "elsewhere.toml"),
+    ],
+)
+def test_a_refusal_names_the_thing(node: Bsfg, arguments: tuple[str, ...], why: str) -> None:
+    """What cannot be done ends with status 1 and a sentence, never with a traceback."""
+    done = node(*arguments)
+    assert done.returncode == 1
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_goes_through_the_log_page_by_page(node: Bsfg) -> None:
+    """fetch gives the same until it is confirmed, then goes on; nothing new is an empty answer and status 0."""
+    for number in range(5):
+        node("append", f"batch:{number}", "done", "{}")
+
+    def offsets(limit: int) -> list[int]:
+        done = node("fetch", "--consumer", "mes", "--limit", str(limit))
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line)["offset"] for line in done.stdout.splitlines()]
+
+    assert offsets(2) == [1, 2]
+    assert offsets(3) == [1, 2, 3]
+    assert json.loads(node("confirm", "--consumer", "mes", "3", "--json").stdout) == {"cursor_advanced_to": 3}
+    assert offsets(10) == [4, 5]
+    node("confirm", "--consumer", "mes", "5")
+    assert offsets(10) == []
+
+
+def test_a_consumer_may_start_at_the_end(node: Bsfg) -> None:
+    """`--start end` skips what is there, and only the first registration decides."""
+    node("append", "batch:1", "done", "{}")
+    assert node("fetch", "--consumer", "late", "--start", "end").stdout == ""
+    node("append", "batch:2", "done", "{}")
+    assert json.loads(node("fetch", "--consumer", "late").stdout)["offset"] == 2
+
+
+def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
+    """Without --message-id the id follows from the fact, so a repeated command changes nothing."""
+    first = json.loads(node("append", "batch:1", "done", '{"a":1}', "--json").stdout)
+    again = json.loads(node("append", "batch:1", "done", '{ "a": 1 }', "--json").stdout)
+    assert (first["outcome"], again["outcome"]) == ("applied", "noop_already_applied")
+    assert first["offset"] == again["offset"] == 1
+
+
+def test_an_interpreter_without_asserts_is_refused(bsfg: Bsfg) -> None:
+    """-O would remove the checks the product rests on."""
+    done = bsfg("check", python=("-O",))
+    assert done.returncode == 1
+    assert "-O" in done.stderr
+
+
+def test_hardware_check_answers_in_hours(bsfg: Bsfg) -> None:
+    """A profile of the house and a rate give hours and years; an impossible rate is a bad result that says why."""
+    profile = str(next((ROOT / "hardware").glob("*.toml")))
+    fits = json.loads(bsfg("hardware", "check", profile, "--facts-per-s", "1000", "--json").stdout)
+    assert fits["hours_that_fit"] > 0
+    done = bsfg("hardware", "check", profile, "--facts-per-s", "10000000")
+    assert done.returncode == 1
+    assert "!" in done.stdout
+
+
+def test_every_command_explains_itself(bsfg: Bsfg) -> None:
+    """`bsfg --help` lists every command with a sentence, and each command has its own help."""
+    listed = bsfg("--help")
+    assert listed.returncode == 0
+    names = [line.split()[0] for line in listed.stdout.partition("Commands:")[2].splitlines() if line.strip()]
+    assert {"init", "check", "run", "status", "append", "fetch", "confirm", "tail"} <= set(names)
+    for name in names:
+        assert bsfg(name, "--help").returncode == 0, name
