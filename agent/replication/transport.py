@@ -20,6 +20,7 @@ import logging
 import secrets
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ from typing import Any, NamedTuple
 
 from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.exception import MQTTException
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from agent.replication.errors import BrokerUnreachable, ConnectionLost, MessageTooLarge, OutgoingFull, TransportError
+from agent.replication.tls_client import TlsClient, rearm_quickack
 from agent.replication.transport_errors import connect_error, never_accepted, publish_error, session_refused
 
 KEEPALIVE_S = 15
@@ -49,9 +52,7 @@ REQUESTS_UNACKNOWLEDGED_MAX = 16
 """QoS 1 in flight, if the broker allows as many."""
 READS_PER_WAKE_MAX = 16
 """Calls of paho, each for a packet or 100 TLS records, before others get their turn."""
-TLS_RECORD_BYTES_MAX = 16 * 1024
 
-_QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 _log = logging.getLogger(__name__)
 
 
@@ -79,14 +80,6 @@ class Incoming(NamedTuple):
     correlation: bytes | None
     expiry_s: int | None
     is_retained: bool
-
-
-class _Client(Client):
-    """paho asks the socket for the whole rest of a packet at once, but TLS gives 16 KiB at a time, and each call allocates for
-    what was asked: asked for what comes, a large page costs a fifth less.  Should paho rename the method, only that is lost."""
-
-    def _sock_recv(self, bufsize: int) -> bytes:
-        return super()._sock_recv(min(bufsize, TLS_RECORD_BYTES_MAX))
 
 
 class _Outgoing(NamedTuple):
@@ -219,17 +212,16 @@ class Connection:
 
     # ------------------------------------------------------------------------------------------------------- connecting
 
-    def _make_client(self) -> Client:
+    def _make_client(self) -> TlsClient:
         access = self._access
-        client = _Client(
+        client = TlsClient(
             CallbackAPIVersion.VERSION2,
             client_id=f"{access.zone}-{secrets.token_hex(16)}",  # random: who knows an id can take the session over
             protocol=MQTTProtocolVersion.MQTTv5,
             reconnect_on_failure=False,
         )
-        client.connect_timeout = CONNECT_S_MAX
+        client.connect_timeout = CONNECT_S_MAX  # for TCP; the handshake has its own
         client.max_inflight_messages_set(REQUESTS_UNACKNOWLEDGED_MAX)
-        client.on_socket_open = self._on_socket_open
         client.on_socket_close = self._on_socket_close
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
@@ -240,7 +232,7 @@ class Connection:
 
     async def _connect(self) -> None:
         access = self._access
-        self._client.tls_set_context(access.make_context())
+        self._client.use_tls(access.make_context(), access.host, CONNECT_S_MAX)
         try:
             await asyncio.to_thread(self._connect_blocking)
         except OSError as error:
@@ -270,11 +262,6 @@ class Connection:
                 if opened is not None:
                     opened.close()
 
-    @staticmethod
-    def _on_socket_open(_client: Client, _data: Any, opened: Any) -> None:
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _rearm_quickack(opened)
-
     def _on_connect(self, _client: Client, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
         if reason.is_failure:
             self._end(session_refused(str(self._access), reason))
@@ -295,14 +282,23 @@ class Connection:
             opened = self._socket
             if opened is None:
                 return
-            self._client.loop_read()
+            try:
+                self._client.loop_read()
+            except (
+                ValueError,
+                LookupError,
+                struct.error,
+                MQTTException,
+            ) as error:  # what paho makes of a broken packet
+                self._end(ConnectionLost(str(self._access), f"the broker sent no MQTT: {error!r}"))
+                return
             self._hand_over()
             if not isinstance(opened, ssl.SSLSocket) or self._socket is None or not opened.pending():
                 break
         else:
             self._loop.call_soon(self._read)
         if self._socket is not None:
-            _rearm_quickack(self._socket)
+            rearm_quickack(self._socket)
             self._flush()
 
     def _tick(self) -> None:
@@ -388,9 +384,3 @@ def _properties(correlation: bytes, expiry_s: int) -> Properties:
     properties.CorrelationData = correlation
     properties.MessageExpiryInterval = expiry_s
     return properties
-
-
-def _rearm_quickack(opened: socket.socket) -> None:
-    """The kernel forgets the wish for immediate acknowledgements after a while."""
-    if _QUICKACK is not None:
-        opened.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)

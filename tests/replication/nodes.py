@@ -98,7 +98,9 @@ class Node:
 
     async def wait_end(self, end_offset: int, stream: str = STREAM) -> None:
         """Until the stream ends at `end_offset` here."""
-        await wait_until_async(lambda: self.store.end_offset(stream) >= end_offset, f"{self.zone} to reach {end_offset}")
+        await wait_until_async(
+            lambda: self.store.end_offset(stream) >= end_offset, f"{self.zone} to reach {end_offset}"
+        )
 
 
 async def define(store: FactStore, *names: str) -> list[int]:
@@ -108,7 +110,10 @@ async def define(store: FactStore, *names: str) -> list[int]:
 
 def samples(first: int, count: int, tag: int = 1) -> Sequence[Sample]:
     """Consecutive samples of one tag."""
-    return [Sample(tag, 1_700_000_000_000_000_000 + number * 1_000_000, float(number), 0) for number in range(first, first + count)]
+    return [
+        Sample(tag, 1_700_000_000_000_000_000 + number * 1_000_000, float(number), 0)
+        for number in range(first, first + count)
+    ]
 
 
 def sealed(store: FactStore, stream: str = STREAM) -> list[bytes]:
