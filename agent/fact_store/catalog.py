@@ -1,4 +1,4 @@
-"""What the writer knows by heart: ends, frontiers and held ranges, small enough to copy for every commit. Core: no IO.
+"""What the writer knows by heart: ends, frontiers and held ranges, small enough to copy for every commit.
 
 A catalog is a picture of the tables without their bulk. A transaction works on a draft of it; when the commit is durable the
 draft takes the catalog's place in one assignment, so other threads read a consistent picture without a lock, and when the

@@ -22,7 +22,7 @@ from typing import Any
 from agent.fact_store.append import AppendMessages, AppendSamples, append_messages, append_samples
 from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import file_bytes, running_error
-from agent.fact_store.errors import ForkError, Refused, StoreClosed, StoreError, StoreFull
+from agent.fact_store.errors import ForkError, Refused, StoreClosed, StoreError, StoreFailed, StoreFull
 from agent.fact_store.group_commit import Commit, Pace, Wait, decide
 from agent.fact_store.meter import Meter
 from agent.fact_store.queries import QUERIES
@@ -48,6 +48,7 @@ class Writer:
         self._pace = Pace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
         self._queue = Queue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())
+        self._group: Group | None = None
         self._is_closing = False  # nothing new is taken
         self._has_ended = False  # nothing at all is taken
         self._subscribers: tuple[OnCommit, ...] = ()
@@ -160,10 +161,17 @@ class Writer:
 
     def _run(self) -> None:
         """Commit until closed or failed. Whatever ends this thread, nobody is left waiting."""
+        is_broken = True  # until it is known that no mistake of ours ended the loop
         try:
-            while self.failure is None and (group := self._next()) is not None:
-                self._commit(group)
+            while self.failure is None:
+                self._group = self._next()
+                if self._group is None:
+                    break
+                self._commit(self._group)
+            is_broken = False
         finally:
+            if is_broken:
+                self.failure = StoreFailed(f"{self._path}: the writer broke", "its traceback is in the log; report it")
             self._end()
 
     def _next(self) -> Group | None:
@@ -258,8 +266,11 @@ class Writer:
         """Fail what still waits, close the connection, say how it ended."""
         with self._changed:
             self._is_closing = self._has_ended = True
-            queued = self._queue.take(tuple(self._queue.waiting)).all()
-        self._fail(queued, self.failure or StoreClosed(f"{self._path}: the writer ended"))
+            left = self._queue.take(tuple(self._queue.waiting)).all()
+        error = self.failure or StoreClosed(f"{self._path}: the writer ended")
+        for work in [*left, *(self._group.all() if self._group else ())]:
+            if not work.future.done():
+                work.future.set_exception(_again(error))
         try:
             self._connection.close()
         except sqlite3.Error as error:
