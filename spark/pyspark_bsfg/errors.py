@@ -1,0 +1,44 @@
+"""What can go wrong when facts are read into Spark, as one branch of the tree in `agent.errors`.
+
+Spark hands these on as text inside its own exceptions, so each text names the thing and ends with what to do.
+
+    SparkError                  anything below; never raised itself
+        OptionError             an option of the data source, or a schema asked for, is wrong (the reader's)
+        StreamUnknown           the store holds no stream of that name (the reader's)
+        FactsGone               facts of the range asked for are no longer, or not yet, in the store
+        StoreUnreadable         the file cannot be read from here, or its content contradicts itself
+        JobRefused              a job would have to give a wrong result (the caller's)
+"""
+
+from __future__ import annotations
+
+from agent.errors import BsfgError
+
+
+class SparkError(BsfgError):
+    """Root of this branch. The text says what happened and, at its end, what to do."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(f"{why}; {hint}" if hint else why)
+        self.why = why
+        self.hint = hint
+
+
+class OptionError(SparkError):
+    """An option of the data source, or a schema asked for, is wrong."""
+
+
+class StreamUnknown(SparkError):
+    """The store holds no stream of that name."""
+
+
+class FactsGone(SparkError):
+    """Facts of the range asked for are no longer, or not yet, in the store."""
+
+
+class StoreUnreadable(SparkError):
+    """The file cannot be read from here, or its content contradicts itself."""
+
+
+class JobRefused(SparkError):
+    """A job would have to give a wrong result."""

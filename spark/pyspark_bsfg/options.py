@@ -1,0 +1,76 @@
+"""Options of the data source, from Spark's texts to a frozen record. Core: no IO.
+
+Spark hands over keys in lower case and every value as text. A key that is not known is refused: an `endOfset` that is
+silently ignored reads more than was asked for. Options are paths and numbers; a secret never belongs here, for Spark prints
+options in its plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.message import STREAM
+from pyspark_bsfg.errors import OptionError
+
+TRANSPORTS = ("sqlite",)  # a store file on the same host; the pull over MQTT joins here
+TELEMETRY = "facts.telemetry"
+# A task holds one page at a time, so this bounds what a lost task repeats, not memory.
+PARTITION_FACTS_MAX = 2_000_000
+OFFSET_MAX = 2**63 - 2
+PARTITIONS_MAX = 10_000  # what a Spark driver schedules without trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to read. Offsets are included at both ends; None means as far as the store goes."""
+
+    path: Path
+    stream: str = TELEMETRY
+    start_offset: int | None = None
+    end_offset: int | None = None
+    partitions: int | None = None
+    partition_facts_max: int = PARTITION_FACTS_MAX
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Options:
+        """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
+        texts = {key.lower(): value for key, value in given.items()}
+        if strangers := texts.keys() - _NAMES.keys():
+            known = ", ".join(sorted(_NAMES.values()))
+            raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
+        if (transport := texts.get("transport", "sqlite")) not in TRANSPORTS:
+            raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
+        if not texts.get("path"):
+            raise OptionError("path is missing", 'name the store file: .load("/var/lib/bsfg/enterprise/facts.db")')
+        if not STREAM.fullmatch(texts.get("stream", TELEMETRY)):
+            raise OptionError(f"stream {texts['stream']!r}", f"a stream's name matches {STREAM.pattern}")
+        options = cls(
+            path=Path(texts["path"]),
+            stream=texts.get("stream", TELEMETRY),
+            start_offset=_number(texts, "startoffset", OFFSET_MAX),
+            end_offset=_number(texts, "endoffset", OFFSET_MAX),
+            partitions=_number(texts, "numpartitions", PARTITIONS_MAX),
+            partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
+        )
+        start, end = options.start_offset, options.end_offset
+        if start is not None and end is not None and end < start - 1:
+            raise OptionError(f"endOffset {end} lies before startOffset {start}", "both are included in what is read")
+        return options
+
+
+_NAMES = {
+    name.lower(): name
+    for name in ("path", "transport", "stream", "startOffset", "endOffset", "numPartitions", "maxFactsPerPartition")
+}
+
+
+def _number(texts: Mapping[str, str], key: str, most: int) -> int | None:
+    if key not in texts:
+        return None
+    least = 0 if key == "endoffset" else 1  # an end of 0 is the honest "nothing yet" of an empty stream
+    text = texts[key].strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise OptionError(f"{_NAMES[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
+    return int(text)

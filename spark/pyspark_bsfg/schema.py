@@ -1,0 +1,75 @@
+"""The `facts` schema: one row per fact, samples and messages alike, and the Arrow schema that carries it.
+
+A reader may ask for some of the columns only (`.schema("tag string, ts timestamp, value double")`): then only those are
+made, because Spark does not tell a Python data source which columns a query needs. Core: no IO.
+
+    offset          position in the store's stream, dense, the order of arrival
+    message_id      identity of the fact as text; computed for a sample, the producer's own for a message
+    stream zone epoch sequence      the fact's identity for ever: where, and by which life of which store, it was recorded
+    tag             subject: `tag:<scope>/<id>` for a sample, any `kind:id` for a message
+    predicate       what is said of the subject
+    ts              source time to the microsecond (for a message: when it was produced)
+    source_time_ns  the same in full resolution, ns since 1970
+    value           the number, as far as a double holds it: also of integers, and of booleans as 0 and 1
+    value_int       integers and booleans exactly; NULL above int64
+    value_text      text, JSON, bytes in base64, and unsigned integers above int64 in decimal
+    value_type      double int uint bool string bytes json none, or message; `uint` only for what int64 cannot hold
+    quality         OPC UA StatusCode, 0 is Good; a long because it is unsigned; NULL for a message, which has none
+    unit            of the tag's definition
+    object_json     of a message: its object, canonical JSON; NULL for a sample, whose columns say the same
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import DataType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
+
+from pyspark_bsfg.errors import OptionError
+
+FACTS = StructType([
+    StructField("offset", LongType(), nullable=False),
+    StructField("message_id", StringType(), nullable=False),
+    StructField("stream", StringType(), nullable=False),
+    StructField("zone", StringType(), nullable=False),
+    StructField("epoch", StringType(), nullable=False),
+    StructField("sequence", LongType(), nullable=False),
+    StructField("tag", StringType(), nullable=False),
+    StructField("predicate", StringType(), nullable=False),
+    StructField("ts", TimestampType(), nullable=False),
+    StructField("source_time_ns", LongType(), nullable=False),
+    StructField("value", DoubleType()),
+    StructField("value_int", LongType()),
+    StructField("value_text", StringType()),
+    StructField("value_type", StringType(), nullable=False),
+    StructField("quality", LongType()),
+    StructField("unit", StringType()),
+    StructField("object_json", StringType()),
+])  # fmt: skip
+
+# Spark compares the first record batch with this to the letter: names, order, types and nullability.
+_ARROW: dict[type[DataType], Any] = {
+    LongType: pa.int64(),
+    StringType: pa.string(),
+    DoubleType: pa.float64(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+}
+
+
+def arrow_schema(asked: StructType) -> Any:
+    """The Arrow schema of the columns asked for, in their order. Raises OptionError for what is no column of FACTS."""
+    known = {field.name: field for field in FACTS.fields}
+    fields = []
+    for field in asked.fields:
+        if (ours := known.get(field.name)) is None:
+            raise OptionError(f"there is no column {field.name!r}", f"the columns are {', '.join(known)}")
+        if type(field.dataType) is not type(ours.dataType):
+            found = field.dataType.simpleString()
+            raise OptionError(f"column {field.name} was asked for as {found}", f"it is {ours.dataType.simpleString()}")
+        if ours.nullable and not field.nullable:
+            raise OptionError(f"column {field.name} was asked for as NOT NULL", "it can be NULL")
+        fields.append(pa.field(field.name, _ARROW[type(field.dataType)], nullable=field.nullable))
+    if not fields:
+        raise OptionError("no column was asked for", "name at least one, or leave the schema out")
+    return pa.schema(fields)

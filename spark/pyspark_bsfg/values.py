@@ -1,0 +1,124 @@
+"""A column of tag values, of any mix of types, as the Arrow columns value, value_int, value_text and value_type. Core: no IO.
+
+Telemetry is mostly numbers, so those go through C arrays without a look at each one in Python; a group that holds something
+else as well costs a pass for the columns that are asked for, and no more.
+"""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from agent.message import Json, Value
+
+INT64_MAX = 2**63 - 1
+
+# In this order: numbers first, so that "is it a number" and "is it exact" are one comparison each.
+TYPE_NAMES = ("int", "bool", "uint", "double", "string", "bytes", "json", "none")
+_INT, _BOOL, _UINT, _DOUBLE, _STRING, _BYTES, _JSON, _NONE = range(len(TYPE_NAMES))
+_CODES: dict[type, int] = {
+    int: _INT,
+    bool: _BOOL,
+    float: _DOUBLE,
+    str: _STRING,
+    bytes: _BYTES,
+    Json: _JSON,
+    type(None): _NONE,
+}
+_NAMES = pa.array(TYPE_NAMES, pa.string())
+
+
+class Values:
+    """The values of one group of facts; each property makes its column when it is asked for."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self._values = values
+        kinds = set(map(type, values))
+        if len(kinds) == 1:
+            self._codes = bytes((_CODES[kinds.pop()],)) * len(values)
+        else:
+            self._codes = bytes(map(_CODES.__getitem__, map(type, values)))
+        if _INT in self._codes and any(value > INT64_MAX for value in values if type(value) is int):
+            self._codes = bytes(
+                _UINT if code == _INT and value > INT64_MAX else code  # type: ignore[operator]
+                for value, code in zip(values, self._codes, strict=True)
+            )
+        self._found = frozenset(self._codes)
+
+    @property
+    def value(self) -> Any:
+        """Numbers as doubles, booleans as 0 and 1, NULL for the rest. NaN stays NaN, with its payload."""
+        if max(self._found) <= _DOUBLE:
+            return doubles(array("d", self._values))  # type: ignore[arg-type]
+        if min(self._found) > _DOUBLE:
+            return pa.nulls(len(self._values), pa.float64())
+        numbers = [
+            float(value) if code <= _DOUBLE else None  # type: ignore[arg-type]
+            for value, code in zip(self._values, self._codes, strict=True)
+        ]
+        return pa.array(numbers, pa.float64())
+
+    @property
+    def value_int(self) -> Any:
+        """Integers and booleans exactly, NULL for the rest and above int64."""
+        if max(self._found) <= _BOOL:
+            return longs(array("q", self._values))  # type: ignore[arg-type]
+        if min(self._found) > _BOOL:
+            return pa.nulls(len(self._values), pa.int64())
+        exact = [
+            int(value) if code <= _BOOL else None  # type: ignore[arg-type]
+            for value, code in zip(self._values, self._codes, strict=True)
+        ]
+        return pa.array(exact, pa.int64())
+
+    @property
+    def value_text(self) -> Any:
+        """Text, JSON, bytes in base64, integers above int64 in decimal; NULL for the rest."""
+        if self._found.isdisjoint(_TEXTS):
+            return pa.nulls(len(self._values), pa.string())
+        texts = [
+            _TEXTS[code](value) if code in _TEXTS else None
+            for value, code in zip(self._values, self._codes, strict=True)
+        ]
+        return pa.array(texts, pa.string())
+
+    @property
+    def value_type(self) -> Any:
+        """The name of each value's type."""
+        if len(self._found) == 1:
+            return pa.repeat(_NAMES[self._codes[0]], len(self._values))
+        codes = pa.Array.from_buffers(pa.uint8(), len(self._codes), [None, pa.py_buffer(self._codes)])
+        return _NAMES.take(codes)
+
+
+def text_bytes(values: Sequence[Value]) -> int:
+    """About how many bytes these values take in value_text, every repetition counted; 0 where none has any."""
+    if set(map(type, values)).isdisjoint((str, bytes, Json)):
+        return 0
+    lengths = (len(v.data if isinstance(v, Json) else v) for v in values if isinstance(v, str | bytes | Json))
+    return 4 * sum(lengths)  # a character has up to four bytes in UTF-8, base64 a third more than its bytes
+
+
+def longs(numbers: array[int]) -> Any:
+    """An Arrow column over the memory of a C array of int64."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def doubles(numbers: array[float]) -> Any:
+    """An Arrow column over the memory of a C array of doubles."""
+    return pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _json_text(value: Any) -> str:
+    return str(value.data, "utf-8")
+
+
+def _bytes_text(value: Any) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+_TEXTS: dict[int, Any] = {_UINT: str, _STRING: str, _BYTES: _bytes_text, _JSON: _json_text}
