@@ -67,9 +67,18 @@ def test_samples_come_out_as_they_went_in(rows: list) -> None:
 @settings(deadline=None)
 @given(ROWS)
 def test_sealing_what_was_opened_gives_the_same_bytes(rows: list) -> None:
-    """The encoding has no hidden input: not the identity of an object, not the route the values came."""
+    """The encoding has no hidden input: not the identity of an object, not the route the values came, rows or columns."""
     sealed = seal(rows)
-    assert seal(list(batch.open_samples(sealed).rows())).sealed == sealed.sealed
+    columns = batch.open_samples(sealed)
+    assert seal(list(columns.rows())).sealed == sealed.sealed
+    assert batch.seal_columns(LINK, columns, MANY_DEFINITIONS).sealed == sealed.sealed
+
+
+@pytest.mark.parametrize("columns", [([1], [5], [1.5], []), ([1, 1], [5], [1.5], [0]), ([], [], [], [])])
+def test_uneven_columns_are_the_callers_mistake(columns: tuple[list, ...]) -> None:
+    """No sample is made up or left out to make them fit."""
+    with pytest.raises(ValueError, match=r"columns of|0 facts"):
+        batch.seal_columns(LINK, batch.SampleColumns(*columns), MANY_DEFINITIONS)
 
 
 @settings(deadline=None)
