@@ -40,9 +40,11 @@ class Delivery:
         await self._record(self.sampler.due(now_ns))
         await self.recorder.flush_gaps()
 
-    async def lose(self, quality: int, now_ns: int, tags: Iterable[int] | None = None) -> None:
+    async def lose(
+        self, quality: int, now_ns: int, tags: Iterable[int] | None = None, *, corrects: bool = False
+    ) -> None:
         """Record once that tags (all, or these) have no value now."""
-        await self._record(self.sampler.lose(quality, now_ns, tags))
+        await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects))
 
     def add_gap(
         self, reason: str, first_ns: int, last_ns: int, count: int, tags: Iterable[int], *, exact: bool

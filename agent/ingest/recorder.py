@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ class Recorder:
         while gaps:
             message = gap_message(gaps[0], self._zone, time.time_ns() // 1_000_000)
             try:
-                await asyncio.wrap_future(self._store.append_message(self._operational_stream, message))
+                await _committed(self._store.append_message(self._operational_stream, message))
             except self._refusals:
                 self.refused_total += 1
                 self._gaps.put_back(gaps)
@@ -121,7 +121,7 @@ class Recorder:
             await self._launch()
         assert flight.future is not None, "launched above"
         try:
-            await asyncio.shield(asyncio.wrap_future(flight.future))
+            await _committed(flight.future)
         except self._refusals:
             self.refused_total += 1
             flight.future = None
@@ -141,9 +141,13 @@ class Recorder:
         wait_s = REFUSED_WAIT_S
         while True:
             try:
-                answer: Awaitable[ResultT] = asyncio.wrap_future(ask())
-                return await answer
+                return await _committed(ask())
             except self._refusals:
                 self.refused_total += 1
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S)
+
+
+async def _committed(future: Future[ResultT]) -> ResultT:
+    """The store's answer. Shielded: what is handed in is not taken back when we are told to stop waiting."""
+    return await asyncio.shield(asyncio.wrap_future(future))

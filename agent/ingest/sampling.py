@@ -107,12 +107,17 @@ class Sampler:
             found.append(kept)
         return found
 
-    def lose(self, quality: int, now_ns: int, tags: Iterable[int] | None = None) -> list[Sample]:
-        """One bad sample for each tag (of `tags`, or all) that is not lost already for this reason."""
+    def lose(
+        self, quality: int, now_ns: int, tags: Iterable[int] | None = None, *, corrects: bool = False
+    ) -> list[Sample]:
+        """One bad sample for each tag (of `tags`, or all) that is not lost already.
+
+        `corrects`: also where another reason is recorded, because this one is known and the other was presumed.
+        """
         found: list[Sample] = []
         for tag in self._states if tags is None else tags:
             state = self._states[tag]
-            if state.condition == _LOST and state.quality == quality:
+            if state.condition == _LOST and (not corrects or state.quality == quality):
                 continue
             if state.held is not None:  # what was held back is the last that is known; the loss must not swallow it
                 found.append(state.held)

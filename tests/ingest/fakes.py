@@ -96,7 +96,9 @@ class Program:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line.startswith("ready "), f"{module} said {line!r}"
+        if not line.startswith("ready "):
+            self.stop()
+            raise AssertionError(f"{module} said {line!r} instead of ready")
         self.port = int(line.split()[1])
 
     def kill(self) -> None:

@@ -101,13 +101,14 @@ def test_a_late_sample_is_a_fact_too() -> None:
     assert one.counts.recorded == 3
 
 
-def test_a_loss_is_recorded_once_for_each_tag_and_reason() -> None:
-    """However often the supervisor fails to come back, the hole begins once."""
+def test_a_loss_is_recorded_once_for_each_tag() -> None:
+    """However often the supervisor fails to come back, the hole begins once; a reason that becomes known replaces a presumed one."""
     one = Sampler([(1, SamplingRule()), (2, SamplingRule())])
     one.select([Sample(1, 10 * S, 1.5)], 10 * S)
     assert one.lose(BAD, 11 * S) == [Sample(1, 11 * S, None, BAD), Sample(2, 11 * S, None, BAD)]
     assert one.lose(BAD, 12 * S) == []
-    assert one.lose(BAD + 1, 13 * S, [2]) == [Sample(2, 13 * S, None, BAD + 1)]
+    assert one.lose(BAD + 1, 13 * S, [2]) == []
+    assert one.lose(BAD + 1, 13 * S, [2], corrects=True) == [Sample(2, 13 * S, None, BAD + 1)]
 
 
 def test_a_value_that_did_not_change_during_a_loss_ends_it() -> None:

@@ -18,7 +18,7 @@ from pymodbus.constants import ExcCodes
 from pymodbus.server import ModbusTcpServer
 from pymodbus.simulator import DataType, SimData, SimDevice
 
-from agent.demo.plant.process import free_port, say_ready, wait_stopped
+from agent.demo.plant.process import free_port, say_ready, stop_requested
 from agent.demo.plant.signals import Meter, modbus_meters
 from agent.demo.plant.tags import modbus_tags_csv
 
@@ -99,6 +99,7 @@ def _set_bit(registers: list[int], bit: int, *, value: bool) -> None:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serve until the process is asked to end."""
+    stopped = stop_requested()
     if options.tags_file:
         options.tags_file.write_text(modbus_tags_csv(), encoding="utf-8")
     port = options.port or free_port(options.host)
@@ -114,7 +115,7 @@ async def serve(options: argparse.Namespace) -> None:
     server = ModbusTcpServer(devices, address=(options.host, port), trace_packet=mute)
     await server.serve_forever(background=True)
     say_ready(port)
-    await wait_stopped()
+    await stopped.wait()
     await server.shutdown()  # type: ignore[no-untyped-call]
 
 

@@ -22,7 +22,7 @@ from asyncua.server.server import Server
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.status_codes import StatusCodes
 
-from agent.demo.plant.process import free_port, say_ready, wait_stopped
+from agent.demo.plant.process import free_port, say_ready, stop_requested
 from agent.demo.plant.signals import OPCUA_NAMESPACE, Signal, opcua_signals
 from agent.demo.plant.tags import opcua_tags_csv
 
@@ -31,6 +31,7 @@ TICK_S = 0.05
 
 async def serve(options: argparse.Namespace) -> None:
     """Serve until the process is asked to end."""
+    stopped = stop_requested()
     if options.tags_file:
         options.tags_file.write_text(opcua_tags_csv(), encoding="utf-8")
     port = options.port or free_port(options.host)
@@ -51,13 +52,11 @@ async def serve(options: argparse.Namespace) -> None:
         await _limit_items_per_call(server, options.items_per_call, announced)
     async with server, asyncio.TaskGroup() as group:
         tasks = [group.create_task(_move(server, variables), name="move")]
-        for signal in opcua_signals():
-            if signal.name in late:
-                tasks.append(
-                    group.create_task(_appear(server, signal, variables, float(late[signal.name])), name="appear")
-                )
+        for signal in (s for s in opcua_signals() if s.name in late):
+            adding = _appear(server, signal, variables, float(late[signal.name]))
+            tasks += [group.create_task(adding, name="appear")]
         say_ready(port)
-        await wait_stopped()
+        await stopped.wait()
         for task in tasks:
             task.cancel()
 
@@ -65,7 +64,7 @@ async def serve(options: argparse.Namespace) -> None:
 async def _secure(server: Server, certificate: str, private_key: str) -> None:
     server.set_security_policy([ua.SecurityPolicyType.Basic256Sha256_SignAndEncrypt])
     await server.load_certificate(certificate)
-    await server.load_private_key(private_key)
+    await server.load_private_key(private_key, format="pem")
 
 
 async def _variables(server: Server, signals: list[Signal]) -> list[tuple[Signal, Node]]:

@@ -19,10 +19,10 @@ def say_ready(port: int) -> None:
     print(f"ready {port}", flush=True)
 
 
-async def wait_stopped() -> None:
-    """Return when the process is asked to end."""
+def stop_requested() -> asyncio.Event:
+    """Set when the process is asked to end. To be made before the ready line: whoever reads that may end us at once."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
+    return stopped

@@ -45,6 +45,7 @@ HEARTBEAT_HANDLE = 2**32 - 1  # the item on the server's own clock; tag numbers 
 HEARTBEAT_INTERVAL_MS = 1_000
 SESSION_TIMEOUT_MS = 60_000  # a server keeps a dead session this long, and many servers have few
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
+GOODBYE_S = 2.0  # a server that hangs is not waited for: the loss is to be recorded
 LIFETIME_MS_MIN = 120_000  # how long the server keeps a subscription whose Publish we hold back
 
 _TOO_MUCH = (  # the call was too large, not wrong
@@ -244,7 +245,7 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
         inner.on_loss = session.note_loss
         yield session
     finally:
-        await _close(client, inner, settings.request_timeout_ms / 1000)
+        await _close(client, inner)
 
 
 def quiet_library() -> None:
@@ -263,10 +264,10 @@ def _new_client(settings: OpcuaSourceSettings) -> Client:
     return client
 
 
-async def _close(client: Client, inner: _BatchSession, timeout_s: float) -> None:
+async def _close(client: Client, inner: _BatchSession) -> None:
     inner.on_loss = lambda _: None
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(GOODBYE_S):
             await client.disconnect()
     except (UaError, OSError, TimeoutError):
         client.disconnect_socket()  # the goodbye failed; hanging up does not
@@ -286,8 +287,8 @@ async def _secure(client: Client, settings: OpcuaSourceSettings) -> None:
         client.set_password(_read(settings.password_file).decode().rstrip("\r\n"))
     await client.set_security(
         getattr(security_policies, f"SecurityPolicy{settings.security_policy}"),
-        uacrypto.CertProperties(certificate),
-        uacrypto.CertProperties(key),
+        _pem_or_der(certificate),
+        _pem_or_der(key),
         server_certificate=uacrypto.CertProperties(pinned, "der"),
         mode=ua.MessageSecurityMode[settings.security_mode],
     )
@@ -321,6 +322,12 @@ async def _pinned_certificate(settings: OpcuaSourceSettings) -> bytes:
         line = f'server_certificate_sha256 = "{fingerprint}"'
         raise SourceRefused(f"the certificate of {settings.url} {known}; compare it at the server, then set {line}")
     return bytes(shown)
+
+
+def _pem_or_der(file: Path) -> uacrypto.CertProperties:
+    """A certificate or key with its form told by its content; the library goes by the file's name."""
+    data = _read(file)
+    return uacrypto.CertProperties(data, "pem" if b"-----BEGIN" in data else "der")
 
 
 def _read(file: Path) -> bytes:

@@ -131,7 +131,7 @@ class OpcuaSource:
         now_ns = self.now_ns()
         refused, self._refused = self._refused, {}
         for tag, status in refused.items():
-            await self._delivery.lose(status, now_ns, [tag])
+            await self._delivery.lose(status, now_ns, [tag], corrects=True)
         await self._delivery.deliver_due(now_ns)
 
     def _see_heartbeat(self, change: Change) -> None:

@@ -1,0 +1,97 @@
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.delivery import Delivery
+from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE
+from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.recorder import Recorder
+from agent.ingest.sampling import SamplingRule
+from agent.ingest.settings import OpcuaSourceSettings
+from agent.ingest.tag_map import Tag
+from agent.message import Sample, TagDefinition
+from tests.ingest.fakes import Busy, FakeStore, in_loop
+from tests.waiting import wait_until_async
+
+S = 1_000_000_000
+TAGS = [Tag(n, "facts.telemetry", TagDefinition(f"tag:a/{n}"), SamplingRule(), NodeAddress("urn:x", n)) for n in (1, 2)]
+
+
+async def made(store: FakeStore, buffer_values_max: int = 1_000) -> tuple[OpcuaSource, Recorder]:
+    """A source of two tags that is connected to nothing."""
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    numbers = await recorder.define([tag.definition for tag in TAGS])
+    settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), buffer_values_max=buffer_values_max)
+    return OpcuaSource(settings, Delivery("plc", TAGS, numbers, recorder)), recorder
+
+
+def publication(*changes: Change) -> Publication:
+    """One message with these values."""
+    return Publication(1, 1, has_data=True, changes=changes)
+
+
+@in_loop
+async def test_values_the_server_discarded_become_a_fact() -> None:
+    """The overflow bit is kept in the sample, and a gap fact says between which times values were lost, and of which tags."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 11 * S, 11 * S)))
+    await source._take(publication(Change(1, 2.0, 0x480, 20 * S, 20 * S), Change(2, 2.0, 0, 20 * S, 20 * S)))
+    await source.finish()
+    await recorder.drain()
+    assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, 2.0, 0x480)]
+    (message,) = store.messages.values()
+    content = json.loads(message.fact.object_json)
+    assert content["reason"] == "server_queue_overflow"
+    assert (content["first_time"], content["last_time"]) == ("1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z")
+    assert (content["count"], content["count_exact"], content["tags"]) == (1, False, ["tag:a/1"])
+
+
+@in_loop
+async def test_a_full_buffer_holds_the_next_publish() -> None:
+    """With no room left the library's callback waits, so the server is not acknowledged and queues; a stop in that moment
+    loses nothing."""
+    store = FakeStore()
+    source, _ = await made(store)
+    numbered = [publication(Change(1, float(n), 0, n * S, n * S)) for n in range(1, 4)]
+    await source._take(numbered[0])
+    await source._take(numbered[1])
+    async with asyncio.TaskGroup() as group:
+        held = group.create_task(source._take(numbered[2]), name="publish")
+        await wait_until_async(lambda: bool(source._buffer._putters), "a waiting publish")  # type: ignore[attr-defined]
+        assert not held.done()
+        held.cancel()
+    await source.finish()
+    assert [sample.value for sample in store.of("a/1")] == [1.0, 2.0, 3.0]
+
+
+@in_loop
+async def test_times_come_from_the_source_else_the_server_else_the_servers_clock() -> None:
+    """A value without source time takes the server's; one without any takes the server's clock as last seen, not ours."""
+    store = FakeStore()
+    source, _ = await made(store)
+    hour_ahead_ns = source.now_ns() + 3600 * S
+    await source._take(publication(Change(HEARTBEAT_HANDLE, "2026", 0, hour_ahead_ns, 0)))
+    assert abs(source.now_ns() - hour_ahead_ns) < 60 * S
+    changes = Change(1, 1.0, 0, 5 * S, 6 * S), Change(1, 2.0, 0, 0, 7 * S), Change(1, 3.0, 0, 0, 0)
+    await source._take(publication(*changes))
+    await source.finish()
+    times = [sample.source_time_ns for sample in store.of("a/1")]
+    assert times[:2] == [5 * S, 7 * S]
+    assert abs(times[2] - hour_ahead_ns) < 60 * S
+    assert len(store.samples) == 3  # the heartbeat is no sample
+
+
+def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """The library's own chatter does not reach the log of a node."""
+    from agent.ingest.opcua.session import quiet_library
+
+    quiet_library()
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("asyncua.client.ua_client").error("traceback")
+    assert not caplog.records

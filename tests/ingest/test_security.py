@@ -1,0 +1,87 @@
+"""OPC UA with signing and encryption: the server's certificate is pinned, ours is made once, nothing falls back."""
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.certificate import ensure_certificate
+from agent.ingest.opcua.session import open_session
+from agent.ingest.settings import OpcuaSourceSettings
+from tests.ingest.fakes import Program, in_loop, running
+from tests.ingest.test_sources import ingesting, opcua
+
+SERVER_URI = "urn:freeopcua:python:server"  # what asyncua's server calls itself
+
+
+@pytest.fixture(name="certificate")
+def server_certificate(tmp_path: Path) -> Path:
+    """The certificate of the plant's server, its key beside it."""
+    file = tmp_path / "server.pem"
+    ensure_certificate(file, tmp_path / "server.key", SERVER_URI)
+    return file
+
+
+@pytest.fixture(name="plc")
+def secure_plc(certificate: Path) -> Iterator[Program]:
+    """The plant's server, encrypted only."""
+    key = certificate.with_suffix(".key")
+    with running("opcua_server", "--certificate", str(certificate), "--private-key", str(key)) as program:
+        yield program
+
+
+def secured(port: int, folder: Path, **settings: object) -> OpcuaSourceSettings:
+    """A source that signs and encrypts; its own key pair does not exist yet."""
+    own = {"certificate_file": folder / "own" / "bsfg.pem", "private_key_file": folder / "own" / "bsfg.key"}
+    policy = {"security_policy": "Basic256Sha256", "security_mode": "SignAndEncrypt", "insecure": False}
+    return opcua(port, folder, **{**own, **policy, **settings})
+
+
+@pytest.mark.system
+@in_loop
+async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
+    plc: Program, certificate: Path, tmp_path: Path
+) -> None:
+    """Nothing is trusted on first use: the refusal names the fingerprint, and with it pinned, by line or by file, values
+    come in; with another pinned they do not."""
+    pem = certificate.read_text()
+    settings = secured(plc.port, tmp_path)
+    with pytest.raises(SourceRefused, match="not pinned yet") as caught:
+        async with open_session(settings):
+            pass
+    line = str(caught.value).split("then set ")[1]
+    fingerprint = line.removeprefix('server_certificate_sha256 = "').removesuffix('"')
+    assert bytes.fromhex(fingerprint) == __import__("hashlib").sha256(ssl.PEM_cert_to_DER_cert(pem)).digest()
+
+    for pinned in ({"server_certificate_sha256": fingerprint}, {"server_certificate_file": certificate}):
+        async with ingesting(secured(plc.port, tmp_path, **pinned)) as run:
+            await run.wait_good("plant/count_01", 3)
+
+    with pytest.raises(SourceRefused, match="is not the pinned one"):
+        async with open_session(secured(plc.port, tmp_path, server_certificate_sha256="0" * 64)):
+            pass
+
+
+@pytest.mark.system
+@in_loop
+async def test_a_server_without_the_policy_is_refused(tmp_path: Path) -> None:
+    """A server that offers only unencrypted endpoints gets nothing, and the error says what it does offer."""
+    with running("opcua_server") as plc:
+        with pytest.raises(SourceRefused, match="does not offer Basic256Sha256/SignAndEncrypt; it offers None"):
+            async with open_session(secured(plc.port, tmp_path)):
+                pass
+
+
+def test_our_certificate_is_made_once(tmp_path: Path) -> None:
+    """The second start finds the first one's pair; half a pair is refused, never replaced."""
+    certificate, key = tmp_path / "a" / "bsfg.pem", tmp_path / "a" / "bsfg.key"
+    ensure_certificate(certificate, key, "urn:bsfg:agent")
+    first = certificate.read_bytes(), key.read_bytes()
+    assert key.stat().st_mode & 0o777 == 0o600
+    ensure_certificate(certificate, key, "urn:bsfg:agent")
+    assert (certificate.read_bytes(), key.read_bytes()) == first
+    key.unlink()
+    with pytest.raises(SourceRefused, match=r"bsfg\.key is missing"):
+        ensure_certificate(certificate, key, "urn:bsfg:agent")

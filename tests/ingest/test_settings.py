@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+
+FILES = {"certificate_file": Path("a.pem"), "private_key_file": Path("a.key")}
+INSECURE = {"security_policy": "None", "security_mode": "None", "insecure": True}
+
+
+def opcua(**settings: object) -> list[str]:
+    """The fields at fault in an OPC UA source."""
+    made = OpcuaSourceSettings(**{"name": "plc", "url": "opc.tcp://plc:4840", "tags_file": Path("t.csv"), **settings})  # type: ignore[arg-type]
+    return [field for field, _ in made.problems()]
+
+
+def modbus(**settings: object) -> list[str]:
+    """The fields at fault in a Modbus source."""
+    made = ModbusSourceSettings(
+        **{"name": "m", "host": "meter", "tags_file": Path("t.csv"), "address_base": 0, **settings}  # type: ignore[arg-type]
+    )
+    return [field for field, _ in made.problems()]
+
+
+@pytest.mark.parametrize(
+    "settings, fields",
+    [
+        (FILES, []),
+        (INSECURE, []),
+        ({}, ["certificate_file", "private_key_file"]),
+        ({"security_policy": "None", "security_mode": "None"}, ["security_policy"]),
+        ({"security_policy": "None", "insecure": True}, ["security_mode"]),
+        ({**FILES, "insecure": True}, ["insecure"]),
+        ({**FILES, "url": "http://plc"}, ["url"]),
+        ({**FILES, "url": "opc.tcp://user:secret@plc:4840"}, ["url"]),
+        ({**FILES, "name": "PLC 1"}, ["name"]),
+        ({**FILES, "server_certificate_sha256": "abc"}, ["server_certificate_sha256"]),
+        (
+            {**FILES, "server_certificate_sha256": "0" * 64, "server_certificate_file": Path("s.pem")},
+            ["server_certificate_sha256"],
+        ),
+        ({**FILES, "user_name": "bsfg"}, ["user_name"]),
+        ({**INSECURE, "user_name": "bsfg", "password_file": Path("p")}, ["user_name"]),
+        ({**FILES, "security_mode": "Sign", "user_name": "bsfg", "password_file": Path("p")}, ["user_name"]),
+        ({**FILES, "queue_size": 0}, ["queue_size"]),
+        ({**FILES, "liveness_timeout_ms": 2_000}, ["liveness_timeout_ms"]),
+        ({**FILES, "reconnect_delay_ms": 5_000, "reconnect_delay_max_ms": 1_000}, ["reconnect_delay_max_ms"]),
+    ],
+)
+def test_rules_of_an_opcua_source(settings: dict[str, object], fields: list[str]) -> None:
+    """Encryption is the default and only `insecure` in so many words switches it off; no password travels in the clear."""
+    assert opcua(**settings) == fields
+
+
+@pytest.mark.parametrize(
+    "settings, fields",
+    [
+        ({}, []),
+        ({"address_base": 1}, []),
+        ({"address_base": 40001}, []),
+        ({"address_base": 2}, ["address_base"]),
+        ({"host": ""}, ["host"]),
+        ({"host": "tcp://meter"}, ["host"]),
+        ({"port": 0}, ["port"]),
+        ({"unit_id": 256}, ["unit_id"]),
+        ({"registers_per_read_max": 126}, ["registers_per_read_max"]),
+        ({"connections_max": 3}, ["connections_max"]),
+        ({"poll_interval_ms": 0, "timeout_ms": 0}, ["poll_interval_ms", "timeout_ms"]),
+    ],
+)
+def test_rules_of_a_modbus_source(settings: dict[str, object], fields: list[str]) -> None:
+    """Every number has its range, and the address base must be one of the three that exist."""
+    assert modbus(**settings) == fields
