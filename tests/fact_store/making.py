@@ -1,0 +1,132 @@
+"""What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short waits."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from agent import batch
+from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store.records import PeerPosition, PutResult, ReceivedDefinition
+from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+
+T = TypeVar("T")
+TELEMETRY = "facts.telemetry"
+OPERATIONAL = "facts.operational"
+EPOCH = bytes(range(16))
+LIMIT_S = 20.0
+AT_ONCE = StoreSettings(commit_interval_ms=0)
+NEVER = StoreSettings(commit_interval_ms=60_000)  # samples nobody waits for stay queued
+EVERYTHING = 2**40
+
+
+def tag(number: int, unit: str = "") -> TagDefinition:
+    """Definition of a tag."""
+    return TagDefinition(f"tag:line1/t{number}", unit=unit)
+
+
+def samples(count: int, first: int = 1) -> list[Sample]:
+    """Samples of tag 1 whose values count up from `first`."""
+    return [Sample(1, n * 1_000_000, n, 0) for n in range(first, first + count)]
+
+
+def message(message_id: str, content: str = "1", produced_at_unix_ms: int = 1_700_000_000_000) -> Message:
+    """A message of an application."""
+    envelope = Envelope(message_id, "plant", "enterprise", produced_at_unix_ms)
+    return Message(envelope, Fact("order:line1/77", "order_released", content.encode()))
+
+
+def done(future: Future[T]) -> T:
+    """The result of a future that must not take long."""
+    return future.result(LIMIT_S)
+
+
+def failed(future: Future[T]) -> BaseException:
+    """The error of a future that must fail."""
+    error = future.exception(LIMIT_S)
+    assert error is not None, f"succeeded with {future.result()!r}"
+    return error
+
+
+@contextmanager
+def plant(folder: Path, settings: StoreSettings = AT_ONCE, name: str = "facts.db") -> Iterator[FactStore]:
+    """The store of zone `plant` with one tag defined, closed at the end."""
+    with FactStore.open(folder / name, "plant", settings=settings) as store:
+        done(store.define([tag(1)]))
+        yield store
+
+
+def sealed_in(store: FactStore | StoreReader, stream: str = TELEMETRY, after_offset: int = 0) -> list[bytes]:
+    """Every batch of a stream after an offset."""
+    return [one.sealed for one in store.read(stream, after_offset, EVERYTHING, EVERYTHING).batches]
+
+
+def values_in(store: FactStore | StoreReader, stream: str = TELEMETRY) -> list[object]:
+    """Every sample's value in a stream, in order of offsets."""
+    found: list[object] = []
+    for one in store.read(stream, 0, EVERYTHING, EVERYTHING).batches:
+        assert one.first_offset == len(found) + 1
+        found += batch.open_samples(batch.parse(one.sealed)).values
+        assert one.last_offset == len(found)
+    return found
+
+
+def ids_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[str]:
+    """Every message's id in a stream, in order of offsets."""
+    found = [batch.open_messages(batch.parse(one)) for one in sealed_in(store, stream)]
+    return [one.envelope.message_id for messages in found for one in messages]
+
+
+def chain_is_whole(store: FactStore | StoreReader) -> None:
+    """Fail unless offsets are dense, every digest holds, and every batch attaches to the one before it of its origin."""
+    for info in store.streams():
+        next_offset, links = 1, dict[batch.Origin, batch.Link]()
+        for one in store.read(info.name, 0, EVERYTHING, EVERYTHING).batches:
+            parsed = batch.parse(one.sealed)
+            batch.verify(parsed)
+            header = parsed.header
+            assert one.first_offset == next_offset, f"{info.name}: offset {next_offset} is missing or twice"
+            next_offset = one.last_offset + 1
+            assert one.last_offset - one.first_offset + 1 == header.count
+            if (link := links.get(header.origin)) is not None and header.first_sequence == link.next_sequence:
+                assert header.previous_digest == link.digest, f"{info.name}: chain of {header.origin} is broken"
+            links[header.origin] = parsed.link
+        assert next_offset == info.end_offset + 1
+
+
+class Elsewhere:
+    """An origin in another zone: seals batches of samples of one chain, and hands them to stores."""
+
+    def __init__(self, zone: str = "plant", stream: str = TELEMETRY, epoch: bytes = EPOCH, tags: int = 2) -> None:
+        self.origin = batch.Origin(zone, epoch)
+        self.stream = stream
+        self.link = batch.Link(stream, self.origin)
+        self.bodies = [tag(number).to_json() for number in range(1, tags + 1)]
+        self.sealed: list[bytes] = []
+
+    @property
+    def definitions(self) -> batch.Definitions:
+        """The running digest over this origin's definitions."""
+        running = batch.Definitions()
+        for body in self.bodies:
+            running = running.extended(body)
+        return running
+
+    def received(self, first: int = 1) -> list[ReceivedDefinition]:
+        """Its definitions from a number on, as a peer hands them over."""
+        return [ReceivedDefinition(self.origin, n, self.bodies[n - 1]) for n in range(first, len(self.bodies) + 1)]
+
+    def seal(self, count: int, salt: int = 0) -> bytes:
+        """The next batch of its chain; `salt` makes another content."""
+        first = self.link.next_sequence
+        found = batch.seal_samples(self.link, samples(count, first + salt), self.definitions)
+        self.link = found.link
+        self.sealed.append(found.sealed)
+        return found.sealed
+
+    def put(self, store: FactStore, sealed: list[bytes], offset: int = 0, *, first_definition: int = 1) -> PutResult:
+        """Hand batches to a store as this origin's own zone."""
+        position = PeerPosition(self.origin.epoch, offset)
+        definitions = self.received(first_definition)
+        return done(store.put_batches(self.origin.zone, self.stream, sealed, definitions, position))
