@@ -155,7 +155,8 @@ def queued_messages_max(links: Iterable[PeerLink]) -> int:
     """Messages that may wait for one client that does not read: what the links of the busiest zone need, and no more.
 
     This is the limit that holds the broker's memory: measured with Mosquitto 2.0.11, what waits at QoS 0 is counted in
-    messages only, never in bytes, so 200 of them (a usual setting) are 200 MB for each deaf reader.
+    messages only, never in bytes, so 200 of them (a usual setting) are 200 MB for each deaf reader.  Above the limit every
+    packet is dropped, also an acknowledgement: an asker that keeps its open requests below it never sees that.
     """
     links = _checked(links)
     busiest = max(sum(zone in (link.serving, link.asking) for link in links) for zone in zones_of(links))
