@@ -17,6 +17,8 @@ Exceptions:
             NotAuthorized       the broker forbids the topic (final: configuration)
             MessageTooLarge     the message exceeds what the broker takes (final for this message)
             OutgoingFull        our own bounded queue is full (retry)
+        PkiError                a certificate, key or list (final: the operator's to mend)              (pki)
+        TopologyError           links or settings of which no broker configuration can be made (final)  (broker)
 """
 
 from __future__ import annotations
