@@ -13,11 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from agent.replication.carrier import Incoming
 from agent.replication.errors import PeerRefused, TransportError
 from agent.replication.link import Link
 from agent.replication.protocol import Answer, ErrorAnswer, FetchFacts, Request, decode_answer, encode_request
 from agent.replication.topics import request_topic, response_topic
-from agent.replication.transport import Incoming
 
 REQUESTS_KNOWN_MAX = 256
 """Requests whose answers would still be recognised: a few dozen for each stream pulled."""

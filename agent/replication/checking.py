@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.batch import BatchError, Origin, parse
 from agent.replication.errors import ReplicationError
-from agent.replication.ports import ReceivedDefinition
 from agent.replication.protocol import Answer, DefinitionEntry, FetchAnswer
 from agent.replication.receiver_words import Page
+
+
+class Position(NamedTuple):
+    """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store."""
+
+    epoch: bytes
+    offset: int
+
+
+class ReceivedDefinition(NamedTuple):
+    """Definition `number` of `origin`, as canonical JSON, on its way from a peer."""
+
+    origin: Origin
+    number: int
+    body: bytes
 
 
 class PageRefused(ReplicationError):

@@ -13,11 +13,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agent.replication.backoff import delay_ms
+from agent.replication.carrier import Access, Incoming
 from agent.replication.errors import ConnectionLost, ReplicationError
-from agent.replication.transport import Access, Connection, Incoming
+from agent.replication.transport import Connection
 
-RETRY_S_MIN, RETRY_S_MAX = 0.5, 15.0
-"""Between two attempts; the upper half of the delay is chance, so that nodes do not return in step."""
+RETRY_MS_MIN, RETRY_MS_MAX = 500, 15_000
+"""Between two attempts.  A broker that returns should be found within seconds."""
 ROUTES_MAX = 1024
 
 _log = logging.getLogger(__name__)
@@ -106,8 +108,7 @@ class Link:
             tries += 1
 
     def _delay_s(self, tries: int) -> float:
-        full = min(RETRY_S_MIN * (1 << min(tries, 8)), RETRY_S_MAX)
-        return full / 2 * (1 + self._chance())
+        return delay_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000
 
     def _dispatch(self, message: Incoming) -> None:
         handler = self._routes.get(message.topic)

@@ -17,24 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from agent.batch import Origin
-
-
-class Position(NamedTuple):
-    """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store."""
-
-    epoch: bytes
-    offset: int
-
-
-class ReceivedDefinition(NamedTuple):
-    """Definition `number` of `origin`, as canonical JSON, on its way from a peer."""
-
-    origin: Origin
-    number: int
-    body: bytes
+from agent.replication.checking import Position, ReceivedDefinition
 
 
 class Consumer(Protocol):

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from agent.batch import Origin
 from agent.replication.asker import Asker
-from agent.replication.checking import PageContent, PageRefused, check_page
+from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_page
 from agent.replication.errors import MalformedMessage, TransportError
-from agent.replication.ports import Position, PutResult, ReceivedDefinition, ReceivingStore
+from agent.replication.ports import PutResult, ReceivingStore
 from agent.replication.protocol import Confirm, ErrorAnswer, FetchFacts, decode_answer
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (

@@ -19,15 +19,17 @@ Two things go on side by side, so there are two states, each with its table: wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from agent.replication.backoff import delay_ms
 from agent.replication.receiver_words import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
+    Accepted,
     Append,
     Appended,
     AppendFailed,
     Asking,
+    Counters,
     Effect,
     Event,
     Fetch,
@@ -36,6 +38,7 @@ from agent.replication.receiver_words import (
     LinkUp,
     Note,
     NoteKind,
+    OpenFetch,
     Page,
     PageArrived,
     Settings,
@@ -45,35 +48,6 @@ from agent.replication.receiver_words import (
 
 DEFINITION_PAGES_MAX = 64
 """Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenFetch:
-    fetch_id: int
-    after_offset: int | None
-    sent_ms: int
-    deadline_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    """A page on its way to the store, and the position that holds once it is there."""
-
-    page: Page
-    offset: int
-    definitions_before: tuple[Page, ...]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened so far, for metrics."""
-
-    fetches: int = 0
-    pages: int = 0
-    pages_late: int = 0
-    pages_dropped: int = 0
-    timeouts: int = 0
-    restarts: int = 0
 
 
 class Receiver:
@@ -94,10 +68,10 @@ class Receiver:
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
         self._definitions_before: list[Page] = []
-        self._appending: _Accepted | None = None
-        self._read_ahead: _Accepted | None = None
+        self._appending: Accepted | None = None
+        self._read_ahead: Accepted | None = None
         self._peer_has_more = False
-        self._open: _OpenFetch | None = None
+        self._open: OpenFetch | None = None
         self._last_fetch_id = 0
         self._ask_at_ms = 0
         self._append_at_ms = 0
@@ -160,7 +134,7 @@ class Receiver:
         self._last_fetch_id += 1
         self.counters.fetches += 1
         timeout_ms = settings.wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
-        self._open = _OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms)
+        self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms)
         must_confirm = self.epoch is not None and self.stored_offset > self.frontier
         self._effects.append(
             Fetch(
@@ -249,7 +223,7 @@ class Receiver:
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
         self._definitions_accepted.update(page.definitions)
-        self._read_ahead = _Accepted(page, self._accepted_offset, tuple(self._definitions_before))
+        self._read_ahead = Accepted(page, self._accepted_offset, tuple(self._definitions_before))
         self._definitions_before.clear()
         self._close(Asking.HOLDING)
 
@@ -293,7 +267,7 @@ class Receiver:
 
     def _back_off(self, code: str, reason: str, now_ms: int, jitter: float) -> None:
         self._lose(NoteKind.PEER_LOST, f"{code}: {reason}")
-        self._ask_at_ms = now_ms + _delay_ms(
+        self._ask_at_ms = now_ms + delay_ms(
             self._settings.backoff_ms_min, self._settings.backoff_ms_max, self._failures, jitter
         )
         self._failures += 1
@@ -364,7 +338,7 @@ class Receiver:
             if not self._pauses:
                 self._effects.append(Note(NoteKind.STORE_REFUSES, event.reason))
             settings = self._settings
-            self._append_at_ms = now_ms + _delay_ms(settings.pause_ms_min, settings.pause_ms_max, self._pauses, jitter)
+            self._append_at_ms = now_ms + delay_ms(settings.pause_ms_min, settings.pause_ms_max, self._pauses, jitter)
             self._pauses += 1
             self._to_storing(Storing.PAUSED)
             return
@@ -389,9 +363,3 @@ class Receiver:
     def _to_storing(self, state: Storing) -> None:
         assert state in STORING_TRANSITIONS[self.storing], f"{self.storing} to {state}"
         self.storing = state
-
-
-def _delay_ms(least_ms: int, most_ms: int, tries: int, jitter: float) -> int:
-    """Doubling with each try up to `most_ms`; the upper half is left to chance, so that peers do not ask in step."""
-    full = min(least_ms << min(tries, 16), most_ms)
-    return full // 2 + int(full // 2 * jitter)

@@ -186,3 +186,36 @@ class Note:
 
 
 Effect = Fetch | Append | Note
+
+# ------------------------------------------------------------------------------------------------------- what it keeps
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFetch:
+    """A request whose answer is awaited, and until when."""
+
+    fetch_id: int
+    after_offset: int | None
+    sent_ms: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A page on its way to the store, and the position that holds once it is there."""
+
+    page: Page
+    offset: int
+    definitions_before: tuple[Page, ...]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened so far, for metrics."""
+
+    fetches: int = 0
+    pages: int = 0
+    pages_late: int = 0
+    pages_dropped: int = 0
+    timeouts: int = 0
+    restarts: int = 0

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from agent.replication import sender
+from agent.replication.carrier import Incoming
 from agent.replication.errors import MalformedMessage, TransportError
 from agent.replication.link import Link
 from agent.replication.page import Refuse
@@ -45,7 +46,6 @@ from agent.replication.protocol import (
 from agent.replication.reading import PageAsked, PageRead, read_page
 from agent.replication.sender import Arrival, Caller, ConsumerView, Drop, DropReason, LogView, Park
 from agent.replication.topics import request_topic, response_topic
-from agent.replication.transport import Incoming
 from agent.replication.waiters import Waiters
 
 REQUESTS_PER_ZONE_MAX = 64

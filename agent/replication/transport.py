@@ -23,7 +23,6 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paho.mqtt.client import Client, MQTTMessage
@@ -33,6 +32,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from agent.replication.carrier import Access, Incoming
 from agent.replication.errors import BrokerUnreachable, ConnectionLost, MessageTooLarge, OutgoingFull, TransportError
 from agent.replication.tls_client import TlsClient, rearm_quickack
 from agent.replication.transport_errors import connect_error, never_accepted, publish_error, session_refused
@@ -54,32 +54,6 @@ READS_PER_WAKE_MAX = 16
 """Calls of paho, each for a packet or 100 TLS records, before others get their turn."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Where a broker is and who we are there.  The TLS context is made anew for each connection, from files that may have
-    been replaced since."""
-
-    name: str
-    zone: str
-    host: str
-    port: int
-    make_context: Callable[[], ssl.SSLContext]
-
-    def __str__(self) -> str:
-        return f"broker {self.name} ({self.host}:{self.port})"
-
-
-class Incoming(NamedTuple):
-    """A message the broker delivered."""
-
-    topic: str
-    payload: bytes
-    response_topic: str | None
-    correlation: bytes | None
-    expiry_s: int | None
-    is_retained: bool
 
 
 class _Outgoing(NamedTuple):

@@ -13,11 +13,11 @@ from agent.fact_store.store import FactStore
 from agent.message import Sample, TagDefinition
 from agent.replication import pki
 from agent.replication.asker import Asker
+from agent.replication.carrier import Access
 from agent.replication.link import Link
 from agent.replication.puller import Puller, PullSettings
 from agent.replication.receiver_words import Settings
 from agent.replication.server import Server
-from agent.replication.transport import Access
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 

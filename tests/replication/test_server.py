@@ -13,6 +13,7 @@ import pytest
 from agent.batch import open_samples, parse
 from agent.fact_store.settings import StoreSettings
 from agent.replication.asker import Asker
+from agent.replication.carrier import Incoming
 from agent.replication.errors import MessageTooLarge, NotAuthorized, PeerAbsent, PeerRefused
 from agent.replication.protocol import (
     BoundsAnswer,
@@ -31,7 +32,7 @@ from agent.replication.protocol import (
     decode_answer,
 )
 from agent.replication.topics import request_topic, response_topic
-from agent.replication.transport import Connection, Incoming
+from agent.replication.transport import Connection
 from tests.replication.nodes import STREAM, Node, access
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.replication import pki
+from agent.replication.carrier import Access, Incoming
 from agent.replication.errors import (
     BrokerUnreachable,
     ConnectionLost,
@@ -16,7 +17,7 @@ from agent.replication.errors import (
     TransportError,
 )
 from agent.replication.topics import request_topic, response_topic
-from agent.replication.transport import OUTGOING_BYTES_MAX, Access, Connection, Incoming
+from agent.replication.transport import OUTGOING_BYTES_MAX, Connection
 from tests.replication.nodes import access
 from tests.support.mosquitto import Mosquitto, free_port
 from tests.waiting import wait_until_async
