@@ -273,9 +273,9 @@ def open_samples(batch: Batch) -> SampleColumns:
     header = batch.header
     if header.kind is not Kind.SAMPLES:
         raise BatchError(f"kind: {header.kind.name} where samples were asked for")
-    (first_tag, tag_steps), times_coded, values, qualities = _decode_samples(batch)
+    (first_tag, tag_steps), (first_ns, unit_ns, time_steps), values, qualities = _decode_samples(batch)
     tags = _expanded(first_tag, 1, tag_steps, header.count)
-    times = _expanded(*times_coded, header.count)
+    times = _expanded(first_ns, unit_ns, time_steps, header.count)
     _check_bounds(header, (min(tags), max(tags)), (min(times), max(times)))
     values, qualities = _spread("values", values, header.count), _spread("qualities", qualities, header.count)
     return SampleColumns(tags, times, values, qualities)
@@ -310,9 +310,9 @@ def verify(batch: Batch) -> None:
     if header.kind is Kind.MESSAGES:
         open_messages(batch)
         return
-    (first_tag, tag_steps), times_coded, values, qualities = _decode_samples(batch)
+    (first_tag, tag_steps), (first_ns, unit_ns, time_steps), values, qualities = _decode_samples(batch)
     tag_bounds = _bounds(first_tag, 1, tag_steps, header.count)
-    _check_bounds(header, tag_bounds, _bounds(*times_coded, header.count))
+    _check_bounds(header, tag_bounds, _bounds(first_ns, unit_ns, time_steps, header.count))
     for name, column in (("values", values), ("qualities", qualities)):
         _check_spread(name, column, header.count)
 
