@@ -30,9 +30,9 @@ class Delivery:
         self.turns_total = 0
         self._one_stream = tags[0].stream if len({tag.stream for tag in tags}) == 1 else None
 
-    async def deliver(self, samples: Iterable[Sample], now_ns: int) -> None:
-        """Record those of the samples that the rules let through; held while the store refuses."""
-        await self._record(self.sampler.select(samples, now_ns))
+    async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
+        """Record those of the samples that the rules let through (see `Sampler.select`); held while the store refuses."""
+        await self._record(self.sampler.select(samples, now_ns, returned_ns))
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record what time alone makes due, and the gaps that are."""

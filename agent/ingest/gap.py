@@ -16,6 +16,7 @@ TAGS_NAMED_MAX = 20  # a fact names the first tags hit; more would be a document
 PREDICATE = "samples_lost"
 
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
+STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want of room
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
 
 

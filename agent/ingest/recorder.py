@@ -1,7 +1,7 @@
 """The door to the store for one source: appends, remembers what is on its way, waits when the store says not now.
 
 Promises that a sample handed in is committed, or handed in again when the store refuses it, for as long as the process
-lives; the caller is held meanwhile, which is how a full store slows a source. What is on its way is bounded. Gaps are
+lives, or told as lost if the store fails at it repeatedly; the caller is held meanwhile, which is how a full store slows a source. What is on its way is bounded. Gaps are
 written as facts, merged while they cannot be. It will not drop, and it decides nothing about what is worth recording.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from agent.ingest.gap import Gap, GapLog, gap_message
+from agent.ingest.gap import STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
 from agent.message import Sample, TagDefinition
 
@@ -23,18 +23,20 @@ ResultT = TypeVar("ResultT")
 IN_FLIGHT_SAMPLES_MAX = 100_000  # some seconds of a fast source at 100 bytes each: 10 MB, then the source waits
 REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about this long
 REFUSED_WAIT_MAX_S = 2.0  # a store that is full for hours is asked this often
+FAILURES_MAX = 3  # attempts to hand in samples at which the store fails without refusing
 GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 
 
 class _Flight:
     """Samples handed to the store and not yet known to be committed. No future: refused, to be handed in again."""
 
-    __slots__ = ("future", "rows", "stream")
+    __slots__ = ("failures", "future", "rows", "stream")
 
     def __init__(self, stream: str, rows: Sequence[Sample], future: Future[Any] | None) -> None:
         self.stream = stream
         self.rows = rows
         self.future = future
+        self.failures = 0
 
 
 class Recorder:
@@ -109,6 +111,22 @@ class Recorder:
                     self.refused_total += 1
                     await asyncio.sleep(wait_s)
                     wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S)
+                except BaseException:
+                    self._failed(flight)
+                    raise
+
+    def _failed(self, flight: _Flight) -> None:
+        """The store failed in a way that waiting does not mend. Samples that fail again and again would hold up all that
+        come after them for ever: they are given up, and a gap says so."""
+        flight.future = None
+        flight.failures += 1
+        if flight.failures < FAILURES_MAX:
+            return
+        self._flights.remove(flight)
+        self._in_flight -= len(flight.rows)
+        times = [row.source_time_ns for row in flight.rows]
+        gap = Gap(self._source, STORE_REJECTED, min(times), max(times), len(times), count_exact=True)
+        self.add_gap(gap)
 
     async def _settle_done(self) -> None:
         while self._flights and self._flights[0].future is not None and self._flights[0].future.done():
@@ -130,7 +148,7 @@ class Recorder:
         except asyncio.CancelledError:
             raise  # we are being stopped; the samples stay on their way
         except BaseException:
-            flight.future = None  # whoever handles this comes back, and then they are handed in again
+            self._failed(flight)
             raise
         self._flights.popleft()
         self._in_flight -= len(flight.rows)

@@ -13,7 +13,7 @@ any other; it is counted, and later samples are judged from it, so that a source
 
 When a source is lost each of its tags is recorded once with a bad quality and no value. The first sample after that is
 recorded in any case; if its source time is not newer than the loss (nothing changed meanwhile) it is recorded with the time
-it was seen again, for otherwise whoever asks for the newest sample would be told of a loss that is over.
+it was back, for otherwise whoever asks for the newest sample would be told of a loss that is over.
 """
 
 from __future__ import annotations
@@ -78,12 +78,16 @@ class Sampler:
         self._timed = [tag for tag, rule in rules if rule.min_interval_ns or rule.max_interval_ns]
         self.counts = SamplingCounts()
 
-    def select(self, samples: Iterable[Sample], now_ns: int) -> list[Sample]:
-        """Those of the samples that are to be recorded, in the order they came. `now_ns` is in the source's own time."""
+    def select(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> list[Sample]:
+        """Those of the samples that are to be recorded, in the order they came. Times are in the source's own time.
+
+        `returned_ns`: since when lost tags are known to be back, if not only since now. A value that stood still is given that
+        time; it must not lie after changes that came with it.
+        """
         recorded: list[Sample] = []
         for sample in samples:
             state = self._states[sample[0]]
-            kept = self._judge(state, sample, now_ns)
+            kept = self._judge(state, sample, now_ns if returned_ns is None else returned_ns)
             if kept is not None:
                 self._record(state, kept, now_ns)
                 recorded.append(kept)
@@ -136,13 +140,13 @@ class Sampler:
         seen = self._states[tag].seen
         return 0 if seen is None else seen.source_time_ns
 
-    def _judge(self, state: _State, sample: Sample, now_ns: int) -> Sample | None:
+    def _judge(self, state: _State, sample: Sample, returned_ns: int) -> Sample | None:
         """The sample to record for this one, or None."""
         seen, state.seen = state.seen, sample
         if state.condition != _LIVE:
             returned = state.condition == _LOST and sample.source_time_ns <= state.recorded_ns
             state.condition = _LIVE
-            return sample._replace(source_time_ns=max(now_ns, state.recorded_ns + 1)) if returned else sample
+            return sample._replace(source_time_ns=max(returned_ns, state.recorded_ns + 1)) if returned else sample
         assert seen is not None, "a live tag has been seen"
         if sample.source_time_ns <= seen.source_time_ns:
             if sample.source_time_ns < seen.source_time_ns:
@@ -160,7 +164,7 @@ class Sampler:
             self.counts.unchanged += 1
             state.held = None  # it came back inside the band: what was held back is history nobody asked for
             return None
-        if elapsed_ns < rule.min_interval_ns:
+        if 0 <= elapsed_ns < rule.min_interval_ns:
             self.counts.held_back += 1
             state.held = sample
             return None

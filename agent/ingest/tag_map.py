@@ -106,7 +106,8 @@ class Cells:
             raise CellError(column, "is not a number") from None
         if value - value != 0:
             raise CellError(column, "is not a finite number")
-        return int(text) if text.lstrip("+-").isdigit() else value
+        is_whole = text.lstrip("+-").isdigit() and abs(value) < 2**53
+        return int(text) if is_whole else value
 
     def choice(self, column: str, choices: Sequence[str], default: str = "") -> str:
         """One of some words, in any case."""

@@ -105,3 +105,23 @@ async def test_what_is_no_refusal_is_not_hidden() -> None:
         await one.record("facts.telemetry", [Sample(1, 1, 1)])
     await one.drain()
     assert [row.value for _, row in store.samples] == [1]
+
+
+@in_loop
+async def test_samples_the_store_fails_at_do_not_block_the_way_for_ever() -> None:
+    """What fails each time is given up after some attempts, told as a gap, and what comes after it gets through."""
+    store = FakeStore()
+    one = Recorder("plc", "plant-a", store, (), "facts.operational")
+    await one.define([DEFINITION])
+    store.failing_futures = 3
+    with pytest.raises(Busy):
+        await one.record("facts.telemetry", [Sample(1, 5_000_000_000, 1)])
+    for _ in range(2):
+        with pytest.raises(Busy):
+            await one.drain()
+    await one.record("facts.telemetry", [Sample(1, 6_000_000_000, 2)])
+    await one.drain()
+    assert [row.value for _, row in store.samples] == [2]
+    (message,) = store.messages.values()
+    assert b'"reason":"store_rejected"' in message.fact.object_json
+    assert b'"count":1,' in message.fact.object_json

@@ -121,6 +121,15 @@ def test_a_value_that_did_not_change_during_a_loss_ends_it() -> None:
     assert one.select([row], 31 * S) == []
 
 
+def test_a_standing_value_returns_before_the_changes_that_came_with_it() -> None:
+    """After a reconnect the server sends what stood and what changed since in one message: the change stays the newer one."""
+    one = sampler()
+    one.select([Sample(TAG, 10 * S, 1.5)], 10 * S)
+    one.lose(BAD, 20 * S)
+    found = one.select([Sample(TAG, 10 * S, 1.5), Sample(TAG, 31 * S, 2.5)], 32 * S, returned_ns=30 * S)
+    assert found == [Sample(TAG, 30 * S, 1.5), Sample(TAG, 31 * S, 2.5)]
+
+
 def test_a_value_that_changed_during_a_loss_keeps_its_time() -> None:
     """What the server knows to have happened meanwhile is recorded as it happened."""
     one = sampler()

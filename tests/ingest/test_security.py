@@ -1,5 +1,6 @@
 """OPC UA with signing and encryption: the server's certificate is pinned, ours is made once, nothing falls back."""
 
+import hashlib
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,11 @@ def secure_plc(certificate: Path) -> Iterator[Program]:
         yield program
 
 
+def der_digest(certificate: Path) -> bytes:
+    """SHA-256 of a certificate's DER form."""
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).digest()
+
+
 def secured(port: int, folder: Path, **settings: object) -> OpcuaSourceSettings:
     """A source that signs and encrypts; its own key pair does not exist yet."""
     own = {"certificate_file": folder / "own" / "bsfg.pem", "private_key_file": folder / "own" / "bsfg.key"}
@@ -46,14 +52,13 @@ async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
 ) -> None:
     """Nothing is trusted on first use: the refusal names the fingerprint, and with it pinned, by line or by file, values
     come in; with another pinned they do not."""
-    pem = certificate.read_text()
     settings = secured(plc.port, tmp_path)
     with pytest.raises(SourceRefused, match="not pinned yet") as caught:
         async with open_session(settings):
             pass
     line = str(caught.value).split("then set ")[1]
     fingerprint = line.removeprefix('server_certificate_sha256 = "').removesuffix('"')
-    assert bytes.fromhex(fingerprint) == __import__("hashlib").sha256(ssl.PEM_cert_to_DER_cert(pem)).digest()
+    assert bytes.fromhex(fingerprint) == der_digest(certificate)
 
     for pinned in ({"server_certificate_sha256": fingerprint}, {"server_certificate_file": certificate}):
         async with ingesting(secured(plc.port, tmp_path, **pinned)) as run:
@@ -68,10 +73,10 @@ async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
 @in_loop
 async def test_a_server_without_the_policy_is_refused(tmp_path: Path) -> None:
     """A server that offers only unencrypted endpoints gets nothing, and the error says what it does offer."""
-    with running("opcua_server") as plc:
-        with pytest.raises(SourceRefused, match="does not offer Basic256Sha256/SignAndEncrypt; it offers None"):
-            async with open_session(secured(plc.port, tmp_path)):
-                pass
+    refusal = "does not offer Basic256Sha256/SignAndEncrypt; it offers None"
+    with running("opcua_server") as plc, pytest.raises(SourceRefused, match=refusal):
+        async with open_session(secured(plc.port, tmp_path)):
+            pass
 
 
 def test_our_certificate_is_made_once(tmp_path: Path) -> None:

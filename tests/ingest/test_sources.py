@@ -28,16 +28,19 @@ def opcua(port: int, folder: Path, tags: str | None = None, **settings: object) 
     """A quick OPC UA source with the plant's tags, or these."""
     file = folder / "opcua.csv"
     file.write_text(opcua_tags_csv() if tags is None else tags)
-    return OpcuaSourceSettings(
-        "plc",
-        f"opc.tcp://127.0.0.1:{port}/plant",
-        file,
-        **{  # type: ignore[arg-type]
-            **{"security_policy": "None", "security_mode": "None", "insecure": True},
-            **{"publishing_interval_ms": 100, "sampling_interval_ms": 50, "parked_retry_ms": 200},
-            **{"liveness_timeout_ms": 3000, "request_timeout_ms": 2000, **QUICK, **settings},
-        },
-    )
+    quick: dict[str, object] = {
+        "security_policy": "None",
+        "security_mode": "None",
+        "insecure": True,
+        "publishing_interval_ms": 100,
+        "sampling_interval_ms": 50,
+        "parked_retry_ms": 200,
+        "liveness_timeout_ms": 3000,
+        "request_timeout_ms": 2000,
+        **QUICK,
+    }
+    url = f"opc.tcp://127.0.0.1:{port}/plant"
+    return OpcuaSourceSettings("plc", url, file, **{**quick, **settings})  # type: ignore[arg-type]
 
 
 def modbus(port: int, folder: Path, tags: str | None = None, **settings: object) -> ModbusSourceSettings:

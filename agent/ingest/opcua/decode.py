@@ -19,8 +19,10 @@ from agent.ingest import quality
 from agent.message import VALUE_BYTES_MAX, Json, Value, json_value, time_text
 
 FILETIME_EPOCH = 116_444_736_000_000_000  # 1970-01-01 in 100 ns since 1601-01-01
+FILETIME_MIN, FILETIME_MAX = FILETIME_EPOCH - 92_000_000_000_000_000, FILETIME_EPOCH + 92_000_000_000_000_000
 FILETIME_YEAR_9999 = 2_650_467_743_990_000_000  # OPC 10000-6, 5.2.2.5: from here on a time means "the latest"
 NOTIFICATIONS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
+LONG_BYTES_MIN = 512  # shorter values cannot exceed a fact's limit, in whatever form they are kept
 RUN_MIN = 4  # shorter runs of one type are cheaper item by item
 RUN_WINDOW = 512  # a run is looked for this far at once
 
@@ -69,8 +71,11 @@ def decode_publication(data: bytes, position: int, decode_other: DecodeOther) ->
 
 
 def filetime_ns(filetime: int, picoseconds_10: int = 0) -> int:
-    """An OPC UA DateTime as ns since 1970; 0 (not set) stays 0. The picoseconds come in tens."""
-    return (filetime - FILETIME_EPOCH) * 100 + picoseconds_10 // 100 if filetime else 0
+    """An OPC UA DateTime as ns since 1970, the picoseconds in tens. A time that is not set, or of no year that int64
+    nanoseconds hold (1678 to 2261), is 0: a clock that shows it is not set either."""
+    if not FILETIME_MIN < filetime < FILETIME_MAX:
+        return 0
+    return (filetime - FILETIME_EPOCH) * 100 + picoseconds_10 // 100
 
 
 def _publication(data: bytes, position: int, decode_other: DecodeOther) -> Publication:
@@ -161,9 +166,10 @@ def _unpack_run(data: bytes, position: int, length: int, count: int, changes: li
     tail = "".join(letter for bit, letter in ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H")) if mask & bit)
     items = struct.Struct(f"<I2x{_SCALARS[kind]}{tail}").iter_unpack(data[position : position + length * count])
     if mask & 0x3F == 0x0F:  # what servers send: value, status, both times
-        offset = -FILETIME_EPOCH * 100
+        low, high, epoch = FILETIME_MIN, FILETIME_MAX, FILETIME_EPOCH  # as filetime_ns, without a call for each value
         changes += [
-            Change(h, v, q, s * 100 + offset if s else 0, t * 100 + offset if t else 0) for h, v, q, s, t in items
+            Change(h, v, q, (s - epoch) * 100 if low < s < high else 0, (t - epoch) * 100 if low < t < high else 0)
+            for h, v, q, s, t in items
         ]
         return
     for handle, value, *rest in items:
@@ -190,7 +196,7 @@ def _item(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Change
     if mask & 1:
         start = position
         value, position = _variant(data, position, decode_other)
-        too_long = position - start > VALUE_BYTES_MAX and _is_too_long(value)
+        too_long = position - start > LONG_BYTES_MIN and _is_too_long(value)
     tail = "".join(letter for bit, letter in ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H")) if mask & bit)
     columns = _tail_columns(mask, struct.unpack_from(f"<{tail}", data, position))
     position += _tail_size(mask)

@@ -47,6 +47,7 @@ class OpcuaSource:
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
         self._unbuffered: Publication | None = None  # one that was waiting for room when the session ended
+        self._created_ns: int | None = None  # when items were last created: what comes then stood so at that time
         self._offset_ns = 0  # the server's clock minus ours, as last seen
         self._heartbeat: object = None
         self._has_heartbeat = False
@@ -125,7 +126,7 @@ class OpcuaSource:
             Sample(handle, source or server or now_ns, value, status)
             for handle, value, status, source, server in changes
         ]
-        await self._delivery.deliver(samples, now_ns)
+        await self._delivery.deliver(samples, now_ns, self._created_ns)
 
     async def _deliver_due(self) -> None:
         now_ns = self.now_ns()
@@ -190,6 +191,7 @@ class OpcuaSource:
             known = [(h, index) for h in handles if (index := self._delivery.points[h].index(namespaces)) is not None]
             try:
                 items = [(handle, self._delivery.points[handle], index) for handle, index in known]
+                self._created_ns = self.now_ns()
                 statuses = await session.create_items(items) if items else []
             except CallTooLarge as error:
                 if self._plan.call_refused(len(handles)):

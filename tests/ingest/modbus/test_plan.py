@@ -11,6 +11,7 @@ KINDS = {1: value_type("uint16", "ABCD"), 2: value_type("uint32", "ABCD"), 4: va
 
 
 def register(address: int, count: int = 1, unit_id: int = 1, table: Table = Table.HOLDING) -> Register:
+    """A register of one, two or four words."""
     return Register(unit_id, table, address, count, KINDS[count])
 
 

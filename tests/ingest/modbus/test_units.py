@@ -7,6 +7,7 @@ WORD = value_type("uint16", "ABCD")
 
 
 def unit(*addresses: int) -> Unit:
+    """A unit with one word at each of these addresses."""
     points = {n: Register(1, Table.HOLDING, a, 1, WORD) for n, a in enumerate(addresses, 1)}
     return Unit(1, points, Limits(125, 10), retry_ns=100, retry_max_ns=350)
 

@@ -1,3 +1,4 @@
+import contextlib
 import math
 import struct
 from datetime import UTC, datetime, timedelta
@@ -46,6 +47,7 @@ def encoded(items: list[tuple[int, ua.DataValue]], sequence: int = 7) -> bytes:
 def data_value(
     value: Any, kind: str, status: int = 0, source: datetime | None = START, server: datetime | None = START
 ) -> ua.DataValue:
+    """A value as a server would notify it."""
     return ua.DataValue(
         Value=ua.Variant(value, ua.VariantType[kind]),
         StatusCode=ua.StatusCode(status),
@@ -55,6 +57,7 @@ def data_value(
 
 
 def decoded(data: bytes) -> Publication:
+    """What we make of these bytes."""
     return decode_publication(data, 0, _decode_other)
 
 
@@ -102,7 +105,7 @@ def test_long_runs_of_one_type(kind: str) -> None:
     assert [change.handle for change in found] == list(range(1200))
     assert found[700] == Change(700, "odd", 0, START_NS, START_NS)
     assert found[701].source_time_ns == 0
-    assert {change.value for change in found if change.handle not in (700,)} == {1}
+    assert {change.value for change in found if change.handle != 700} == {1}
 
 
 def test_source_times_keep_a_hundred_nanoseconds() -> None:
@@ -172,6 +175,20 @@ def test_a_value_too_long_for_a_fact_is_said_so() -> None:
     assert found[1].value == 1
 
 
+def test_a_long_array_is_measured_as_it_is_kept() -> None:
+    """Thirty thousand small numbers are 30 kB on the wire and more than a fact may hold as JSON."""
+    found = decoded(encoded([(1, data_value([-100] * 30_000, "SByte"))])).changes
+    assert (found[0].value, found[0].quality) == (None, 0x80080000)
+
+
+@pytest.mark.parametrize("filetime", [1, -5, 2**62, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("count", [1, 8])
+def test_times_of_no_possible_year_are_as_good_as_none(filetime: int, count: int) -> None:
+    """A clock that shows the year 1601 or 30000 cannot be recorded; the sample is, with the time it came."""
+    body = struct.pack("<IBBdIqq", 9, 0x0F, 11, 1.5, 0, filetime, filetime) * count
+    assert decoded(notification(count, body)).changes == [Change(9, 1.5, 0, 0, 0)] * count
+
+
 def test_keep_alive_and_status_change() -> None:
     """A message without data is a sign of life; the end of a subscription is told apart from values."""
     empty = struct_to_binary(
@@ -192,10 +209,8 @@ def test_damaged_bytes_raise_one_error(data: st.DataObject) -> None:
         raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
     else:
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(DecodeError):
         decoded(bytes(raw))
-    except DecodeError:
-        pass
 
 
 def notification(count: int, body: bytes) -> bytes:
