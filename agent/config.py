@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.errors import BsfgError
 from agent.fact_store.settings import StoreSettings
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
 
 SettingsT = TypeVar("SettingsT")
@@ -155,6 +155,11 @@ class NodeSettings:
         yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])
         sources = [(f"opcua[{i}].name", s.name) for i, s in enumerate(self.opcua)]
         yield from _twice(sources + [(f"modbus[{i}].name", s.name) for i, s in enumerate(self.modbus)])
+
+    @property
+    def sources(self) -> tuple[SourceSettings, ...]:
+        """All sources, whatever they speak."""
+        return (*self.opcua, *self.modbus)
 
     @property
     def store_file(self) -> Path:

@@ -213,7 +213,8 @@ async def ask(state_dir: Path, request: Request) -> Answer:
         writer.write(_LENGTH.pack(len(encoded)) + encoded)
         async with asyncio.timeout(ANSWER_S_MAX):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-            return _ANSWER.decode(await reader.readexactly(min(length, ANSWER_BYTES_MAX)))
+            answer: Answer = _ANSWER.decode(await reader.readexactly(min(length, ANSWER_BYTES_MAX)))
+            return answer
     except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
         raise LocalError(
             "the node ended before it answered", "ask again; the same message_id is stored once"

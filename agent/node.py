@@ -15,6 +15,7 @@ import logging
 import signal
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import cast
 
 from agent import local
 from agent.config import BrokerSettings, NodeSettings
@@ -24,16 +25,16 @@ from agent.fact_store.errors import StoreBusy, StoreError, StoreFull
 from agent.figures import Figures
 from agent.health import notify, server
 from agent.health.verdict import assess
-from agent.ingest.settings import SourceSettings
 from agent.ingest.supervisor import Ingest
 from agent.ingest.tag_file import load_tag_maps
 from agent.ingest.tag_map import TagMap
 from agent.replication.asker import Asker
+from agent.replication.carrier import Access
 from agent.replication.link import Link
 from agent.replication.pki import client_context
+from agent.replication.ports import ReceivingStore, ServingStore
 from agent.replication.puller import Puller, PullSettings
 from agent.replication.server import Server
-from agent.replication.transport import Access
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ async def run_node(settings: NodeSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    tag_maps = load_tag_maps((*settings.opcua, *settings.modbus))
+    tag_maps = load_tag_maps(settings.sources)
     with local.open_store(settings) as store:
         try:
             await Node(settings, store, tag_maps).run(stop)
@@ -55,7 +56,11 @@ async def run_node(settings: NodeSettings) -> None:
 
 
 class Node:
-    """The parts of one node and their lives."""
+    """The parts of one node and their lives.
+
+    The casts: store and replication each name their own records of the same shape, and a Future of one is no Future of the
+    other to a type checker. That the store is what the ports ask for, the pull tests prove.
+    """
 
     def __init__(self, settings: NodeSettings, store: FactStore, tag_maps: Mapping[str, TagMap]) -> None:
         self._settings = settings
@@ -64,8 +69,7 @@ class Node:
         self._links = {broker.name: Link(_access(broker, settings.node.zone)) for broker in settings.broker}
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._pullers = list(self._make_pullers())
-        sources: tuple[SourceSettings, ...] = (*settings.opcua, *settings.modbus)
-        self._ingest = Ingest(settings.node.zone, sources, tag_maps, store, _NOT_NOW)
+        self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
         self._figures = Figures(settings, store, self._servers, self._pullers, self._ingest)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -101,7 +105,12 @@ class Node:
 
     def _server(self, broker: str, link: Link) -> Server:
         exports = {peer.zone: frozenset(peer.exports) for peer in self._settings.peer if peer.broker == broker}
-        return Server(link, self._store, {zone: found for zone, found in exports.items() if found}, (StoreError,))
+        return Server(
+            link,
+            cast("ServingStore", self._store),
+            {zone: found for zone, found in exports.items() if found},
+            (StoreError,),
+        )
 
     def _make_pullers(self) -> Iterator[Puller]:
         zone = self._settings.node.zone
@@ -112,7 +121,7 @@ class Node:
             for stream in peer.pulls:
                 origins = frozenset({peer.zone, *peer.relays})
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins)
-                yield Puller(asker, self._store, settings, (StoreError,))
+                yield Puller(asker, cast("ReceivingStore", self._store), settings, (StoreError,))
 
     async def _until_the_store_fails(self) -> None:
         """Raises when the disk failed the store: nothing may go on without it."""

@@ -49,7 +49,7 @@ def problems_of(settings: NodeSettings) -> Iterator[str]:
     yield from _state_problems(settings.node.state_dir)
     for broker in settings.broker:
         yield from _identity_problems(broker, settings.node.zone)
-    for source in (*settings.opcua, *settings.modbus):
+    for source in settings.sources:
         try:
             load_tag_map(source)
         except TagMapError as error:
@@ -58,10 +58,9 @@ def problems_of(settings: NodeSettings) -> Iterator[str]:
 
 def summary(settings: NodeSettings) -> str:
     """What the node would be, in one line."""
-    sources = (*settings.opcua, *settings.modbus)
-    tags = sum(len(load_tag_map(source).tags) for source in sources)
+    tags = sum(len(load_tag_map(source).tags) for source in settings.sources)
     peers = ", ".join(peer.zone for peer in settings.peer) or "none"
-    return f"zone {settings.node.zone}, {len(sources)} sources with {tags} tags, peers: {peers}"
+    return f"zone {settings.node.zone}, {len(settings.sources)} sources with {tags} tags, peers: {peers}"
 
 
 def _state_problems(folder: Path) -> Iterator[str]:

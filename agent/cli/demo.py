@@ -11,6 +11,9 @@ import click
 from agent.errors import BsfgError
 
 
+PIPE_COLUMNS = 120
+
+
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave everything running at the end, to look around, until Ctrl-C.")
 def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
@@ -35,7 +38,7 @@ def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
 
     folder = new_folder()
     try:
-        with View(Console(), ZONES) as view:
+        with View(Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS), ZONES) as view:
             outcome = play(folder, view, Timing(), keep=keep, report=report)
     except BsfgError as error:
         sys.exit(f"bsfg demo: {error}\nlogs are kept in {folder}")
@@ -52,5 +55,14 @@ def _spark_table(table_type: Any, spark: dict[str, Any]) -> Any:
     for name in sample[0] if sample else ():
         table.add_column(name)
     for row in sample:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(_cell(name, value) for name, value in row.items()))
     return table
+
+
+def _cell(name: str, value: object) -> str:
+    """A figure of the rollup as it fits a terminal: times of the day, tags without their kind, six digits."""
+    if value is None:
+        return "-"
+    if name == "minute":
+        return str(value)[11:16]
+    return f"{value:,.6g}" if isinstance(value, float) else str(value).removeprefix("tag:")
