@@ -26,14 +26,16 @@ DATABASE_ERROR = sqlite3.Error
 FORMAT = 1  # what the tables mean, apart from their shape; a change that old programs must not read counts up
 
 
-def begin_life(connection: sqlite3.Connection, zone: str, now_unix_ms: int) -> None:
-    """Make a store of `zone` out of empty tables; a store that has begun is left alone."""
+def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> None:
+    """Make a store of `zone` out of empty tables; a store that has begun is left alone. Raises StoreDamaged."""
     connection.execute(QUERIES["begin"])
     if connection.execute(QUERIES["select_store"]).fetchone() is None:
         epoch = os.urandom(EPOCH_BYTES)
         connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
         number = connection.execute(QUERIES["insert_origin"], (zone, epoch)).fetchone()[0]
-        assert number == OWN_ORIGIN
+        if number != OWN_ORIGIN:
+            connection.execute(QUERIES["rollback"])
+            raise StoreDamaged(f"{path} holds facts but no longer says whose store it is")
     connection.execute(QUERIES["commit"])
 
 

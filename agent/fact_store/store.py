@@ -98,7 +98,7 @@ class FactStore:
         connection = connect_writer(path, connect_to)
         try:
             migrate(connection)
-            recovery.begin_life(connection, zone, time.time_ns() // 1_000_000)
+            recovery.begin_life(connection, path, zone, time.time_ns() // 1_000_000)
             recovery.check_zone(recovery.identity(connection, path), zone, path)
             catalog = recovery.load(connection, path)
             reader = StoreReader(path, connect_to=connect_to)

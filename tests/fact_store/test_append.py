@@ -199,7 +199,9 @@ def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
 def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
     """Messages handed over together are sealed together, each with its outcome, repeats within them included."""
     with plant(tmp_path) as store:
-        outcomes = done(store.append_messages(OPERATIONAL, [message("a"), message("b"), message("a"), message("a", "2")]))
+        outcomes = done(
+            store.append_messages(OPERATIONAL, [message("a"), message("b"), message("a"), message("a", "2")])
+        )
         assert outcomes == [
             AppendOutcome(1, "applied"),
             AppendOutcome(2, "applied"),

@@ -81,4 +81,6 @@ def test_like_a_set(receipts: list[tuple[int | None, int]]) -> None:
         beyond = {offset for first_, last_ in confirmed.ranges for offset in range(first_, last_ + 1)}
         assert beyond == {offset for offset in offsets if offset > frontier}
         edges = [frontier, *(edge for pair in confirmed.ranges for edge in pair)]
-        assert all(right - left > 1 for left, right in zip(edges[::2], edges[1::2], strict=False)), "ranges must not touch"
+        assert all(right - left > 1 for left, right in zip(edges[::2], edges[1::2], strict=False)), (
+            "ranges must not touch"
+        )

@@ -32,4 +32,6 @@ def test_every_state_is_reached_and_left() -> None:
     for _ in Lifecycle:
         reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
     assert reached == set(Lifecycle)
-    assert {state for state in Lifecycle if not any(before is state for before, _ in TRANSITIONS)} == {Lifecycle.DELETED}
+    assert {state for state in Lifecycle if not any(before is state for before, _ in TRANSITIONS)} == {
+        Lifecycle.DELETED
+    }

@@ -1,0 +1,198 @@
+"""A disk that fails: nobody is told a fact is safe that is not, nothing is tried again, and space that returns is used."""
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.connection import connect
+from agent.fact_store.errors import StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store.records import Appended
+from tests.fact_store.faults import Faults, broken_error, disk_error, full_error
+from tests.fact_store.making import (
+    AT_ONCE,
+    EVERYTHING,
+    LIMIT_S,
+    NEVER,
+    OPERATIONAL,
+    TELEMETRY,
+    Elsewhere,
+    chain_is_whole,
+    done,
+    failed,
+    message,
+    plant,
+    samples,
+    tag,
+    values_in,
+)
+
+
+@contextlib.contextmanager
+def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
+    """The plant's store over connections that can be made to fail."""
+    faults = Faults()
+    with FactStore.open(folder / "facts.db", "plant", settings=NEVER, connect_to=faults.connect) as store:
+        done(store.define([tag(1)]))
+        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+        yield store, faults
+
+
+@pytest.mark.parametrize(
+    "statement", ["BEGIN", "INSERT INTO batch", "INSERT INTO held", "INSERT INTO message", "COMMIT"]
+)
+@pytest.mark.parametrize("error, expected", [(disk_error, StoreFailed), (broken_error, StoreDamaged)])
+def test_a_failed_commit_ends_the_writer(
+    tmp_path: Path, statement: str, error: Callable[[], sqlite3.Error], expected: type[StoreError]
+) -> None:
+    """After an I/O error at any statement everybody waiting fails, nothing more is taken, reading goes on, and the store says
+    why it ended; opened again it holds exactly what was acknowledged."""
+    with faulty(tmp_path) as (store, faults):
+        faults.arm(statement, 1, error)
+        waiting = [
+            store.append_samples(TELEMETRY, samples(2, 4)),
+            store.append_message(OPERATIONAL, message("a")),
+            store.append_samples(TELEMETRY, samples(2, 6), awaited=True),
+        ]
+        for future in waiting:
+            assert isinstance(failed(future), expected)
+        assert isinstance(store.ended.exception(LIMIT_S), expected)
+        assert isinstance(store.failure, expected)
+        assert store.statistics().state == "failed"
+        with pytest.raises(expected):
+            store.append_samples(TELEMETRY, samples(1))
+        assert values_in(store) == [1, 2, 3]
+    with plant(tmp_path) as store:
+        assert values_in(store) == [1, 2, 3]
+        assert done(store.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
+        chain_is_whole(store)
+
+
+def test_lack_of_space_is_survived(tmp_path: Path) -> None:
+    """A commit that does not fit is rolled back and refused as StoreFull; what is there stays readable, and when space
+    returns the next append succeeds at the next offset."""
+    faults = Faults()
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect) as store:
+        done(store.define([tag(1)]))
+        done(store.append_samples(TELEMETRY, samples(3)))
+        limit = store._writer._connection.execute("PRAGMA page_count").fetchone()[0] + 5
+        store._writer._connection.execute(f"PRAGMA max_page_count = {limit}")
+        noise = [row._replace(value=os.urandom(20_000)) for row in samples(10)]
+        for _ in range(3):
+            error = failed(store.append_samples(TELEMETRY, noise))
+            assert isinstance(error, StoreFull)
+            assert error.retryable
+            assert "free disk space" in str(error)
+        assert store.failure is None
+        assert values_in(store) == [1, 2, 3]
+        store._writer._connection.execute("PRAGMA max_page_count = 1000000")
+        assert done(store.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
+        chain_is_whole(store)
+        assert (store.statistics().appends_failed, store.statistics().queue_bytes) == (3, 0)
+
+
+def test_full_at_every_statement(tmp_path: Path) -> None:
+    """Whichever statement meets the full disk: the group is rolled back whole and nothing half remains in memory either."""
+    with faulty(tmp_path) as (store, faults):
+        origin = Elsewhere("north")
+        sealed, facts = origin.seal(5), 3
+        for statement in ("BEGIN", "INSERT INTO batch", "INSERT INTO held", "INSERT INTO definition", "COMMIT"):
+            faults.arm(statement, 1, full_error)
+            with pytest.raises(StoreFull):
+                origin.put(store, [sealed])
+            assert (store.end_offset(TELEMETRY), store.origins()) == (facts, [store.origin])
+            assert store.definitions(origin.origin, 0, 10) == []
+            faults.start = None
+            done(store.append_samples(TELEMETRY, samples(1), awaited=True))
+            facts += 1
+        assert origin.put(store, [sealed]).stored_facts == 5
+        chain_is_whole(store)
+
+
+def test_a_rollback_that_fails(tmp_path: Path) -> None:
+    """If even undoing fails, nobody knows what the connection would do next: the store ends."""
+    with faulty(tmp_path) as (store, faults):
+
+        def full_then_dead() -> sqlite3.Error:
+            faults.arm("ROLLBACK", 1, disk_error)
+            return full_error()
+
+        faults.arm("INSERT INTO batch", 1, full_then_dead)
+        assert isinstance(failed(store.append_samples(TELEMETRY, samples(1), awaited=True)), StoreFailed)
+        assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
+
+
+def test_a_mistake_of_ours_is_not_a_quiet_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is told."""
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
+    monkeypatch.setattr("agent.fact_store.writer.append_samples", lambda *_: [][1])
+    with plant(tmp_path, NEVER) as store:
+        queued = store.append_samples(TELEMETRY, samples(1))
+        broken = store.append_samples(TELEMETRY, samples(1), awaited=True)
+        for future in (queued, broken):
+            assert isinstance(failed(future), StoreFailed)
+        assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
+        assert told == [IndexError]
+
+
+WRITER = """
+import resource, sys
+from pathlib import Path
+from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store.errors import StoreError
+from agent.message import Sample, TagDefinition
+store = FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_interval_ms=0))
+store.define([TagDefinition("tag:line1/t1")]).result()
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+for n in range(100_000):
+    try:
+        end = store.append_samples("facts.telemetry", [Sample(1, n, str(n) * 100, 0)], awaited=True).result().last_offset
+    except StoreError as error:
+        print(type(error).__name__, store.ended.exception(20) is not None, flush=True)
+        break
+    print(end, flush=True)
+"""
+
+
+def test_the_kernel_refuses_a_write(tmp_path: Path) -> None:
+    """A real write that fails (a file size limit): the store ends with StoreFailed, and every acknowledged fact is there."""
+    path = tmp_path / "facts.db"
+    ran = subprocess.run(
+        [sys.executable, "-c", WRITER, str(path)], capture_output=True, text=True, timeout=100, check=True
+    )
+    *acknowledged, last = ran.stdout.splitlines()
+    assert last == "StoreFailed True"
+    reader = StoreReader(path)
+    assert reader.end_offset(TELEMETRY) >= int(acknowledged[-1]) > 10
+    reader.close()
+    with plant(tmp_path) as store:
+        assert store.end_offset(TELEMETRY) >= int(acknowledged[-1])
+        chain_is_whole(store)
+
+
+def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
+    """SQLite does not notice a flipped bit in a stored batch; whoever parses what was read does."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(2000)))
+        body = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches[0].sealed
+    path = tmp_path / "facts.db"
+    data = bytearray(path.read_bytes())
+    at = data.find(body[200:240])
+    assert at > 0
+    data[at] ^= 0x10
+    path.write_bytes(bytes(data))
+    found = connect(f"{path.as_uri()}?mode=ro")
+    assert found.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    found.close()
+    reader = StoreReader(path)
+    with pytest.raises(Exception, match="digest"):
+        chain_is_whole(reader)
+    reader.close()

@@ -1,0 +1,278 @@
+"""A peer's pages: stored once, byte for byte, or refused whole."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent import batch
+from agent.batch import BatchError
+from agent.fact_store import FactStore
+from agent.fact_store.errors import DefinitionsMissing, FactsRefused, ForkError
+from agent.fact_store.records import Gap, PeerPosition, PutResult, ReceivedDefinition
+from agent.message import MessageError
+from tests.fact_store.making import (
+    AT_ONCE,
+    EPOCH,
+    TELEMETRY,
+    Elsewhere,
+    chain_is_whole,
+    done,
+    failed,
+    plant,
+    samples,
+    sealed_in,
+    values_in,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FactStore]:
+    """The store of zone `idmz`, closed at the end."""
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as opened:
+        yield opened
+        chain_is_whole(opened)
+
+
+def test_carried_verbatim(store: FactStore) -> None:
+    """What is stored is what was sealed, byte for byte, at offsets of this store; definitions and position come along."""
+    origin = Elsewhere()
+    first, second = origin.seal(10), origin.seal(5)
+    assert origin.put(store, [first, second], 15) == PutResult(15, 0, 15)
+    assert sealed_in(store) == [first, second]
+    page = store.read(TELEMETRY, 0, 100, 10**6)
+    assert [(one.first_offset, one.last_offset, one.origin) for one in page.batches] == [
+        (1, 10, origin.origin),
+        (11, 15, origin.origin),
+    ]
+    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
+    assert store.origins() == [store.origin, origin.origin]
+
+
+def test_invariant_12_put_again_after_a_lost_confirm(store: FactStore) -> None:
+    """Putting what is held already leaves one copy and counts as success; a page may be half old, half new."""
+    origin = Elsewhere()
+    first, second, third = origin.seal(10), origin.seal(10), origin.seal(10)
+    origin.put(store, [first, second], 20)
+    assert origin.put(store, [first, second], 20) == PutResult(0, 20, 20)
+    assert origin.put(store, [second, third], 30) == PutResult(10, 10, 30)
+    assert origin.put(store, [third, third], 30) == PutResult(0, 20, 30)
+    assert sealed_in(store) == [first, second, third]
+
+
+def test_a_page_may_hold_a_batch_twice(store: FactStore) -> None:
+    """Twice in one page is once in the store, also as the very first thing an origin sends."""
+    origin = Elsewhere()
+    first = origin.seal(10)
+    assert origin.put(store, [first, first]) == PutResult(10, 10, 10)
+
+
+def test_the_same_origin_by_two_paths(store: FactStore) -> None:
+    """A batch that arrives by another peer is recognised; each peer keeps a position of its own."""
+    origin = Elsewhere()
+    first = origin.seal(10)
+    origin.put(store, [first], 10)
+    by_relay = done(store.put_batches("dmz2", TELEMETRY, [first], [], PeerPosition(b"x" * 16, 77)))
+    assert by_relay == PutResult(0, 10, 10)
+    assert store.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+
+
+def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
+    """A late repeat of an old page does not undo progress; another epoch of the peer starts anew."""
+    origin = Elsewhere()
+    origin.put(store, [origin.seal(10)], 10)
+    origin.put(store, [], 4)
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+    done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
+
+
+def test_a_gap_is_stored_and_told(store: FactStore) -> None:
+    """Sequences that a peer no longer has do not stop what follows, but are named in the answer and as an incident."""
+    origin = Elsewhere()
+    first, lost, third = origin.seal(10), origin.seal(10), origin.seal(10)
+    origin.put(store, [first])
+    assert origin.put(store, [third]).gaps == (Gap(origin.origin, 11, 20),)
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.count) == ("gap", 1)
+    assert "plant had no sequences 11 to 20" in incident.detail
+    assert origin.put(store, [lost]) == PutResult(10, 0, 30)
+    assert origin.put(store, [first, lost, third]) == PutResult(0, 30, 30)
+
+
+def test_starting_late_is_no_gap(store: FactStore) -> None:
+    """A consumer that begins at the end of a log misses nothing it asked for."""
+    origin = Elsewhere()
+    origin.seal(10)
+    assert origin.put(store, [origin.seal(10)]).gaps == ()
+
+
+def changed(sealed: bytes, at: int) -> bytes:
+    """The batch with one bit flipped."""
+    return sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :]
+
+
+@pytest.mark.parametrize("at", [0, 4, 30, 120, -40, -1])
+def test_a_changed_batch_is_refused(store: FactStore, at: int) -> None:
+    """One flipped bit anywhere and the whole page is refused; nothing of it is stored, the position stays."""
+    origin = Elsewhere()
+    good, bad = origin.seal(10), origin.seal(10)
+    error = failed(
+        store.put_batches("plant", TELEMETRY, [good, changed(bad, at)], origin.received(), PeerPosition(EPOCH, 20))
+    )
+    assert isinstance(error, BatchError)
+    assert store.end_offset(TELEMETRY) == 0
+    assert store.peer_position("plant", TELEMETRY) is None
+    assert store.statistics().queue_bytes == 0
+    assert origin.put(store, [good, bad], 20) == PutResult(20, 0, 20)
+
+
+def test_content_is_opened_unless_told_otherwise(store: FactStore) -> None:
+    """A batch with a right digest over senseless content is refused; with verify=False only the digest is checked."""
+    origin = Elsewhere()
+    honest = batch.parse(origin.seal(50))
+    body = bytearray(honest.sealed[: -batch.DIGEST_BYTES])
+    body[honest.body_at] ^= 0xFF
+    forged = bytes(body) + batch._digest(bytes(body))
+    position = PeerPosition(EPOCH, 50)
+    error = failed(store.put_batches("plant", TELEMETRY, [forged], origin.received(), position))
+    assert isinstance(error, BatchError)
+    assert "content" in str(error)
+    assert done(store.put_batches("plant", TELEMETRY, [honest.sealed], origin.received(), position, verify=False))
+
+
+def test_a_slice_cannot_be_stored(store: FactStore) -> None:
+    """What was cut for a reader is not the batch, and would break the chain."""
+    origin = Elsewhere()
+    part = batch.cut(batch.parse(origin.seal(10)), 0, 5)
+    error = failed(store.put_batches("plant", TELEMETRY, [part.sealed], origin.received(), PeerPosition(EPOCH, 5)))
+    assert isinstance(error, BatchError)
+    assert "slice" in str(error)
+
+
+def test_a_batch_of_another_stream(store: FactStore) -> None:
+    """The stream is part of a fact's identity: a batch cannot be stored under another name."""
+    origin = Elsewhere(stream="facts.other")
+    error = failed(store.put_batches("plant", TELEMETRY, [origin.seal(5)], origin.received(), PeerPosition(EPOCH, 5)))
+    assert isinstance(error, BatchError)
+    assert "'facts.other'" in str(error)
+
+
+@pytest.mark.parametrize("already_held", [1, 2, 3])
+def test_a_restored_gateway_is_noticed(store: FactStore, already_held: int) -> None:
+    """An origin that writes its history anew is refused wherever the new history begins, and an incident is kept."""
+    honest, restored = Elsewhere(), Elsewhere()
+    origin_batches = [honest.seal(10) for _ in range(3)]
+    for _ in range(already_held - 1):
+        restored.seal(10)
+    other = restored.seal(10, salt=5)
+    honest.put(store, origin_batches, 30)
+    for _ in range(2):
+        error = failed(store.put_batches("plant", TELEMETRY, [other], [], PeerPosition(EPOCH, 31)))
+        assert isinstance(error, ForkError)
+        assert "epoch" in str(error)
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.subject, incident.count) == ("fork", "facts.telemetry from plant", 2)
+    assert sealed_in(store) == origin_batches
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
+
+
+def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
+    """All or nothing: what stood before the contradiction in the page is not stored either."""
+    honest, restored = Elsewhere(), Elsewhere()
+    first, second = honest.seal(10), honest.seal(10)
+    honest.put(store, [first], 10)
+    restored.seal(10)
+    restored.seal(10)
+    fork = restored.seal(10, salt=5)
+    branch = batch.parse(fork)
+    other = batch.seal_samples(
+        replace(branch.link, next_sequence=21, digest=b"?" * 16), samples(5), honest.definitions
+    ).sealed
+    error = failed(store.put_batches("plant", TELEMETRY, [second, other], [], PeerPosition(EPOCH, 30)))
+    assert isinstance(error, ForkError)
+    assert sealed_in(store) == [first]
+
+
+def test_our_own_sequences_that_we_never_wrote(tmp_path: Path) -> None:
+    """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not facts."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(5)))
+        ours = sealed_in(store)
+        position = PeerPosition(b"p" * 16, 5)
+        assert done(store.put_batches("idmz", TELEMETRY, ours, [], position)) == PutResult(0, 5, 5)
+        forgotten = batch.seal_samples(
+            batch.parse(ours[0]).link, samples(5, 6), batch.parse(ours[0]).header.definitions
+        )
+        error = failed(store.put_batches("idmz", TELEMETRY, [forgotten.sealed], [], position))
+        assert isinstance(error, ForkError)
+        assert "we never wrote them" in str(error)
+
+
+def test_missing_definitions(store: FactStore) -> None:
+    """A batch whose tag definitions did not come is refused and named; with them it is stored."""
+    origin = Elsewhere(tags=3)
+    sealed = origin.seal(10)
+    for received in ([], origin.received(2), origin.received()[:2]):
+        error = failed(store.put_batches("plant", TELEMETRY, [sealed], received, PeerPosition(EPOCH, 10)))
+        assert isinstance(error, DefinitionsMissing)
+        assert "held are 0" in str(error)
+    assert store.end_offset(TELEMETRY) == 0
+    assert origin.put(store, [sealed], 10).stored_facts == 10
+
+
+def test_definitions_grow(store: FactStore) -> None:
+    """Later batches bring only the definitions that are new; repeats of known ones do no harm."""
+    origin = Elsewhere(tags=2)
+    origin.put(store, [origin.seal(10)])
+    origin.bodies += Elsewhere(tags=4).bodies[2:]
+    sealed = origin.seal(10)
+    assert origin.put(store, [sealed], first_definition=2).stored_facts == 10
+    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+
+
+def test_lying_definitions(store: FactStore) -> None:
+    """Definitions are believed only as far as a batch's digest vouches for them."""
+    origin = Elsewhere()
+    sealed = origin.seal(10)
+    lies = [replace(origin.received()[0], body=b'{"subject":"tag:line1/other"}'), origin.received()[1]]
+    error = failed(store.put_batches("plant", TELEMETRY, [sealed], lies, PeerPosition(EPOCH, 10)))
+    assert isinstance(error, ForkError)
+    assert "not those its batches were sealed with" in str(error)
+    surplus = [*origin.received(), ReceivedDefinition(origin.origin, 3, b'{"subject":"tag:line1/surplus"}')]
+    done(store.put_batches("plant", TELEMETRY, [sealed], surplus, PeerPosition(EPOCH, 10)))
+    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+
+
+def test_an_origin_that_redefines(store: FactStore) -> None:
+    """A later batch that counts the same tags but means others is a fork."""
+    origin = Elsewhere(tags=2)
+    origin.put(store, [origin.seal(10)])
+    origin.bodies[0] = b'{"subject":"tag:line1/other"}'
+    error = failed(store.put_batches("plant", TELEMETRY, [origin.seal(10)], origin.received(), PeerPosition(EPOCH, 20)))
+    assert isinstance(error, ForkError)
+    assert "defined its first 2 tags differently" in str(error)
+
+
+def test_zones_share_one_stream(store: FactStore) -> None:
+    """Origins interleave in one stream, each with its own chain, sequences and definitions."""
+    north, south = Elsewhere("north"), Elsewhere("south", epoch=b"s" * 16, tags=5)
+    for origin in (north, south, north):
+        origin.put(store, [origin.seal(3)])
+    assert values_in(store) == [1, 2, 3, 1, 2, 3, 4, 5, 6]
+    assert len(store.definitions(south.origin, 0, 10)) == 5
+
+
+def test_bad_arguments(store: FactStore) -> None:
+    """A name or position that makes no sense is refused at the call."""
+    for peer, stream, position, error in (
+        ("Plant", TELEMETRY, PeerPosition(EPOCH, 1), MessageError),
+        ("plant", "Bad Stream", PeerPosition(EPOCH, 1), MessageError),
+        ("plant", TELEMETRY, PeerPosition(b"short", 1), FactsRefused),
+        ("plant", TELEMETRY, PeerPosition(EPOCH, -1), FactsRefused),
+    ):
+        with pytest.raises(error):
+            store.put_batches(peer, stream, [], [], position)
