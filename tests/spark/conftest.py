@@ -1,0 +1,50 @@
+"""One Spark for all tests that need a real one: its start costs seconds, and they only read."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+JAVA_MAJOR_MIN = 17
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The mark that tests on a real Spark carry."""
+    config.addinivalue_line("markers", "spark: runs on a real Spark, some seconds for the first")
+
+
+@pytest.fixture(scope="session")
+def java() -> str:
+    """The program; fail, never skip, where Spark cannot run: what is not tested would look tested."""
+    home = os.environ.get("JAVA_HOME")  # Spark asks this first
+    found = shutil.which("java", path=f"{home}/bin" if home else None)
+    said = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr if found else ""
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version[1]) < JAVA_MAJOR_MIN:
+        pytest.fail(f"Spark needs Java {JAVA_MAJOR_MIN} or newer; Debian: apt-get install default-jre-headless", False)
+    assert found is not None, "it has just answered"
+    return found
+
+
+@pytest.fixture(scope="session")
+def spark(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with two tasks at once, tuned for a short life."""
+    from pyspark_bsfg.session import SHORT_LIVED, session
+
+    assert java, "found before Spark looks for it"
+    folder = tmp_path_factory.mktemp("spark")
+    settings = SHORT_LIVED | {
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.pyspark.python": sys.executable,
+    }
+    started = session("tests", "local[2]", settings)
+    yield started
+    started.stop()

@@ -1,0 +1,126 @@
+"""Stores for the Spark side's tests, filled as a node fills them, and what each fact must look like as a row.
+
+The oracle looks at one fact at a time, in plain Python, and shares no code with the columns it is compared with.
+"""
+
+import base64
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from agent.batch import Batch, Definitions, Link, Origin, seal_samples
+from agent.fact_store import FactStore
+from agent.fact_store.records import PeerPosition, ReceivedDefinition
+from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
+
+TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
+NOON_NS = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z
+SECOND_NS = 1_000_000_000
+BAD, UNCERTAIN = 0x8031_0000, 0x4090_0000  # BadNoCommunication, UncertainInitialValue
+
+DEFINITIONS = [
+    TagDefinition("tag:line-1/pressure", unit="bar", source="press", address="ns=2;s=P1"),
+    TagDefinition("tag:line-1/count"),
+    TagDefinition("tag:boiler/druck", predicate="setpoint_changed", unit="°C"),
+]
+VALUES: list[Any] = [
+    1.5, -0.0, 0.0, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308,
+    0, 1, -1, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1,
+    True, False, None, "", "ok", "Überdruck \U0001f525", "x" * 5000,
+    b"", b"\x00\xff", Json(b"[1,2.5,null]"), Json('{"ü":[]}'.encode()),
+]  # fmt: skip
+
+
+def message(number: int, subject: str = "order:4711") -> Message:
+    """A message an application could have appended."""
+    envelope = Envelope(f"id-{number}", "enterprise", "*", NOON_NS // 1_000_000 + number, labels={"shift": "early"})
+    return Message(envelope, Fact(subject, "order_released", b'{"amount":%d}' % number))
+
+
+def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY, zone: str = "enterprise") -> Origin:
+    """A store that recorded these samples itself, a batch for each run; closed again."""
+    with FactStore.open(path, zone) as opened:
+        opened.define(DEFINITIONS).result()
+        for run in runs:
+            opened.append_samples(stream, list(run), awaited=True).result()
+        return opened.origin
+
+
+def foreign(origin: Origin, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY) -> list[Batch]:
+    """Batches as another zone sealed them."""
+    definitions = Definitions()
+    for definition in DEFINITIONS:
+        definitions = definitions.extended(definition.to_json())
+    link, sealed = Link(stream, origin), []
+    for run in runs:
+        sealed.append(seal_samples(link, list(run), definitions))
+        link = sealed[-1].link
+    return sealed
+
+
+def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
+    """Receive batches of one origin from a peer of that name, definitions included."""
+    header = batches[0].header
+    received = [ReceivedDefinition(header.origin, n, one.to_json()) for n, one in enumerate(DEFINITIONS, 1)]
+    position = PeerPosition(header.origin.epoch, offset)
+    opened.put_batches(header.origin.zone, header.stream, [one.sealed for one in batches], received, position).result()
+
+
+def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str = TELEMETRY) -> dict[str, Any]:
+    """What a sample must be as a row of the facts schema."""
+    definition, value = DEFINITIONS[sample.tag - 1], sample.value
+    is_number = isinstance(value, bool | int | float)
+    is_exact = isinstance(value, int) and value < 2**63
+    text, kind = {
+        str: lambda: (value, "string"),
+        bytes: lambda: (base64.b64encode(value).decode(), "bytes"),
+        Json: lambda: (value.data.decode(), "json"),
+        bool: lambda: (None, "bool"),
+        int: lambda: (None, "int") if is_exact else (str(value), "uint"),
+        float: lambda: (None, "double"),
+        type(None): lambda: (None, "none"),
+    }[type(value)]()
+    return {
+        "offset": offset,
+        "message_id": f"{stream}/{origin.zone}/{origin.epoch.hex()}/{sequence}",
+        "stream": stream,
+        "zone": origin.zone,
+        "epoch": origin.epoch.hex(),
+        "sequence": sequence,
+        "tag": definition.subject,
+        "predicate": definition.predicate,
+        "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=sample.source_time_ns // 1000),
+        "source_time_ns": sample.source_time_ns,
+        "value": float(value) if is_number else None,
+        "value_int": int(value) if is_exact else None,
+        "value_text": text,
+        "value_type": kind,
+        "quality": sample.quality,
+        "unit": definition.unit or None,
+        "object_json": None,
+    }
+
+
+def message_row(one: Message, offset: int, origin: Origin, sequence: int, stream: str) -> dict[str, Any]:
+    """What a message must be as a row."""
+    produced_ns = one.envelope.produced_at_unix_ms * 1_000_000
+    like = row(Sample(1, produced_ns, None), offset, origin, sequence, stream)
+    return like | {
+        "message_id": one.envelope.message_id,
+        "tag": one.fact.subject,
+        "predicate": one.fact.predicate,
+        "value_type": "message",
+        "quality": None,
+        "unit": None,
+        "object_json": one.fact.object_json.decode(),
+    }
+
+
+def same(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> None:
+    """Assert that rows are equal, a NaN to a NaN and -0.0 only to -0.0."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert {k: repr(v) if isinstance(v, float) else v for k, v in one.items()} == {
+            k: repr(v) if isinstance(v, float) else v for k, v in other.items()
+        }

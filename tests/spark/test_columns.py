@@ -1,0 +1,122 @@
+"""Batches into record batches: every value as the oracle sees it, wherever a group begins or ends."""
+
+from collections.abc import Iterable
+from datetime import UTC
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.batch import Batch, Definitions, Link, Origin, seal_messages, seal_samples
+from agent.message import Json, Sample
+from pyspark_bsfg import columns
+from pyspark_bsfg.columns import Columns
+from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.schema import FACTS, arrow_schema
+from tests.spark.making import BAD, DEFINITIONS, NOON_NS, TELEMETRY, VALUES, foreign, message, message_row, row, same
+
+PLANT_A, PLANT_B = Origin("plant-a", bytes(range(16))), Origin("plant-b", bytes(16))
+SAMPLES = st.builds(
+    Sample,
+    st.integers(1, len(DEFINITIONS)),
+    st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(NOON_NS, NOON_NS + 10**12)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(max_size=20), st.binary(max_size=20),
+        st.sampled_from(VALUES),
+    ),
+    st.one_of(st.just(0), st.integers(0, 2**32 - 1)),
+)  # fmt: skip
+
+
+def dictionary(*origins: Origin) -> Dictionary:
+    """A dictionary that knows the test's tags for these origins."""
+    made = Dictionary()
+    for origin in origins:
+        made.put(origin, [one.to_json() for one in DEFINITIONS])
+    return made
+
+
+def built(batches: Iterable[tuple[Batch, int, int, int]], schema: Any = None) -> list[Any]:
+    """Record batches of (batch, offset, start, stop)."""
+    making = Columns(schema or arrow_schema(FACTS), TELEMETRY, dictionary(PLANT_A, PLANT_B))
+    made = [one for batch in batches for one in making.add(*batch)]
+    return [*made, *making.flush()]
+
+
+def rows(record_batches: Iterable[Any]) -> list[dict[str, Any]]:
+    """As Python rows; also checks what Arrow itself can check."""
+    found = []
+    for one in record_batches:
+        one.validate(full=True)
+        assert one.schema.equals(arrow_schema(FACTS))
+        found += [plain(values) for values in one.to_pylist()]
+    return found
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """A row whose time zone is Python's own UTC."""
+    return values | {"ts": values["ts"].astimezone(UTC)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(SAMPLES, min_size=1, max_size=12), min_size=1, max_size=6), st.data())
+def test_every_value_arrives_as_the_oracle_sees_it(runs: list[list[Sample]], data: st.DataObject) -> None:
+    """Any values, times and qualities, in any runs of two origins, sliced anywhere: the same rows, in order."""
+    batches = {origin: foreign(origin, runs) for origin in (PLANT_A, PLANT_B)}
+    given, expected, offset = [], [], 100
+    for number, run in enumerate(runs):
+        origin = data.draw(st.sampled_from((PLANT_A, PLANT_B)))
+        batch = batches[origin][number]
+        start = data.draw(st.integers(0, len(run) - 1))
+        stop = data.draw(st.integers(start + 1, len(run)))
+        given.append((batch, offset, start, stop))
+        first = batch.header.first_sequence
+        expected += [row(run[at], offset + at, origin, first + at) for at in range(start, stop)]
+        offset += len(run)
+    same(rows(built(given)), expected)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_group_of_one_type_takes_its_own_path_to_the_same_rows(value: Any) -> None:
+    """Groups of one type are built without a look at each value; what comes out is what a mixed group gives."""
+    run = [Sample(1, NOON_NS + n, value, BAD) for n in range(5)]
+    [batch] = foreign(PLANT_A, [run])
+    same(rows(built([(batch, 1, 0, 5)])), [row(one, n, PLANT_A, n) for n, one in enumerate(run, 1)])
+
+
+def test_groups_close_at_their_limit_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts are gathered over batches, a record batch is made when there are enough, the rest by flush."""
+    monkeypatch.setattr(columns, "FACTS_MAX_PER_GROUP", 10)
+    runs = [[Sample(1, NOON_NS + n, float(n))] * 4 for n in range(6)]
+    made = built([(batch, 1 + 4 * n, 0, 4) for n, batch in enumerate(foreign(PLANT_A, runs))])
+    assert [one.num_rows for one in made] == [12, 12]
+    assert [one["offset"] for one in rows(made)] == list(range(1, 25))
+
+
+@pytest.mark.parametrize("value", ["x" * 60_000, b"x" * 60_000, Json(b'"' + b"x" * 60_000 + b'"')], ids=type)
+def test_equal_long_texts_do_not_fill_the_memory(value: Any) -> None:
+    """A column of equal texts is some bytes in a batch; as Arrow it is cut into record batches of bounded size."""
+    run = [Sample(1, NOON_NS + n, value) for n in range(2000)]
+    [batch] = foreign(PLANT_A, [run])
+    making = Columns(arrow_schema(FACTS), TELEMETRY, dictionary(PLANT_A))
+    sizes = [(one.num_rows, one.nbytes) for one in making.add(batch, 1, 0, 2000)]
+    sizes += [(one.num_rows, one.nbytes) for one in making.flush()]
+    assert sum(facts for facts, _ in sizes) == 2000
+    assert max(size for _, size in sizes) <= 1.5 * columns.TEXT_BYTES_MAX
+
+
+def test_messages_stand_between_samples_in_their_order() -> None:
+    """A stream that holds both keeps its order, and a message is the row the documentation describes."""
+    link = Link(TELEMETRY, PLANT_A)
+    definitions = Definitions()
+    for one in DEFINITIONS:
+        definitions = definitions.extended(one.to_json())
+    before = seal_samples(link, [Sample(1, NOON_NS, 1.0)], definitions)
+    messages = [message(n) for n in range(3)]
+    between = seal_messages(before.link, messages)
+    after = seal_samples(between.link, [Sample(2, NOON_NS, 2)], definitions)
+    expected = [row(Sample(1, NOON_NS, 1.0), 1, PLANT_A, 1)]
+    expected += [message_row(one, n, PLANT_A, n, TELEMETRY) for n, one in enumerate(messages[1:], 3)]
+    expected += [row(Sample(2, NOON_NS, 2), 5, PLANT_A, 5)]
+    same(rows(built([(before, 1, 0, 1), (between, 2, 1, 3), (after, 5, 0, 1)])), expected)

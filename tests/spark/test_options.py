@@ -1,0 +1,66 @@
+"""Options and columns, as they come from a person at a keyboard."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampNTZType
+
+from pyspark_bsfg.errors import OptionError
+from pyspark_bsfg.options import Options
+from pyspark_bsfg.schema import FACTS, arrow_schema
+
+
+def test_options_are_read_in_any_case() -> None:
+    """Spark lowers keys; what is not given has its documented default."""
+    found = Options.of({"PATH": "/x/facts.db", "startoffset": " 7 ", "endOffset": "9", "numPartitions": "3"})
+    assert found == Options(Path("/x/facts.db"), start_offset=7, end_offset=9, partitions=3)
+    assert Options.of({"path": "a"}) == Options(Path("a"))
+    assert Options.of({"path": "a", "endoffset": "0"}).end_offset == 0
+
+
+@pytest.mark.parametrize(
+    "given, names",
+    [
+        ({}, "path is missing"),
+        ({"path": ""}, "path is missing"),
+        ({"path": "a", "endofset": "5"}, "unknown option endofset.*endOffset"),
+        ({"path": "a", "transport": "carrier pigeon"}, "transport 'carrier pigeon'.*sqlite"),
+        ({"path": "a", "stream": "Facts!"}, "stream 'Facts!'"),
+        ({"path": "a", "startoffset": "0"}, "startOffset '0'.*from 1"),
+        ({"path": "a", "startoffset": "-1"}, "startOffset '-1'"),
+        ({"path": "a", "startoffset": "1e3"}, "startOffset '1e3'"),
+        ({"path": "a", "startoffset": "٣"}, "startOffset"),
+        ({"path": "a", "startoffset": "9" * 400}, "startOffset"),
+        ({"path": "a", "startoffset": "9", "endoffset": "3"}, "endOffset 3 lies before startOffset 9"),
+        ({"path": "a", "numpartitions": "0"}, "numPartitions '0'"),
+        ({"path": "a", "numpartitions": "10001"}, "numPartitions '10001'.*10000"),
+        ({"path": "a", "maxfactsperpartition": "0"}, "maxFactsPerPartition '0'"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
+    """Each is refused with its documented name and what would be right."""
+    with pytest.raises(OptionError, match=names):
+        Options.of(given)
+
+
+@pytest.mark.parametrize(
+    "column, names",
+    [
+        (StructField("tags", StringType()), "no column 'tags'.*tag"),
+        (StructField("value", StringType()), "value was asked for as string; it is double"),
+        (StructField("ts", TimestampNTZType()), "ts was asked for as timestamp_ntz; it is timestamp"),
+        (StructField("value", DoubleType(), nullable=False), "value was asked for as NOT NULL"),
+    ],
+)
+def test_a_wrong_column_is_named(column: StructField, names: str) -> None:
+    """Spark's own words for these are a Java trace; ours say which column and what it is."""
+    with pytest.raises(OptionError, match=names):
+        arrow_schema(StructType([column]))
+    with pytest.raises(OptionError, match="no column was asked for"):
+        arrow_schema(StructType())
+
+
+def test_columns_keep_the_order_asked_for() -> None:
+    """The Arrow schema has the asked columns only, in that order, and all of them by default."""
+    assert arrow_schema(StructType([FACTS["value"], FACTS["offset"]])).names == ["value", "offset"]
+    assert arrow_schema(FACTS).names == FACTS.fieldNames()

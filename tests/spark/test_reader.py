@@ -1,0 +1,233 @@
+"""The data source without a JVM, called as Spark calls it, on stores that a real fact store wrote."""
+
+import os
+import pickle
+import sqlite3
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import StructType
+
+from agent.batch import Origin
+from agent.fact_store import FactStore
+from agent.fact_store.errors import StoreDamaged
+from agent.message import Sample
+from pyspark_bsfg import FACTS, BsfgDataSource, store
+from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.schema import arrow_schema
+from tests.spark import making
+from tests.spark.making import NOON_NS, OPERATIONAL, TELEMETRY, VALUES
+
+RUN = [Sample(1 + n % 3, NOON_NS + n * 100, value, n % 2) for n, value in enumerate(VALUES)]
+
+
+def sent(thing: Any) -> Any:
+    """As it arrives in another process."""
+    return pickle.loads(cloudpickle.dumps(thing))  # noqa: S301  what this test itself pickled
+
+
+def read(path: Path, schema: StructType = FACTS, **options: Any) -> list[dict[str, Any]]:
+    """All rows, through pickle as from the driver to its tasks."""
+    source = BsfgDataSource({"path": str(path)} | {key.lower(): str(value) for key, value in options.items()})
+    reader = sent(source.reader(schema))
+    parts = reader.partitions()
+    assert isinstance(parts, list), "Spark takes nothing else"
+    found = []
+    for part in parts:
+        for one in reader.read(sent(part)):
+            assert one.schema.equals(arrow_schema(schema))
+            found += one.to_pylist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with every type of value in many batches, then a long one."""
+    made = tmp_path_factory.mktemp("store") / "facts.db"
+    making.store(made, [RUN[:5], RUN[5:6], RUN[6:], [Sample(1, NOON_NS + n, float(n)) for n in range(500)]])
+    return made
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 7])
+def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tasks: int) -> None:
+    """Tasks begin and end inside batches; together they give the rows the oracle expects, in order."""
+    samples = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))]
+    with store.opened(path) as reader:
+        origin = reader.origin
+    expected = [making.row(one, n, origin, n) for n, one in enumerate(samples, 1)]
+    found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
+    making.same(found, expected)
+
+
+def test_offsets_at_both_ends_are_included(path: Path) -> None:
+    """startOffset and endOffset are what they say, also inside a batch, and a range may be empty."""
+    asked = StructType([FACTS["offset"]])
+    assert [row["offset"] for row in read(path, asked, startOffset=4, endOffset=7)] == [4, 5, 6, 7]
+    assert read(path, asked, startOffset=4, endOffset=3) == []
+    end = len(RUN) + 500
+    assert [row["offset"] for row in read(path, asked, startOffset=end)] == [end]
+    assert read(path, asked, startOffset=end + 1) == []
+
+
+def test_only_the_columns_asked_for_are_made(path: Path) -> None:
+    """A schema given by the reader is the projection, in its order."""
+    found = read(path, StructType([FACTS["value"], FACTS["tag"]]), endOffset=1)
+    assert found == [{"value": VALUES[0], "tag": "tag:line-1/pressure"}]
+
+
+def test_facts_of_several_zones_keep_their_identity(tmp_path: Path) -> None:
+    """In a store that received from two plants each fact names its own zone, epoch, sequence and unit."""
+    path = tmp_path / "facts.db"
+    plants = [Origin("plant-a", b"a" * 16), Origin("plant-b", b"b" * 16)]
+    runs = [[Sample(1 + n % 3, NOON_NS + n, float(n)) for n in range(3)] for _ in range(4)]
+    expected = []
+    with FactStore.open(path, "enterprise") as opened:
+        sealed = [making.foreign(plant, runs) for plant in plants]
+        for number, run in enumerate(runs):
+            for plant, batches in zip(plants, sealed, strict=True):
+                making.put(opened, batches[number : number + 1], 3 * number + 3)
+                at, first = len(expected) + 1, 3 * number + 1
+                expected += [making.row(one, at + n, plant, first + n) for n, one in enumerate(run)]
+        # Read while the node that owns the store has it open.
+        found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path)]
+    making.same(found, expected)
+
+
+def test_messages_are_rows_of_the_same_schema(tmp_path: Path) -> None:
+    """A stream of messages is read like one of samples, with the object as JSON text."""
+    path, messages = tmp_path / "facts.db", [making.message(n) for n in range(20)]
+    with FactStore.open(path, "enterprise") as opened:
+        opened.append_messages(OPERATIONAL, messages).result()
+        origin = opened.origin
+    expected = [making.message_row(one, n, origin, n, OPERATIONAL) for n, one in enumerate(messages, 1)]
+    found = read(path, stream=OPERATIONAL)
+    making.same([row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in found], expected)
+
+
+def test_a_query_keeps_the_end_it_was_planned_with(tmp_path: Path) -> None:
+    """Facts that arrive between planning and reading belong to the next query."""
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN])
+    reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
+    parts = reader.partitions()
+    making.store(path, [RUN])
+    assert sum(one.num_rows for part in parts for one in reader.read(part)) == len(RUN)
+    assert len(read(path)) == 2 * len(RUN)
+
+
+def test_reading_does_not_keep_the_writers_log_from_being_reused(tmp_path: Path) -> None:
+    """Between two record batches no statement is open, so a checkpoint during a long read gets through to the end."""
+    path = tmp_path / "facts.db"
+    with FactStore.open(path, "enterprise") as opened:
+        opened.define(making.DEFINITIONS).result()
+        for _ in range(4):
+            run = [Sample(1, NOON_NS + n, float(n)) for n in range(16_384)]
+            opened.append_samples(TELEMETRY, run, awaited=True).result()
+        asked = store.OffsetRange(1, 4 * 16_384)
+        record_batches = store.record_batches(path, TELEMETRY, asked, arrow_schema(FACTS))
+        facts = next(record_batches).num_rows
+        opened.append_samples(TELEMETRY, RUN, awaited=True).result()
+        checker = sqlite3.connect(path, isolation_level=None)
+        busy, log_pages, moved_pages = checker.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        checker.close()
+        assert (busy, log_pages, moved_pages) == (0, 0, 0)
+        assert facts + sum(one.num_rows for one in record_batches) == asked.facts
+
+
+def test_facts_released_while_reading_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that finds fewer facts than it was given says which; it does not return what is left."""
+    monkeypatch.setattr(store, "PAGE_FACTS", 1)
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN[:5], RUN[5:10], RUN[10:]])
+    record_batches = store.record_batches(path, TELEMETRY, store.OffsetRange(1, len(RUN)), arrow_schema(FACTS))
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE stream SET released_offset = 10")
+    connection.execute("DELETE FROM batch WHERE last_offset <= 5")
+    with pytest.raises(FactsGone, match=r"facts 1 to 5 of facts.telemetry were released"):
+        next(record_batches)
+    connection.execute("DELETE FROM batch WHERE last_offset <= 10")
+    connection.close()
+    with pytest.raises(FactsGone, match=r"facts 7 to 10"):
+        list(store.record_batches(path, TELEMETRY, store.OffsetRange(7, 10), arrow_schema(FACTS)))
+
+
+def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
+    """Bytes that are not what was sealed end the read with file, stream and offsets."""
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN])
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("DROP TRIGGER batch_update_refused")
+    connection.execute("UPDATE batch SET body = zeroblob(length(body))")
+    connection.close()
+    with pytest.raises(StoreUnreadable, match=rf"facts.db: facts 1 to {len(RUN)} of facts.telemetry: .*store verify"):
+        read(path)
+
+
+def test_a_missing_definition_is_named(tmp_path: Path) -> None:
+    """A tag number that the store cannot explain is an error, not a NULL."""
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN])
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("DROP TRIGGER definition_delete_refused")
+    connection.execute("DELETE FROM definition WHERE number = 3")
+    connection.close()
+    with pytest.raises(StoreUnreadable, match=r"has 2 tag definitions, a batch needs 3"):
+        next(store.record_batches(path, TELEMETRY, store.OffsetRange(1, 1), arrow_schema(FACTS)))
+
+
+def test_a_store_that_cannot_be_read_from_here_says_why(tmp_path: Path, path: Path) -> None:
+    """Missing file, folder, other file, unknown stream, wrong option: each its own words, before any task starts."""
+    with pytest.raises(StoreUnreadable, match=r"none.db does not exist on this host.*where the task runs"):
+        read(tmp_path / "none.db")
+    with pytest.raises(StoreUnreadable, match=r"no file; name the store's file itself"):
+        read(tmp_path)
+    other = tmp_path / "other.db"
+    other.write_bytes(b"no database " * 1000)
+    with pytest.raises(StoreDamaged, match=r"other.db"):
+        read(other)
+    with pytest.raises(StreamUnknown, match=r"no stream 'facts.recipes'; it holds: facts.telemetry"):
+        read(path, stream="facts.recipes")
+    with pytest.raises(FactsGone, match=rf"endOffset 99999: the stream ends at {len(RUN) + 500}"):
+        read(path, endOffset=99_999)
+    with pytest.raises(OptionError, match=r"unknown option limit"):
+        read(path, limit=5)
+
+
+@pytest.mark.parametrize(
+    "refused, words",
+    [("facts.db", "facts.db cannot be read"), ("facts.db-shm", "shm cannot be read"), ("", "shm does not exist")],
+)
+def test_access_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, words: str) -> None:
+    """Another user's store: the file, its shared memory, or the folder it must be made in (root may everything, so asked by name)."""
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN])
+    if refused.endswith("-shm"):
+        (tmp_path / refused).touch()
+    may = os.access
+    monkeypatch.setattr(
+        os, "access", lambda at, mode: may(at, mode) and Path(at) != (tmp_path / refused if refused else tmp_path)
+    )
+    with pytest.raises(StoreUnreadable, match=words):
+        read(path)
+
+
+def test_tasks_are_offset_ranges(path: Path) -> None:
+    """What Spark schedules is plain numbers; an empty store gives one task that reads nothing."""
+    reader = BsfgDataSource({"path": str(path), "maxfactsperpartition": "100"}).reader(FACTS)
+    parts = reader.partitions()
+    assert len(parts) == -(-(len(RUN) + 500) // 100)
+    assert all(left.last + 1 == right.first for left, right in pairwise(parts))
+    [nothing] = BsfgDataSource({"path": str(path), "startoffset": "3", "endoffset": "2"}).reader(FACTS).partitions()
+    assert list(reader.read(nothing)) == []
+
+
+def test_arrow_is_what_spark_compares_with() -> None:
+    """Our Arrow schema is the one Spark derives from FACTS: it compares to the letter and refuses any other."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    assert to_arrow_schema(FACTS, timezone="UTC").equals(arrow_schema(FACTS))
+    assert pa.timestamp("us", tz="UTC") in arrow_schema(FACTS).types
