@@ -10,7 +10,6 @@ import click
 
 from agent.errors import BsfgError
 
-
 PIPE_COLUMNS = 120
 
 
@@ -30,6 +29,7 @@ def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
         counts = [f"{zone} {count:,}" for zone, count in outcome.facts.items()]
         view.console.print(
             f"facts appended and received: {', '.join(counts)}; rolled up by Spark: {outcome.rolled_up:,}; "
+            f"messages in every zone: {max(outcome.messages.values())}; "
             f"{'all equal' if outcome.equal else 'NOT EQUAL'}",
             style="bold green" if outcome.equal else "bold red",
             highlight=False,

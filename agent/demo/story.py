@@ -34,6 +34,7 @@ from agent.health.client import NodeSilent, ask_health
 TELEMETRY, OPERATIONAL = layout.STREAMS
 _POLL_S = 0.25
 _SPARK_S_MAX = 150.0
+_COMMAND_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,9 @@ def play(folder: Path, view: View, timing: Timing, report: Callable[[Outcome], N
     with scene(folder, keep=keep) as stage:
         _watch(stage, view, lambda: stage.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
         view.say("facts travel plant-a -> idmz -> enterprise; each zone has its own store, each arrow is a pull")
-        _watch_for(stage, view, timing.run_s)
+        _watch_for(stage, view, timing.run_s / 2)
+        view.say("an application at the plant appends a message: " + _append_message(stage))
+        _watch_for(stage, view, timing.run_s / 2)
         view.say(
             f"the IDMZ's broker stands still: every zone is alone for {timing.cut_s:.0f} s, the plant goes on recording"
         )
@@ -193,6 +196,16 @@ def _plant(folder: Path) -> tuple[tuple[Child, ...], layout.PlantAddress]:
         for module, port, tags_file in servers
     ]
     return tuple(children), address
+
+
+def _append_message(stage: Scene) -> str:
+    """Run `bsfg append` as an application of the plant would; what it says."""
+    command = [sys.executable, "-m", "agent.cli", "append", "--config", str(stage.configs[layout.PLANT])]
+    command += ["batch:B-1042", "step_completed", '{"result":"ok","step":"mash"}']
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S_MAX, check=False)
+    if done.returncode != 0:
+        raise StoryFailed(f"bsfg append failed: {done.stderr}")
+    return done.stdout.partition(",")[0]
 
 
 def _level(stage: Scene, slack: int = 0) -> bool:

@@ -47,7 +47,10 @@ class ZoneLine:
         consumers = status["consumers"]
         self.behind = sum(consumer["behind_facts"] for consumer in consumers)
         self.oldest_s = max((consumer["oldest_unconfirmed_age_s"] or 0.0 for consumer in consumers), default=0.0)
-        self.cursor = ", ".join(f"{consumer['zone']} at {consumer['frontier']:,}" for consumer in consumers[:2])
+        frontiers = {consumer["zone"]: 0 for consumer in consumers}
+        for consumer in consumers:
+            frontiers[consumer["zone"]] += consumer["frontier"]
+        self.cursor = ", ".join(f"{zone} at {frontier:,}" for zone, frontier in frontiers.items())
         peers = status["peers"]
         lost = sorted({peer["zone"] for peer in peers if not peer["connected"]})
         lag_s = max((peer["lag_seconds"] or 0.0 for peer in peers), default=0.0)
