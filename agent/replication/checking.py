@@ -15,6 +15,9 @@ from agent.replication.errors import ReplicationError
 from agent.replication.protocol import Answer, DefinitionEntry, FetchAnswer
 from agent.replication.receiver_words import Page
 
+DEFINITION_BYTES_MAX = 64 * 1024
+"""Several times the largest that an origin can make; a larger one could not be handed on."""
+
 
 class Position(NamedTuple):
     """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store."""
@@ -88,8 +91,13 @@ def _check_batch(data: bytes, first_offset: int, last_offset: int, stream: str, 
 
 def _check_definition(entry: DefinitionEntry, origins: frozenset[str]) -> ReceivedDefinition:
     origin = Origin(entry.zone, bytes.fromhex(entry.epoch))
+    body = bytes(entry.definition)
+    if len(body) > DEFINITION_BYTES_MAX:
+        raise PageRefused(
+            f"definition {entry.number} of {origin} has {len(body)} bytes, at most {DEFINITION_BYTES_MAX}"
+        )
     _check_origin(origin, f"definition {entry.number}", origins)
-    return ReceivedDefinition(origin, entry.number, bytes(entry.definition))
+    return ReceivedDefinition(origin, entry.number, body)
 
 
 def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:

@@ -23,6 +23,8 @@ BATCH_OVERHEAD_BYTES = 64
 """One entry of `batches`: three numbers of up to 19 digits."""
 DEFINITION_OVERHEAD_BYTES = 160
 """One entry of `definitions` without the definition."""
+DEFINITIONS_BYTES_MAX = 512 * 1024
+"""They travel in the header, which has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class _Selection:
         self._last_offset = plan.after_offset
         self._facts_left = plan.limit
         self._bytes_left = bytes_max
+        self._definition_bytes_left = min(bytes_max, DEFINITIONS_BYTES_MAX)
         self._pieces: list[Piece] = []
         self._omitted: list[tuple[int, int]] = []
         self._definitions: dict[str, int] = {}
@@ -140,9 +143,10 @@ class _Selection:
         taken = self._definitions.get(row.origin, 0)
         while known + taken < row.definition_count and taken < len(sizes):
             size = sizes[taken] + DEFINITION_OVERHEAD_BYTES
-            if size > self._bytes_left and not self.is_empty():
+            if size > min(self._bytes_left, self._definition_bytes_left) and not self.is_empty():
                 break
             self._bytes_left -= size
+            self._definition_bytes_left -= size
             taken += 1
             self._definitions[row.origin] = taken
         return known + taken >= row.definition_count

@@ -197,7 +197,7 @@ class Puller:
             epoch=effect.epoch,
             after_offset=effect.after_offset,
             confirm=confirm,
-            definitions_known=dict(effect.definitions_known),
+            definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
         )
         fetch_id = effect.fetch_id
         expiry_s = (effect.wait_ms + settings.receiver.answer_timeout_ms) // 1000 + 1

@@ -193,11 +193,11 @@ class Server:
             case ConfirmReceipt():
                 outcome = await self._confirm_receipt(caller, request)
             case GetCursor():
-                outcome = await self._get_cursor(caller, request)
+                outcome = self._get_cursor(caller, request)
             case GetBounds():
-                outcome = await self._get_bounds(caller, request)
+                outcome = self._get_bounds(caller, request)
             case ListStreams():
-                outcome = await self._list_streams(caller)
+                outcome = self._list_streams(caller)
         return outcome if isinstance(outcome, Refuse) else encode_answer(outcome, [])
 
     async def _fetch(self, caller: Caller, request: FetchFacts) -> bytes | Refuse | Drop:
@@ -292,7 +292,7 @@ class Server:
         assert confirming is not None
         return ConfirmAnswer(store_zone=store.zone, epoch=self._epoch, cursor_advanced_to=await confirming)
 
-    async def _get_cursor(self, caller: Caller, request: GetCursor) -> Answer | Refuse:
+    def _get_cursor(self, caller: Caller, request: GetCursor) -> Answer | Refuse:
         consumer = _view(self._store.consumer(request.consumer_name))
         refusal = sender.check_consumer(request.consumer_name, caller.zone, self._exports[caller.zone], consumer)
         if refusal is not None:
@@ -307,8 +307,8 @@ class Server:
             end_offset=self._store.end_offset(consumer.stream),
         )
 
-    async def _get_bounds(self, caller: Caller, request: GetBounds) -> Answer | Refuse:
-        for entry in await self._exported(caller):
+    def _get_bounds(self, caller: Caller, request: GetBounds) -> Answer | Refuse:
+        for entry in self._exported(caller):
             if entry.name == request.stream:
                 first, end = entry.first_offset, entry.end_offset
                 return BoundsAnswer(
@@ -320,10 +320,10 @@ class Server:
                 )
         return Refuse("stream_not_exported", f"stream {request.stream!r} is not exported to {caller.zone}")
 
-    async def _list_streams(self, caller: Caller) -> Answer:
-        return StreamsAnswer(store_zone=self._store.zone, epoch=self._epoch, streams=await self._exported(caller))
+    def _list_streams(self, caller: Caller) -> Answer:
+        return StreamsAnswer(store_zone=self._store.zone, epoch=self._epoch, streams=self._exported(caller))
 
-    async def _exported(self, caller: Caller) -> list[StreamEntry]:
+    def _exported(self, caller: Caller) -> list[StreamEntry]:
         """The streams this zone may read; one that is exported but holds nothing yet is listed as empty."""
         held = self._store.streams()
         bounds = {stream.name: stream for stream in held}

@@ -173,6 +173,8 @@ class Connection:
             sent = client.publish(message.topic, message.payload, message.qos, properties=message.properties)
             if message.acknowledged is not None:
                 self._unacknowledged[sent.mid] = message
+            if self.closed.done():
+                self._give_up()  # it ended under this very message
         self._watch_writable()
 
     def _watch_writable(self) -> None:
@@ -341,6 +343,12 @@ class Connection:
             opened.close()
         if not self.closed.done():
             self.closed.set_result(error)
+        self._give_up()
+        _log.debug("connection_ended", extra={"broker": self._access.name, "reason": str(error)})
+
+    def _give_up(self) -> None:
+        """Tell everybody who waits that it is over."""
+        error = self.closed.result()
         waiting = [self._connack, *self._suback.values()]
         waiting += [message.acknowledged for message in self._unacknowledged.values() if message.acknowledged]
         waiting += [message.acknowledged for message in self._outgoing if message.acknowledged]
@@ -350,7 +358,6 @@ class Connection:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whoever waited has been told; nobody may be waiting
-        _log.debug("connection_ended", extra={"broker": self._access.name, "reason": str(error)})
 
 
 def _properties(correlation: bytes, expiry_s: int) -> Properties:

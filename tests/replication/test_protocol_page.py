@@ -34,7 +34,7 @@ def request() -> bytes:
     """The example's first request."""
     return encode_request(
         FetchFacts(
-            consumer_name="idmz.facts.telemetry", stream="facts.telemetry", limit=65536, wait_ms=5000, after_offset=0
+            consumer_name="idmz.facts.telemetry", stream="facts.telemetry", limit=65536, wait_ms=2000, after_offset=0
         )
     )
 
@@ -46,7 +46,7 @@ def following_request() -> bytes:
             consumer_name="idmz.facts.telemetry",
             stream="facts.telemetry",
             limit=65536,
-            wait_ms=5000,
+            wait_ms=2000,
             epoch=EPOCH.hex(),
             after_offset=1,
             confirm=Confirm(last_offset=1),
@@ -102,10 +102,10 @@ def generated() -> dict[str, str]:
 def written(page: str) -> str:
     """The page with its generated parts as they should be."""
     for name, text in generated().items():
-        pattern = rf"(<!-- {re.escape(name)} -->\n)\n?(?:(?:\|[^\n]*\n)+|```.*?\n```\n)?"
-        page, found = re.subn(pattern, lambda match, text=text: match[1] + "\n" + text + "\n", page, flags=re.DOTALL)
+        pattern = rf"(<!-- {re.escape(name)} -->\n)\n?(?:(?:\|[^\n]*\n)+|```.*?\n```\n)?\n*"
+        page, found = re.subn(pattern, lambda match, text=text: match[1] + "\n" + text + "\n\n", page, flags=re.DOTALL)
         assert found == 1, name
-    return page
+    return page.rstrip() + "\n"
 
 
 def test_page_is_the_code() -> None:

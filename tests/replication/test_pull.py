@@ -1,16 +1,23 @@
 """Store to store through the real broker: what arrives is what was sent, byte for byte, whatever goes away meanwhile."""
 
 import asyncio
+import logging
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.replication.receiver_words import Asking
+from agent.fact_store.errors import StoreFull
+from agent.fact_store.store import FactStore
+from agent.replication.receiver_words import Asking, Settings
 from tests.replication.nodes import STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
+
+IMPATIENT = Settings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500)
 
 
 def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
@@ -102,3 +109,137 @@ def frontier(node: Node) -> int:
     """What idmz has confirmed here."""
     consumer = node.store.consumer(f"idmz.{STREAM}")
     return 0 if consumer is None else consumer.frontier
+
+
+def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Path) -> None:
+    """The serving node ends and starts again with its store, then with a new one: the first goes on, the second begins at 1."""
+
+    async def scenario() -> None:
+        idmz = Node.open(broker, "idmz", tmp_path)
+        puller = idmz.pull("plant-a", receiver=IMPATIENT)
+        async with idmz.running():
+            for life, (folder, facts, held) in enumerate((("a", 300, 300), ("a", 50, 350), ("b", 100, 450))):
+                plant = Node.open(broker, "plant-a", tmp_path / folder)
+                plant.serve({"idmz": [STREAM]})
+                async with plant.running():
+                    await plant.append(life * 1000, facts)
+                    await idmz.wait_end(held)
+                    await wait_until_async(lambda plant=plant: frontier(plant) > 0, "confirmation")
+                plant.store.close()
+        assert puller.statistics().facts_duplicate == 0
+        assert len(idmz.store.origins()) == 3  # idmz itself, and both lives of the plant
+        position = idmz.store.peer_position("plant-a", STREAM)
+        assert position is not None
+        assert position.offset == 100
+        idmz.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
+    """The pulling node is stopped in the middle, several times: what it stored it does not ask for again."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        await plant.append(0, 5_000, 50)
+        async with plant.running():
+            for end_offset in (500, 2_000, 5_000):
+                idmz = Node.open(broker, "idmz", tmp_path)
+                puller = idmz.pull("plant-a", bytes_max=2_048)
+                async with idmz.running():
+                    await idmz.wait_end(end_offset)
+                assert puller.statistics().facts_duplicate == 0
+                idmz.store.close()
+        idmz = Node.open(broker, "idmz", tmp_path)
+        assert sealed(idmz.store) == sealed(plant.store)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(scenario())
+
+
+class FullNowAndThen:
+    """A store that refuses every other page for want of space."""
+
+    def __init__(self, store: FactStore) -> None:
+        self._store = store
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def put_batches(self, *arguments: Any) -> Future[Any]:
+        self.refused += 1
+        if self.refused % 2:
+            raise StoreFull("no space left on device")
+        return self._store.put_batches(*arguments)
+
+
+def test_full_store_pauses_and_skips_nothing(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each page that finds no space is offered again until it is in; the log says so when it begins and when it ends."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        await plant.append(0, 1_000, 100)
+        store = idmz.store
+        idmz.store = FullNowAndThen(store)  # type: ignore[assignment]
+        idmz.pull("plant-a", bytes_max=1_024)
+        async with plant.running(), idmz.running():
+            await idmz.wait_end(1_000)
+        assert sealed(store) == sealed(plant.store)
+        plant.store.close()
+        store.close()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    said = [record.message for record in caplog.records if record.message.startswith("store_")]
+    assert said[:4] == ["store_refuses", "store_accepts"] * 2
+
+
+def test_relay_that_may_not(broker: Mosquitto, tmp_path: Path) -> None:
+    """A peer brings only the origins that its configuration lets it relay; others block the stream and are named."""
+
+    async def scenario() -> None:
+        plant, idmz, enterprise = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
+        plant.serve({"idmz": [STREAM]})
+        idmz.serve({"enterprise": [STREAM]})
+        idmz.pull("plant-a")
+        puller = enterprise.pull("idmz")
+        async with plant.running(), idmz.running(), enterprise.running():
+            await plant.append(0, 10)
+            await wait_until_async(lambda: puller.statistics().asking is Asking.BLOCKED, "refusal")
+            reason = puller.statistics().lost_reason
+            assert reason is not None
+            assert "of zone plant-a, which this peer may not relay" in reason
+        assert enterprise.store.end_offset(STREAM) == 0
+        for node in (plant, idmz, enterprise):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_both_directions_without_echo(tmp_path: Path) -> None:
+    """Two zones pull the same stream from each other: each ends with the facts of both, once, and then it is quiet."""
+
+    async def scenario(broker: Mosquitto) -> None:
+        one, other = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        one.serve({"idmz": [STREAM]})
+        other.serve({"plant-a": [STREAM]})
+        pullers = [other.pull("plant-a"), one.pull("idmz")]
+        async with one.running(), other.running():
+            await one.append(0, 500)
+            await other.append(10_000, 300)
+            await one.wait_end(800)
+            await other.wait_end(800)
+            await wait_until_async(lambda: all(each.statistics().offset == 800 for each in pullers), "both positions")
+        for node in (one, other):
+            assert node.store.end_offset(STREAM) == 800
+            node.store.close()
+        assert sum(each.statistics().facts_duplicate for each in pullers) == 0
+
+    with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("plant-a:idmz", "idmz:plant-a")) as broker:
+        asyncio.run(scenario(broker))

@@ -1,0 +1,305 @@
+"""The pulling side's decisions, one at a time; what they add up to under faults is in test_simulation.py."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.replication.backoff import delay_ms
+from agent.replication.receiver import DEFINITION_PAGES_MAX, Receiver
+from agent.replication.receiver_words import (
+    Append,
+    Appended,
+    AppendFailed,
+    Asking,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    LinkDown,
+    LinkUp,
+    Note,
+    NoteKind,
+    Page,
+    PageArrived,
+    Settings,
+    Storing,
+    Tick,
+)
+
+ONE, TWO = "1" * 32, "2" * 32
+PATIENCE = Settings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400, blocked_ms=60_000)
+
+
+def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0, **fields: object) -> Page:
+    """A page of one run of offsets."""
+    return Page(epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more, **fields)
+
+
+class Driver:
+    """A receiver with a clock; remembers what it asked for."""
+
+    def __init__(self, epoch: str | None = None, offset: int = 0, settings: Settings = PATIENCE) -> None:
+        self.core = Receiver(settings, epoch, offset)
+        self.now_ms = 0
+        self.fetches: list[Fetch] = []
+
+    def __call__(self, event: Event, after_ms: int = 0) -> list[Effect]:
+        self.now_ms += after_ms
+        effects = self.core.handle(event, self.now_ms, 0.5)
+        self.fetches += [effect for effect in effects if isinstance(effect, Fetch)]
+        return effects
+
+    def answer(self, answered: Page, fetch: int = -1) -> list[Effect]:
+        """The page arrives, in answer to the newest request or an older one."""
+        return self(PageArrived(self.fetches[fetch].fetch_id, answered), 1)
+
+
+def kinds(effects: list[Effect]) -> list[object]:
+    """What kinds of effects, and which notes."""
+    return [effect.kind if isinstance(effect, Note) else type(effect) for effect in effects]
+
+
+def test_first_fetch_begins_at_the_oldest() -> None:
+    """Nothing stored: ask after 0, in no epoch, confirming nothing."""
+    asked = Driver()(LinkUp())
+    assert asked == [Fetch(1, None, 0, None, {}, 1_000)]
+
+
+def test_start_at_the_end_takes_the_peers_word() -> None:
+    """With start = "end" the peer's frontier is the position, and the next request names it."""
+    driver = Driver(settings=Settings(start="end"))
+    driver(LinkUp())
+    assert driver.fetches[-1].after_offset is None
+    driver.now_ms += 1_000
+    driver.answer(page(0, 0, frontier=40))
+    newest = driver.fetches[-1]
+    assert (newest.after_offset, newest.confirm_offset, newest.epoch) == (40, None, ONE)
+
+
+def test_reads_one_page_ahead_and_confirms_on_the_way() -> None:
+    """While a page is stored the next is asked for; a third is not, until the first is in; then it confirms the first."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
+    assert driver.fetches[-1].after_offset == 10
+    assert driver.answer(page(11, 20, more=True)) == []
+    assert driver.core.asking is Asking.HOLDING
+    effects = driver(Appended())
+    assert kinds(effects) == [Fetch, Append]
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].confirm_offset) == (20, 10)
+
+
+def test_at_the_end_the_confirming_request_waits() -> None:
+    """The last page is stored before anything is asked, so that the request that waits also confirms."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    assert kinds(driver.answer(page(1, 10))) == [Append]
+    assert kinds(driver(Appended())) == [Fetch]
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].confirm_offset) == (10, 10)
+
+
+def test_late_answer_is_as_good() -> None:
+    """The answer to a request given up is taken if it starts at the position; its twin is then dropped."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    assert kinds(driver(Tick(), 1_500)) == [NoteKind.PEER_LOST]
+    assert kinds(driver(Tick(), 200)) == [Fetch]
+    assert kinds(driver.answer(page(11, 20), fetch=0)) == [NoteKind.PEER_RETURNED, Append]
+    assert driver.answer(page(11, 20), fetch=1) == []
+    assert (driver.core.counters.pages_late, driver.core.counters.pages_dropped) == (1, 1)
+
+
+@pytest.mark.parametrize("first", [1, 10, 12, 30])
+def test_page_elsewhere_is_no_page(first: int) -> None:
+    """A page that does not start at the position is not stored; if it answers the newest request, that is a failure."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    assert kinds(driver.answer(page(first, first + 9))) == [NoteKind.PEER_LOST]
+    assert driver.core.asking is Asking.BACKOFF
+
+
+def test_log_may_begin_late() -> None:
+    """Asked from the beginning, the peer says where its log begins."""
+    driver = Driver()
+    driver(LinkUp())
+    effects = driver.answer(page(1_001, 1_010))
+    assert [(effect.epoch, effect.offset) for effect in effects if isinstance(effect, Append)] == [(ONE, 1_010)]
+
+
+def test_other_epoch_starts_over() -> None:
+    """The peer's store is another one: from 0, confirming nothing, and answers of the old one are dropped."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
+    assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
+    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 1_000)
+    assert driver.answer(page(11, 20), fetch=0) == []
+    assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
+
+
+def test_page_of_the_old_epoch_is_still_stored() -> None:
+    """What was on its way to disk when the epoch changed is as good as ever, under its own epoch's position."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(11, 20, more=True))
+    driver(FetchFailed(2, "epoch_changed", "other store", is_retryable=True, epoch=TWO))
+    driver(AppendFailed("full", is_retryable=True))
+    retried = driver(Tick(), 100)
+    assert [(each.epoch, each.offset) for each in retried if isinstance(each, Append)] == [(ONE, 20)]
+    driver(Appended())
+    assert driver.core.stored_offset == 0
+
+
+def test_store_that_is_full_gets_the_same_page_again() -> None:
+    """A pause, doubling, said once when it begins and once when it ends; the page is the same."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    (offered,) = driver.answer(page(1, 10))
+    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES]
+    assert driver.core.storing is Storing.PAUSED
+    assert driver(Tick(), 100) == [offered]
+    assert driver(AppendFailed("full", is_retryable=True)) == []
+    assert driver(Tick(), 200) == [offered]
+    assert kinds(driver(Appended())) == [NoteKind.STORE_ACCEPTS, Fetch]
+
+
+def test_refused_page_blocks_and_is_said_once() -> None:
+    """A page refused for good is asked for again, rarely; the peer counts as lost until one has been stored."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(11, 20, more=True))
+    assert kinds(driver(AppendFailed("forked", is_retryable=False))) == [NoteKind.PAGE_REFUSED]
+    assert driver.core.asking is Asking.BLOCKED
+    assert driver(Tick(), 59_999) == []
+    assert kinds(driver(Tick(), 1)) == [Fetch]
+    assert driver.fetches[-1].after_offset == 10
+    driver.answer(page(11, 20))
+    assert driver(AppendFailed("forked", is_retryable=False)) == []
+    driver(Tick(), 60_000)
+    driver.answer(page(11, 20))
+    assert kinds(driver(Appended())) == [NoteKind.PEER_RETURNED, Fetch]
+
+
+def test_final_and_passing_refusals_differ() -> None:
+    """Busy: soon again. Not exported: rarely, and said though the peer was lost already."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    assert kinds(driver(FetchFailed(1, "busy", "busy", is_retryable=True))) == [NoteKind.PEER_LOST]
+    driver(Tick(), 100)
+    failed = FetchFailed(2, "stream_not_exported", "not yours", is_retryable=False)
+    assert kinds(driver(failed)) == [NoteKind.PEER_REFUSES]
+    assert driver.core.deadline_ms == driver.now_ms + 60_000
+
+
+def test_empty_answer_too_soon_does_not_spin() -> None:
+    """A peer that does not wait is not asked more than five times a second."""
+    driver = Driver(ONE, 5)
+    driver(LinkUp())
+    assert driver.answer(page(0, 0)) == []
+    assert driver.core.asking is Asking.BACKOFF
+    assert kinds(driver(Tick(), 199)) == [Fetch]
+
+
+def test_link_down_and_up() -> None:
+    """One line each; the page on its way to disk is not disturbed."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    driver.answer(page(1, 10, more=True))
+    assert kinds(driver(LinkDown("gone"))) == [NoteKind.PEER_LOST]
+    assert driver(Appended()) == []
+    assert kinds(driver(LinkUp())) == [Fetch]
+    assert driver.fetches[-1].confirm_offset == 10
+
+
+def test_definitions_wait_for_their_batch() -> None:
+    """Pages of definitions are kept, named as known at once, and go to the store with the next page of facts."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": 5}))) == [Fetch]
+    assert driver.fetches[-1].definitions_known == {"a": 5}
+    effects = driver.answer(page(1, 10, definitions={"a": 7}))
+    (append,) = [effect for effect in effects if isinstance(effect, Append)]
+    assert [each.definitions for each in append.definitions_before] == [{"a": 5}]
+    driver(AppendFailed("missing", is_retryable=False))
+    driver(Tick(), 60_000)
+    assert driver.fetches[-1].definitions_known == {}
+
+
+def test_definitions_without_end_are_refused() -> None:
+    """What a peer may make us keep is bounded."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    for number in range(DEFINITION_PAGES_MAX):
+        driver.answer(page(0, 0, more=True, definitions={"a": number + 1}))
+    assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": 99}))) == [NoteKind.PEER_REFUSES]
+
+
+@given(st.integers(0, 100), st.floats(0, 1))
+def test_delay(tries: int, chance: float) -> None:
+    """Never above the limit, never below half of what is due."""
+    assert min(100 << min(tries, 16), 5_000) // 2 <= delay_ms(100, 5_000, tries, chance) <= 5_000
+
+
+offsets = st.integers(0, 40)
+hostile_pages = st.builds(
+    Page,
+    epoch=st.sampled_from([ONE, TWO]),
+    frontier=offsets,
+    first_offset=offsets,
+    last_offset=offsets,
+    more=st.booleans(),
+    definitions=st.dictionaries(st.sampled_from(["a", "b"]), offsets, max_size=2),
+).filter(lambda each: (each.first_offset == 0) == (each.last_offset == 0) and each.first_offset <= each.last_offset)
+hostile_events = st.one_of(
+    st.builds(PageArrived, fetch_id=st.integers(0, 30), page=hostile_pages),
+    st.builds(
+        FetchFailed,
+        fetch_id=st.integers(0, 30),
+        code=st.sampled_from(["epoch_changed", "busy"]),
+        reason=st.just("x"),
+        is_retryable=st.booleans(),
+        epoch=st.sampled_from([None, ONE, TWO]),
+    ),
+)
+own_events = st.sampled_from(["up", "down", "appended", "full", "refused", "tick"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(hostile_events | own_events, st.integers(0, 3_000)), max_size=60), st.sampled_from([None, ONE])
+)
+def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str | None) -> None:
+    """Whatever a peer answers, to whichever request, no assertion fails, and what is stored never goes back in an epoch."""
+    core = Receiver(PATIENCE, epoch, 0)
+    now_ms, stored = 0, {ONE: 0, TWO: 0}
+    for event, after_ms in events:
+        now_ms += after_ms
+        happened = possible(core, event)
+        if happened is None:
+            continue
+        for effect in core.handle(happened, now_ms, 0.5):
+            if isinstance(effect, Append):
+                assert effect.offset >= 0
+            if isinstance(effect, Fetch) and effect.confirm_offset is not None:
+                assert effect.confirm_offset == core.stored_offset
+        if core.epoch is not None:
+            stored[core.epoch] = max(stored[core.epoch], core.stored_offset)
+
+
+def possible(core: Receiver, event: object) -> Event | None:
+    """The event, if the shell could report it in this state."""
+    match event:
+        case "up":
+            return LinkUp() if core.asking is Asking.OFFLINE else None
+        case "down":
+            return LinkDown("gone")
+        case "appended":
+            return Appended() if core.storing is Storing.APPENDING else None
+        case "full" | "refused":
+            failed = AppendFailed("no", is_retryable=event == "full")
+            return failed if core.storing is Storing.APPENDING else None
+        case "tick":
+            return Tick()
+        case _:
+            assert isinstance(event, PageArrived | FetchFailed)
+            return event
