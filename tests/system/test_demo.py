@@ -1,0 +1,45 @@
+"""The demonstration, shortened: it must end with equal counts from the stores and from Spark, and leave nothing running."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent.demo.layout import ZONES
+from agent.demo.story import Outcome, Timing, play
+from agent.demo.view import View
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+
+def children() -> set[str]:
+    """Process ids of everything that calls us its parent."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return set(found.split())
+
+
+def test_the_story_ends_with_equal_counts_and_nothing_running(tmp_path: Path) -> None:
+    """Plant to Spark through a cut and a kill -9: facts appended, received and rolled up are the same number."""
+    before = children()
+    printed = io.StringIO()
+    told: list[Outcome] = []
+    with View(Console(file=printed, width=120), ZONES) as view:
+        outcome = play(tmp_path, view, Timing(run_s=3, cut_s=4, after_kill_s=2), told.append)
+    assert told == [outcome]
+    assert outcome.equal, outcome
+    assert outcome.rolled_up == outcome.facts["plant-a"] > 500
+    assert outcome.messages == dict.fromkeys(ZONES, 1)
+    assert "stands still" in printed.getvalue()
+    assert children() <= before
+
+
+def test_an_outcome_with_a_missing_fact_is_not_equal() -> None:
+    """The last line can say NOT EQUAL: a zone or Spark that counts one less is noticed, and so is a count of nothing."""
+    good = Outcome(dict.fromkeys(ZONES, 5), dict.fromkeys(ZONES, 1), {"facts_rolled_up": 5})
+    assert good.equal
+    assert not Outcome(good.facts | {"idmz": 4}, good.messages, good.spark).equal
+    assert not Outcome(good.facts, good.messages, {"facts_rolled_up": 4}).equal
+    assert not Outcome(good.facts, good.messages | {"idmz": 0}, good.spark).equal
+    assert not Outcome(dict.fromkeys(ZONES, 0), good.messages, {"facts_rolled_up": 0}).equal
