@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from agent.message import Json, Value
 
@@ -42,18 +43,21 @@ class Values:
             self._codes = bytes((_CODES[kinds.pop()],)) * len(values)
         else:
             self._codes = bytes(map(_CODES.__getitem__, map(type, values)))
-        if _INT in self._codes and any(value > INT64_MAX for value in values if type(value) is int):
+        self._found = frozenset(self._codes)
+        # Every value as a double, where all are numbers: most groups need no more than this one pass.
+        self._doubles = doubles(array("d", values)) if max(self._found) <= _DOUBLE else None  # type: ignore[arg-type]
+        if _INT in self._found and self._may_reach(2.0**63):
             self._codes = bytes(
                 _UINT if code == _INT and value > INT64_MAX else code  # type: ignore[operator]
                 for value, code in zip(values, self._codes, strict=True)
             )
-        self._found = frozenset(self._codes)
+            self._found = frozenset(self._codes)
 
     @property
     def value(self) -> Any:
         """Numbers as doubles, booleans as 0 and 1, NULL for the rest. NaN stays NaN, with its payload."""
-        if max(self._found) <= _DOUBLE:
-            return doubles(array("d", self._values))  # type: ignore[arg-type]
+        if self._doubles is not None:
+            return self._doubles
         if min(self._found) > _DOUBLE:
             return pa.nulls(len(self._values), pa.float64())
         numbers = [
@@ -69,6 +73,10 @@ class Values:
             return longs(array("q", self._values))  # type: ignore[arg-type]
         if min(self._found) > _BOOL:
             return pa.nulls(len(self._values), pa.int64())
+        if self._doubles is not None:
+            exact = pc.if_else(pc.less_equal(self._code_column(), _BOOL), self._doubles, None)
+            if not _any(pc.greater(pc.abs(exact), 2.0**53)):  # doubles below hold every integer
+                return exact.cast(pa.int64())
         exact = [
             int(value) if code <= _BOOL else None  # type: ignore[arg-type]
             for value, code in zip(self._values, self._codes, strict=True)
@@ -91,8 +99,14 @@ class Values:
         """The name of each value's type."""
         if len(self._found) == 1:
             return pa.repeat(_NAMES[self._codes[0]], len(self._values))
-        codes = pa.Array.from_buffers(pa.uint8(), len(self._codes), [None, pa.py_buffer(self._codes)])
-        return _NAMES.take(codes)
+        return _NAMES.take(self._code_column())
+
+    def _code_column(self) -> Any:
+        return pa.Array.from_buffers(pa.uint8(), len(self._codes), [None, pa.py_buffer(self._codes)])
+
+    def _may_reach(self, limit: float) -> bool:
+        """Whether some number may be as large as `limit`; only a yes needs a look at each."""
+        return self._doubles is None or _any(pc.greater_equal(self._doubles, limit))
 
 
 def text_bytes(values: Sequence[Value]) -> int:
@@ -111,6 +125,10 @@ def longs(numbers: array[int]) -> Any:
 def doubles(numbers: array[float]) -> Any:
     """An Arrow column over the memory of a C array of doubles."""
     return pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _any(flags: Any) -> bool:
+    return bool(pc.any(flags).as_py())
 
 
 def _json_text(value: Any) -> str:
