@@ -79,6 +79,19 @@ async def test_a_server_without_the_policy_is_refused(tmp_path: Path) -> None:
             pass
 
 
+@in_loop
+async def test_a_key_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
+    """A leaked key is not used, and the error says how to mend it; nothing is connected to before that."""
+    settings = secured(4840, tmp_path, server_certificate_file=tmp_path / "own" / "bsfg.pem")
+    assert settings.certificate_file is not None
+    assert settings.private_key_file is not None
+    ensure_certificate(settings.certificate_file, settings.private_key_file, "urn:bsfg:agent")
+    settings.private_key_file.chmod(0o644)
+    with pytest.raises(SourceRefused, match=r"bsfg\.key may be read by everybody; chmod 600"):
+        async with open_session(settings):
+            pass
+
+
 def test_our_certificate_is_made_once(tmp_path: Path) -> None:
     """The second start finds the first one's pair; half a pair is refused, never replaced."""
     certificate, key = tmp_path / "a" / "bsfg.pem", tmp_path / "a" / "bsfg.key"

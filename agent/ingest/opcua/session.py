@@ -284,11 +284,11 @@ async def _secure(client: Client, settings: OpcuaSourceSettings) -> None:
     if settings.user_name:
         assert settings.password_file is not None, "checked with the settings"
         client.set_user(settings.user_name)
-        client.set_password(_read(settings.password_file).decode().rstrip("\r\n"))
+        client.set_password(_read_secret(settings.password_file).decode().rstrip("\r\n"))
     await client.set_security(
         getattr(security_policies, f"SecurityPolicy{settings.security_policy}"),
-        _pem_or_der(certificate),
-        _pem_or_der(key),
+        _pem_or_der(_read(certificate)),
+        _pem_or_der(_read_secret(key)),
         server_certificate=uacrypto.CertProperties(pinned, "der"),
         mode=ua.MessageSecurityMode[settings.security_mode],
     )
@@ -324,10 +324,17 @@ async def _pinned_certificate(settings: OpcuaSourceSettings) -> bytes:
     return bytes(shown)
 
 
-def _pem_or_der(file: Path) -> uacrypto.CertProperties:
+def _pem_or_der(data: bytes) -> uacrypto.CertProperties:
     """A certificate or key with its form told by its content; the library goes by the file's name."""
-    data = _read(file)
     return uacrypto.CertProperties(data, "pem" if b"-----BEGIN" in data else "der")
+
+
+def _read_secret(file: Path) -> bytes:
+    """A key or a password; refused while everybody on the machine may read it too."""
+    data = _read(file)
+    if file.stat().st_mode & 0o007:
+        raise SourceRefused(f"{file} may be read by everybody; chmod 600 it, and change what it held")
+    return data
 
 
 def _read(file: Path) -> bytes:

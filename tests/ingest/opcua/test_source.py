@@ -1,13 +1,16 @@
 import asyncio
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
 
 from agent.ingest.delivery import Delivery
+from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.plan import ItemPlan
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.recorder import Recorder
@@ -22,11 +25,12 @@ S = 1_000_000_000
 TAGS = [Tag(n, "facts.telemetry", TagDefinition(f"tag:a/{n}"), SamplingRule(), NodeAddress("urn:x", n)) for n in (1, 2)]
 
 
-async def made(store: FakeStore, buffer_values_max: int = 1_000) -> tuple[OpcuaSource, Recorder]:
+async def made(store: FakeStore, liveness_timeout_ms: int = 15_000) -> tuple[OpcuaSource, Recorder]:
     """A source of two tags that is connected to nothing."""
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     numbers = await recorder.define([tag.definition for tag in TAGS])
-    settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), buffer_values_max=buffer_values_max)
+    limits = {"buffer_values_max": 1_000, "liveness_timeout_ms": liveness_timeout_ms}
+    settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **limits)  # type: ignore[arg-type]
     return OpcuaSource(settings, Delivery("plc", TAGS, numbers, recorder)), recorder
 
 
@@ -85,6 +89,38 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
     assert times[:2] == [5 * S, 7 * S]
     assert abs(times[2] - hour_ahead_ns) < 60 * S
     assert len(store.samples) == 3  # the heartbeat is no sample
+
+
+class MuteSession:
+    """A session that accepts everything and never publishes: connected, and silent."""
+
+    async def subscribe(self, _: object) -> None:
+        """Accepted."""
+
+    async def items_per_call_max(self) -> int:
+        return 0
+
+    async def create_heartbeat(self) -> int:
+        return 0
+
+    async def namespaces(self) -> list[str]:
+        return ["urn:x"]
+
+    async def create_items(self, items: list[object]) -> list[int]:
+        return [0] * len(items)
+
+
+@in_loop
+async def test_a_connection_that_stands_and_says_nothing_is_given_up() -> None:
+    """No error, no closed socket, every call answered, only no value ever: the server's clock that does not move ends it."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=1)
+    source._plan = ItemPlan(source._delivery.points, 10, S)
+    source._alive_s = time.monotonic()
+    came_up: list[bool] = []
+    with pytest.raises(SourceLost, match="its clock has stood still"):
+        await source._tend(MuteSession(), lambda: came_up.append(True))  # type: ignore[arg-type]
+    assert came_up == [True]
+    assert source._plan.live == {1, 2}
 
 
 def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,35 @@
+"""What the page on tag files shows, works."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.ingest import quality, tag_map
+from agent.ingest.modbus import address as modbus_address
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.ingest.tag_file import load_tag_map
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tag-file.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```csv\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("protocol, block", [*zip(["opcua", "modbus"], BLOCKS, strict=True)])
+def test_the_examples_are_good_tag_files(protocol: str, block: str, tmp_path: Path) -> None:
+    """A reader who copies an example gets tags, one for each row."""
+    file = tmp_path / "tags.csv"
+    file.write_text(block, encoding="utf-8")
+    if protocol == "opcua":
+        found = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc", file))
+    else:
+        found = load_tag_map(ModbusSourceSettings("meter", "meter", file, 0))
+    assert len(found.tags) == block.count("\n") - 1
+
+
+def test_every_column_and_status_is_on_the_page() -> None:
+    """A column the program knows is described, and so is every status it gives by itself."""
+    for name in (*tag_map.COMMON_COLUMNS, "address", *modbus_address.COLUMNS):
+        assert f"`{name}`" in PAGE, name
+    given = [value for name, value in vars(quality).items() if name.startswith("BAD_")]
+    for value in given:
+        assert f"0x{value:08X}" in PAGE, hex(value)
