@@ -28,7 +28,6 @@ LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",  # 200 by default: for a few cores, mostly empty tasks
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 # For tests and other short lives: measured to halve the time to the first result.
 SHORT_LIVED = {
