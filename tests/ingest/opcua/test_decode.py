@@ -108,6 +108,16 @@ def test_long_runs_of_one_type(kind: str) -> None:
     assert {change.value for change in found if change.handle != 700} == {1}
 
 
+def test_items_of_equal_length_and_different_shape_are_no_run() -> None:
+    """One time each, once the source's and once the server's: the same bytes long, and not to be mixed up."""
+    ways = [{"source": START, "server": None}, {"source": None, "server": START}]
+    items = [(n, data_value(n, "Int32", **ways[n // 5 % 2])) for n in range(40)]  # type: ignore[arg-type]
+    for change in decoded(encoded(items)).changes:
+        expected = (START_NS, 0) if change.handle // 5 % 2 == 0 else (0, START_NS)
+        assert (change.source_time_ns, change.server_time_ns) == expected
+        assert change.value == change.handle
+
+
 def test_source_times_keep_a_hundred_nanoseconds() -> None:
     """The last digit of the wire survives, which the library cuts off; picoseconds are added where a server sends them."""
     body = struct.pack("<IBBdIqHqH", 9, 0x3F, 11, 1.5, 0, FILETIME_EPOCH + 12_345_671, 2_300, FILETIME_EPOCH + 3, 0)
