@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,16 @@ def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None
     if catalog.origins.get(catalog.origin) != OWN_ORIGIN:
         raise StoreDamaged(f"{path}: the store is not its own first origin")
     for (stream, origin), ranges in catalog.held.items():
+        where = f"{path}: stream {stream}, origin {origin}"
+        if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):
+            raise StoreDamaged(f"{where}: ranges of held sequences overlap or touch")
         last = ranges[-1]
         row = connection.execute(QUERIES["select_batch_at_sequence"], (stream, origin, last.last_sequence)).fetchone()
         if row is None:
             continue  # released by retention
         first_sequence, count, digest, _ = row
         if (first_sequence + count - 1, digest) != (last.last_sequence, last.last_digest):
-            raise StoreDamaged(f"{path}: stream {stream}, origin {origin}: the last batch is not the one held")
+            raise StoreDamaged(f"{where}: the last batch is not the one held")
     for consumer in catalog.consumers.values():
         if consumer.frontier > catalog.streams[consumer.stream].end_offset:
             raise StoreDamaged(f"{path}: consumer {consumer.name} confirmed {consumer.frontier}, beyond the log")

@@ -133,7 +133,7 @@ def test_a_mistake_of_ours_is_not_a_quiet_end(tmp_path: Path, monkeypatch: pytes
     """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is told."""
     told: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
-    monkeypatch.setattr("agent.fact_store.writer.append_samples", lambda *_: [][1])
+    monkeypatch.setattr("agent.fact_store.writer.append_samples", lambda *_: [].pop())
     with plant(tmp_path, NEVER) as store:
         queued = store.append_samples(TELEMETRY, samples(1))
         broken = store.append_samples(TELEMETRY, samples(1), awaited=True)

@@ -1,5 +1,7 @@
 """What to do with one more batch of an origin: tables, and a set of sequences as the model."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,7 +102,7 @@ def test_like_a_set(order: list[int]) -> None:
         covered = {(s - 1) // SIZE + 1 for one in held for s in range(one.first_sequence, one.last_sequence + 1)}
         assert covered == came
         assert list(held) == sorted(held)
-        for left, right in zip(held, held[1:], strict=False):
+        for left, right in pairwise(held):
             assert left.last_sequence + 1 < right.first_sequence, "adjacent ranges must have been joined"
         for one in held:
             first, last = (one.first_sequence - 1) // SIZE + 1, one.last_sequence // SIZE

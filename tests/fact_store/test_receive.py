@@ -103,6 +103,21 @@ def test_a_gap_is_stored_and_told(store: FactStore) -> None:
     assert origin.put(store, [first, lost, third]) == PutResult(0, 30, 30)
 
 
+def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
+    """Filling a gap leaves one range in the file as in memory, so the next life of the store sees what this one saw."""
+    origin = Elsewhere()
+    batches = [origin.seal(3) for _ in range(5)]
+    path = tmp_path / "idmz.db"
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        for number in (0, 2, 4, 1, 3):
+            origin.put(store, [batches[number]])
+        held = store._writer.catalog.held
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        assert store._writer.catalog.held == held
+        ((only,),) = held.values()
+        assert (only.first_sequence, only.last_sequence) == (1, 15)
+
+
 def test_starting_late_is_no_gap(store: FactStore) -> None:
     """A consumer that begins at the end of a log misses nothing it asked for."""
     origin = Elsewhere()
