@@ -202,6 +202,18 @@ def test_a_rollup_goes_where_it_belongs(spark: SparkSession, tmp_path: Path) -> 
     assert [one.name for one in other.iterdir()] == ["beach.jpg"]
 
 
+def test_messages_are_rolled_up_too(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream of messages has counts per subject and no numbers; none of its facts is missing from the sum."""
+    path, out = tmp_path / "facts.db", tmp_path / "out"
+    with FactStore.open(path, "enterprise") as opened:
+        opened.append_messages(making.OPERATIONAL, [making.message(n) for n in range(10)]).result()
+    summary = run(spark, path, out, stream=making.OPERATIONAL)
+    assert (summary.facts_read, summary.facts_rolled_up, summary.rows) == (10, 10, 1)
+    [figures] = written(spark, out).values()
+    assert {name for name, figure in figures.items() if figure} == {"count"}
+    assert figures["mean"] is None
+
+
 def test_an_empty_range_rolls_up_to_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """Days without facts give a summary of zeros, not an error."""
     path = tmp_path / "facts.db"
