@@ -1,7 +1,9 @@
-"""What a receiver checks of a page before it takes it: that the peer sent what it was asked for and may send.
+"""What a receiver checks of a page: that the peer sent what it was asked for and may send, and that it can be read.
 
-A core.  Digests and headers are read (`agent.batch.parse`), contents are not; the history that the batches claim is for
-the store to compare.  What fails here is not a matter of luck or load, so it is refused for good (`PageRefused`).
+A core, in two steps.  `check_page` looks at the header of an answer, cheaply, when it arrives.  `check_batches` reads each
+batch's header and digest and opens it once within its limits, which is most of a receiver's work, so it is done in another
+thread, before the page goes to the store.  The history that the batches claim is for the store to compare.  What fails here
+is not a matter of luck or load, so it is refused for good (`PageRefused`).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.batch import BatchError, Origin, parse
+from agent.batch import BatchError, Header, Origin, parse, verify
 from agent.replication.errors import ReplicationError
 from agent.replication.protocol import Answer, DefinitionEntry, FetchAnswer
 from agent.replication.receiver_words import Page
@@ -40,8 +42,9 @@ class PageRefused(ReplicationError):
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """What of a page goes to the store."""
+    """What of a page goes to the store, and where its batches lie."""
 
+    entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
     definitions: Sequence[ReceivedDefinition]
 
@@ -54,8 +57,6 @@ def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: 
         raise PageRefused(f"answer of zone {answer.store_zone}, asked was {peer_zone}")
     if answer.stream != stream:
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
-    for (first, last, _), data in zip(answer.batches, sealed, strict=True):
-        _check_batch(data, first, last, stream, origins)
     definitions = [_check_definition(entry, origins) for entry in answer.definitions]
     first_offset, last_offset = answer.covered() or (0, 0)
     numbers: dict[str, int] = {}
@@ -70,22 +71,38 @@ def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: 
         more=answer.more,
         end_offset=answer.end_offset,
         definitions=numbers,
-        content=PageContent(sealed, definitions),
+        content=PageContent(answer.batches, sealed, definitions),
     )
 
 
-def _check_batch(data: bytes, first_offset: int, last_offset: int, stream: str, origins: frozenset[str]) -> None:
-    where = f"batch at offset {first_offset}"
-    try:
-        header = parse(data).header
-    except BatchError as error:
-        raise PageRefused(f"{where}: {error}") from error
+def check_batches(
+    entries: Sequence[tuple[int, int, int]],
+    sealed: Sequence[bytes],
+    stream: str,
+    origins: frozenset[str],
+    *,
+    is_opened: bool,
+) -> None:
+    """Raise PageRefused unless each batch is whole, what the page says of it, of this stream, of an origin that this peer may
+    bring, and (with `is_opened`) readable to its last fact."""
+    for (first, last, _), data in zip(entries, sealed, strict=True):
+        where = f"batch at offset {first}"
+        try:
+            batch = parse(data)
+            _check_header(batch.header, where, last - first + 1, stream, origins)
+            if is_opened:
+                verify(batch)
+        except BatchError as error:
+            raise PageRefused(f"{where}: {error}") from error
+
+
+def _check_header(header: Header, where: str, count: int, stream: str, origins: frozenset[str]) -> None:
     if header.stream != stream:
         raise PageRefused(f"{where} is of stream {header.stream!r}, asked for was {stream!r}")
     if header.is_slice:
         raise PageRefused(f"{where} is a slice: it can be read, not stored; ask with a larger limit")
-    if header.count != last_offset - first_offset + 1:
-        raise PageRefused(f"{where} holds {header.count} facts, the page says {last_offset - first_offset + 1}")
+    if header.count != count:
+        raise PageRefused(f"{where} holds {header.count} facts, the page says {count}")
     _check_origin(header.origin, where, origins)
 
 

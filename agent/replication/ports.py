@@ -144,6 +144,11 @@ class ReceivingStore(Protocol):
         sealed: Sequence[bytes],
         definitions: Sequence[ReceivedDefinition],
         position: Position,
+        *,
+        verify: bool,
     ) -> Future[PutResult]:
-        """Store definitions, batches (if absent) and the position in one transaction, or nothing at all."""
+        """Store definitions, batches (if absent) and the position in one transaction, or nothing at all.
+
+        Without `verify` the batches' contents need not be opened: the caller has done it.
+        """
         ...

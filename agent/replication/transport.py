@@ -23,9 +23,9 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.exception import MQTTException
 from paho.mqtt.packettypes import PacketTypes
@@ -34,6 +34,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from agent.replication.carrier import Access, Incoming
 from agent.replication.errors import BrokerUnreachable, ConnectionLost, MessageTooLarge, OutgoingFull, TransportError
+from agent.replication.publish_packet import PackedProperties
 from agent.replication.tls_client import TlsClient, rearm_quickack
 from agent.replication.transport_errors import connect_error, never_accepted, publish_error, session_refused
 
@@ -60,7 +61,7 @@ class _Outgoing(NamedTuple):
     topic: str
     payload: bytes
     qos: int
-    properties: Properties
+    properties: PackedProperties
     acknowledged: asyncio.Future[None] | None
 
 
@@ -83,7 +84,6 @@ class Connection:
         self._is_writing = False
         self._is_abandoned = False
         self._is_in_loop = False
-        self._arrived: list[Incoming] = []
         self._client = self._make_client()
 
     @classmethod
@@ -102,15 +102,13 @@ class Connection:
 
     def publish_answer(self, topic: str, payload: bytes, correlation: bytes) -> None:
         """Send once, at QoS 0.  TransportError if it cannot be sent."""
-        properties = _properties(correlation, ANSWER_EXPIRY_S)
-        self._offer(_Outgoing(topic, payload, 0, properties, None))
+        self._offer(_Outgoing(topic, payload, 0, PackedProperties(correlation, ANSWER_EXPIRY_S), None))
 
     def publish_request(
         self, topic: str, payload: bytes, response_topic: str, correlation: bytes, expiry_s: int
     ) -> asyncio.Future[None]:
         """Send at QoS 1; the future ends when the broker has acknowledged, in PeerAbsent when nobody serves the topic."""
-        properties = _properties(correlation, expiry_s)
-        properties.ResponseTopic = response_topic
+        properties = PackedProperties(correlation, expiry_s, response_topic)
         acknowledged: asyncio.Future[None] = self._loop.create_future()
         self._offer(_Outgoing(topic, payload, 1, properties, acknowledged))
         return acknowledged
@@ -170,7 +168,8 @@ class Connection:
                 break
             message = self._outgoing.popleft()
             self._outgoing_bytes -= len(message.payload) + len(message.topic) + 256
-            sent = client.publish(message.topic, message.payload, message.qos, properties=message.properties)
+            properties = cast("Properties", message.properties)  # paho wants nothing of them but `pack`
+            sent = client.publish(message.topic, message.payload, message.qos, properties=properties)
             if message.acknowledged is not None:
                 self._unacknowledged[sent.mid] = message
             if self.closed.done():
@@ -203,7 +202,6 @@ class Connection:
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
         client.on_publish = self._on_publish
-        client.on_message = self._on_message
         return client
 
     async def _connect(self) -> None:
@@ -284,22 +282,8 @@ class Connection:
             self._flush()
             self._loop.call_later(1.0, self._tick)
 
-    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
-        """Set aside until paho is done: it holds a lock meanwhile that publishing would wait for, for ever."""
-        properties = message.properties
-        self._arrived.append(
-            Incoming(
-                message.topic,
-                bytes(message.payload),
-                getattr(properties, "ResponseTopic", None),
-                getattr(properties, "CorrelationData", None),
-                getattr(properties, "MessageExpiryInterval", None),
-                message.retain,
-            )
-        )
-
     def _hand_over(self) -> None:
-        arrived, self._arrived = self._arrived, []
+        arrived, self._client.arrived = self._client.arrived, []
         for incoming in arrived:
             self._on_message_callback(incoming)
 
@@ -358,10 +342,3 @@ class Connection:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whoever waited has been told; nobody may be waiting
-
-
-def _properties(correlation: bytes, expiry_s: int) -> Properties:
-    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    properties.CorrelationData = correlation
-    properties.MessageExpiryInterval = expiry_s
-    return properties

@@ -1,5 +1,6 @@
 """What a receiver checks of a page: a peer that sends what it should not is named, and nothing of it is stored."""
 
+import hashlib
 import re
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import msgspec
 import pytest
 
 from agent.batch import Batch, Definitions, Link, Origin, cut, seal_samples
-from agent.replication.checking import DEFINITION_BYTES_MAX, PageContent, PageRefused, check_page
+from agent.replication.checking import DEFINITION_BYTES_MAX, PageContent, PageRefused, check_batches, check_page
 from agent.replication.protocol import CursorAnswer, DefinitionEntry, FetchAnswer
 
 STREAM = "facts.telemetry"
@@ -64,6 +65,19 @@ def flipped(data: bytes) -> bytes:
     return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
 
+def check(page: FetchAnswer, data: bytes) -> None:
+    """Both steps."""
+    check_page(page, [data], "plant-a", STREAM, ORIGINS)
+    check_batches(page.batches, [data], STREAM, ORIGINS, is_opened=True)
+
+
+def lying(batch: Batch) -> bytes:
+    """A batch whose digest is right and whose content is not what its header promises."""
+    sealed_bytes = bytearray(batch.sealed[:-16])
+    sealed_bytes[36:44] = (-5).to_bytes(8, "little", signed=True)  # the earliest time
+    return bytes(sealed_bytes) + hashlib.blake2b(sealed_bytes, digest_size=16).digest()
+
+
 @pytest.mark.parametrize(
     "data, fields, said",
     [
@@ -76,6 +90,7 @@ def flipped(data: bytes) -> bytes:
         (sealed().sealed, {"definitions": [entry("idmz")]}, "definition 1 is of zone idmz"),
         (sealed().sealed, {"definitions": [entry(body=b'"' + b"x" * DEFINITION_BYTES_MAX + b'"')]}, "at most 65536"),
         (flipped(sealed().sealed), {}, "digest"),
+        (lying(sealed()), {}, "times"),
         (b"BSFB", {}, "batch at offset 1"),
         (b"", {}, "batch at offset 1"),
     ],
@@ -83,7 +98,7 @@ def flipped(data: bytes) -> bytes:
 def test_bad_page_is_named(data: bytes, fields: dict[str, object], said: str) -> None:
     """Each thing a peer may not send is refused, naming it."""
     with pytest.raises(PageRefused, match=re.escape(said)):
-        check_page(answer(data, **fields), [data], "plant-a", STREAM, ORIGINS)
+        check(answer(data, **fields), data)
 
 
 def test_answer_to_another_question() -> None:
@@ -98,7 +113,7 @@ def test_answer_to_another_question() -> None:
 def test_relayed_origins_are_taken_when_allowed() -> None:
     """The configuration's word is what counts."""
     batch = sealed(zone="plant-b")
-    page = check_page(
-        answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, frozenset({"plant-b"})
-    )
+    origins = frozenset({"plant-b"})
+    page = check_page(answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins)
+    check_batches([(1, 10, len(batch.sealed))], [batch.sealed], STREAM, origins, is_opened=True)
     assert replace(page, content=None).last_offset == 10

@@ -169,11 +169,11 @@ class FullNowAndThen:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def put_batches(self, *arguments: Any) -> Future[Any]:
+    def put_batches(self, *arguments: Any, verify: bool) -> Future[Any]:
         self.refused += 1
         if self.refused % 2:
             raise StoreFull("no space left on device")
-        return self._store.put_batches(*arguments)
+        return self._store.put_batches(*arguments, verify=verify)
 
 
 def test_full_store_pauses_and_skips_nothing(
