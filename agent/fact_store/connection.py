@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.fact_store.errors import (
+    StoreBusy,
     StoreDamaged,
     StoreError,
     StoreFailed,
@@ -30,6 +31,11 @@ from agent.fact_store.errors import (
 )
 
 Connect = Callable[[str], sqlite3.Connection]
+
+
+class SecondWriter(sqlite3.DatabaseError):
+    """Somebody else committed to the store's file while it was open here."""
+
 
 APPLICATION_ID = 0x42534647  # "BSFG": what `file` and the next program see
 PAGE_BYTES = 4096
@@ -148,8 +154,14 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
 
 
 def running_error(path: Path, error: sqlite3.Error) -> StoreError:
-    """What an SQLite error means to a store that is open: out of space is survived, anything else is not."""
+    """What an SQLite error means to a store that is open: what came before anything was written is survived, nothing else."""
     name = getattr(error, "sqlite_errorname", "") or type(error).__name__
+    if isinstance(error, SecondWriter):
+        return StoreFailed(f"{path}: another program has written to the store", "end it, then restart the node")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreBusy(
+            f"{path}: {error}", "another program holds a lock on the store; end it (only mode=ro may read)"
+        )
     if name.startswith("SQLITE_FULL"):
         return StoreFull(f"{path}: {error}")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):

@@ -12,6 +12,9 @@ ROLLBACK;
 -- begin_read: several statements that see one state
 BEGIN;
 
+-- data_version: a number that changes when another connection commits
+PRAGMA data_version;
+
 -- migrations_table: whether any migration ever ran
 SELECT count(*) FROM sqlite_schema WHERE name = '_sqlite_migrations';
 

@@ -14,10 +14,11 @@ from agent import batch as batch_format
 from agent.batch import Batch, BatchError
 from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.definitions import vouched
-from agent.fact_store.errors import ForkError
+from agent.fact_store.errors import FactsRefused, ForkError
 from agent.fact_store.held import Duplicate, Fork, Insert, Range, decide
 from agent.fact_store.records import Gap, PeerPosition, PutResult, ReceivedDefinition
 from agent.fact_store.transaction import Transaction
+from agent.message import MessageError, TagDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,16 @@ class _Plan:
     duplicate_facts: int = 0
 
 
-def check(stream: str, sealed: Sequence[bytes], *, is_opened: bool) -> list[Batch]:
-    """Parse batches and, by default, open each once; raises BatchError for bytes that may not be stored in `stream`."""
+def check(
+    stream: str, sealed: Sequence[bytes], definitions: Sequence[ReceivedDefinition], *, is_opened: bool
+) -> list[Batch]:
+    """Parse batches and, by default, open each once; raises BatchError for bytes that may not be stored in `stream`, and
+    FactsRefused for definitions that no reader could understand."""
+    for definition in definitions:
+        try:
+            TagDefinition.from_json(definition.body)
+        except MessageError as error:
+            raise FactsRefused(f"definition {definition.number} of {definition.origin}: {error}") from error
     batches = [batch_format.parse(one) for one in sealed]
     for batch in batches:
         header = batch.header

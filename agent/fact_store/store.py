@@ -185,7 +185,7 @@ class FactStore:
         outer: Future[PutResult] = Future()
         outer.set_running_or_notify_cancel()
         page = partial(ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position)
-        checked = self._checker.submit(check, stream, sealed, is_opened=verify)
+        checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)
         checked.add_done_callback(partial(self._put_checked, outer, page, size))
         return outer
 
@@ -209,6 +209,8 @@ class FactStore:
         check_name("consumer", name, CONSUMER)
         check_name("zone", zone, ZONE)
         check_name("stream", stream, STREAM)
+        if start not in {"oldest", "end"}:
+            raise ValueError(f"a consumer starts at 'oldest' or 'end', not at {start!r}")
         run = partial(consumers.register, name=name, zone=zone, stream=stream, start=start)
         return self._call("register", run)
 

@@ -61,6 +61,11 @@ def full_error() -> sqlite3.Error:
     return _error("SQLITE_FULL", "database or disk is full")
 
 
+def busy_error() -> sqlite3.Error:
+    """What SQLite says when another program holds the write lock for too long."""
+    return _error("SQLITE_BUSY", "database is locked")
+
+
 def broken_error() -> sqlite3.Error:
     """What SQLite says when a page is not what it should be."""
     return _error("SQLITE_CORRUPT", "database disk image is malformed")

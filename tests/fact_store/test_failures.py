@@ -13,9 +13,9 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.connection import connect
-from agent.fact_store.errors import StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store.errors import StoreBusy, StoreDamaged, StoreError, StoreFailed, StoreFull
 from agent.fact_store.records import Appended
-from tests.fact_store.faults import Faults, broken_error, disk_error, full_error
+from tests.fact_store.faults import Faults, broken_error, busy_error, disk_error, full_error
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -114,6 +114,32 @@ def test_full_at_every_statement(tmp_path: Path) -> None:
             facts += 1
         assert origin.put(store, [sealed]).stored_facts == 5
         chain_is_whole(store)
+
+
+def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
+    """A program that holds the write lock for too long costs its time, not the store."""
+    with faulty(tmp_path) as (store, faults):
+        faults.arm("BEGIN", 1, busy_error)
+        error = failed(store.append_samples(TELEMETRY, samples(1), awaited=True))
+        assert isinstance(error, StoreBusy)
+        assert "another program holds a lock" in str(error)
+        assert done(store.append_samples(TELEMETRY, samples(1, 4), awaited=True)) == Appended(4, 4)
+        assert values_in(store) == [1, 2, 3, 4]
+
+
+def test_somebody_else_who_writes_is_noticed(tmp_path: Path) -> None:
+    """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at once."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(1)))
+        with contextlib.closing(sqlite3.connect(store.path)) as other:
+            other.execute("INSERT INTO stream (name) VALUES ('theirs')")
+            other.commit()
+        error = failed(store.append_samples(TELEMETRY, samples(1)))
+        assert isinstance(error, StoreFailed)
+        assert "another program has written" in str(error)
+        assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
+    with plant(tmp_path) as store:
+        assert values_in(store) == [1]
 
 
 def test_a_rollback_that_fails(tmp_path: Path) -> None:

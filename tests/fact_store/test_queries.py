@@ -52,6 +52,13 @@ def test_hot_look_ups_use_an_index(name: str) -> None:
     assert "TEMP B-TREE" not in found, found
 
 
+@pytest.mark.parametrize("name", QUERIES)
+def test_nothing_scans_the_batches(name: str) -> None:
+    """No statement, those at opening included, grows with the number of batches."""
+    if name not in {"begin", "begin_read", "commit", "rollback"}:
+        assert "SCAN batch" not in plan(QUERIES[name])
+
+
 def test_triggers_stay_whole() -> None:
     """A script is cut into statements at the right semicolons."""
     script = "CREATE TABLE a (b);\n\nCREATE TRIGGER t BEFORE DELETE ON a\nBEGIN\n    SELECT 1;\n    SELECT 2;\nEND;\n-- end\n"

@@ -262,6 +262,16 @@ def test_lying_definitions(store: FactStore) -> None:
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
 
 
+def test_definitions_nobody_could_read(store: FactStore) -> None:
+    """A digest vouches for bytes, not for sense: what is no tag definition is refused and named."""
+    origin = Elsewhere()
+    origin.bodies[1] = b"[1, 2]"
+    error = failed(store.put_batches("plant", TELEMETRY, [origin.seal(5)], origin.received(), PeerPosition(EPOCH, 5)))
+    assert isinstance(error, FactsRefused)
+    assert "definition 2 of plant/" in str(error)
+    assert store.end_offset(TELEMETRY) == 0
+
+
 def test_an_origin_that_redefines(store: FactStore) -> None:
     """A later batch that counts the same tags but means others is a fork."""
     origin = Elsewhere(tags=2)
