@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. The only module that knows asyncua.
+"""One session with an OPC UA server, through asyncua. This module, `security` and `variant` are all that know asyncua.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no chunking that is not
@@ -11,13 +11,9 @@ the library leave as SourceLost, or as SourceRefused with what to do.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from asyncua import ua
@@ -25,21 +21,17 @@ from asyncua.client.client import Client
 from asyncua.client.ua_client import UaClient
 from asyncua.client.ua_session import UaSession
 from asyncua.common.shortcuts import Shortcuts
-from asyncua.common.utils import Buffer
-from asyncua.crypto import security_policies, uacrypto
 from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress
-from agent.ingest.opcua.certificate import ensure_certificate
 from agent.ingest.opcua.decode import DecodeError, Publication, decode_publication
+from agent.ingest.opcua.security import secure
+from agent.ingest.opcua.variant import decode_other
 from agent.ingest.settings import OpcuaSourceSettings
-from agent.message import Json, MessageError, Value
 
 HEARTBEAT_HANDLE = 2**32 - 1  # the item on the server's own clock; tag numbers stay far below
 HEARTBEAT_INTERVAL_MS = 1_000
@@ -67,12 +59,6 @@ _REFUSALS = (  # trying again unchanged will not help
     uaerrors.BadSecurityPolicyRejected,
     uaerrors.BadUserAccessDenied,
 )
-
-_UNREADABLE = (  # what the library's decoder raises at bytes it does not understand
-    *(UaError, MessageError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError),
-    RecursionError,
-)
-EXTENSION_OBJECT = 22  # the variant type of one structure
 
 
 class CallTooLarge(SourceError):
@@ -176,7 +162,7 @@ class _BatchSession(UaSession):
             ua_binary.nodeid_from_binary(body)
             header = ua_binary.struct_from_binary(ua.ResponseHeader, body)
             header.ServiceResult.check()
-            publication = decode_publication(bytes(body), 0, _decode_other)
+            publication = decode_publication(bytes(body), 0, decode_other)
         except uaerrors.BadTimeout:
             raise  # the server gave this Publish up; asyncua's loop sends the next
         except (UaError, OSError, TimeoutError, DecodeError) as error:
@@ -231,7 +217,7 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
             if settings.security_policy != "None":
-                await _secure(client, settings)
+                await secure(client, settings, scout=_new_client(settings))
             await client.connect()
     except _REFUSALS as error:
         hint = "let the server trust our certificate, or check user name and policy"
@@ -274,76 +260,6 @@ async def _close(client: Client, inner: _BatchSession) -> None:
     await inner.end()
 
 
-async def _secure(client: Client, settings: OpcuaSourceSettings) -> None:
-    """Sign and encrypt, with the server's certificate known beforehand."""
-    certificate, key = settings.certificate_file, settings.private_key_file
-    assert certificate is not None, "checked with the settings"
-    assert key is not None, "checked with the settings"
-    await asyncio.to_thread(ensure_certificate, certificate, key, settings.application_uri)
-    pinned = await _pinned_certificate(settings)
-    if settings.user_name:
-        assert settings.password_file is not None, "checked with the settings"
-        client.set_user(settings.user_name)
-        client.set_password(_read_secret(settings.password_file).decode().rstrip("\r\n"))
-    await client.set_security(
-        getattr(security_policies, f"SecurityPolicy{settings.security_policy}"),
-        _pem_or_der(_read(certificate)),
-        _pem_or_der(_read_secret(key)),
-        server_certificate=uacrypto.CertProperties(pinned, "der"),
-        mode=ua.MessageSecurityMode[settings.security_mode],
-    )
-
-
-async def _pinned_certificate(settings: OpcuaSourceSettings) -> bytes:
-    """The server's certificate (DER) that the operator has named; the one it shows is only compared with that."""
-    if settings.server_certificate_file is not None:
-        data = _read(settings.server_certificate_file)
-        try:
-            found = (
-                x509.load_pem_x509_certificate(data) if b"-----BEGIN" in data else x509.load_der_x509_certificate(data)
-            )
-        except ValueError as error:
-            raise SourceRefused(f"{settings.server_certificate_file} is not a certificate (PEM or DER)") from error
-        return found.public_bytes(Encoding.DER)
-    endpoints = await _new_client(settings).connect_and_get_server_endpoints()
-    mode = ua.MessageSecurityMode[settings.security_mode]
-    uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
-    shown = next(
-        (e.ServerCertificate for e in endpoints if e.SecurityMode == mode and e.SecurityPolicyUri == uri), None
-    )
-    if not shown:
-        offered = sorted({f"{e.SecurityPolicyUri.rsplit('#')[-1]}/{e.SecurityMode.name}" for e in endpoints})
-        wanted = f"{settings.security_policy}/{settings.security_mode}"
-        raise SourceRefused(f"{settings.url} does not offer {wanted}; it offers {', '.join(offered)}")
-    shown = shown[: int.from_bytes(shown[2:4], "big") + 4]  # the first of a chain
-    fingerprint = hashlib.sha256(shown).hexdigest()
-    if fingerprint != settings.server_certificate_sha256:
-        known = "is not the pinned one" if settings.server_certificate_sha256 else "is not pinned yet"
-        line = f'server_certificate_sha256 = "{fingerprint}"'
-        raise SourceRefused(f"the certificate of {settings.url} {known}; compare it at the server, then set {line}")
-    return bytes(shown)
-
-
-def _pem_or_der(data: bytes) -> uacrypto.CertProperties:
-    """A certificate or key with its form told by its content; the library goes by the file's name."""
-    return uacrypto.CertProperties(data, "pem" if b"-----BEGIN" in data else "der")
-
-
-def _read_secret(file: Path) -> bytes:
-    """A key or a password; refused while everybody on the machine may read it too."""
-    data = _read(file)
-    if file.stat().st_mode & 0o007:
-        raise SourceRefused(f"{file} may be read by everybody; chmod 600 it, and change what it held")
-    return data
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise SourceRefused(f"{file} cannot be read: {error.strerror}") from error
-
-
 def _node_id(identifier: Any, index: Any) -> ua.NodeId:
     return ua.NodeId(identifier, index)
 
@@ -356,50 +272,6 @@ def _item_request(handle: int, node: ua.NodeId, sampling_ms: int, queue_size: in
             ClientHandle=handle, SamplingInterval=sampling_ms, QueueSize=queue_size, DiscardOldest=True
         ),
     )
-
-
-def _decode_other(data: bytes, position: int) -> tuple[Value, int]:
-    """A Variant of a shape that `decode` leaves to the library."""
-    buffer = Buffer(data, position)
-    try:
-        plain = _plain(ua_binary.variant_from_binary(buffer).Value)
-        return (plain if isinstance(plain, str) else Json.of(plain)), buffer.cur_pos
-    except _UNREADABLE as error:
-        if data[position] == EXTENSION_OBJECT:
-            return _raw_structure(data, position + 1)
-        raise DecodeError(f"a value of variant type {data[position] & 0x3F} cannot be read: {error}") from error
-
-
-def _raw_structure(data: bytes, position: int) -> tuple[Value, int]:
-    """A structure whose inside the library cannot read. Its length is known: keep its bytes, and the values beside it."""
-    buffer = Buffer(data, position)
-    try:
-        kind = ua_binary.nodeid_from_binary(buffer)
-        form, length = buffer.read(1), ua_binary.Primitives.Int32.unpack(buffer)
-        if form == b"\0" or length < 0:
-            raise DecodeError("a structure without a length cannot be read")
-        return Json.of({"TypeId": kind.to_string(), "Body": buffer.read(length).hex()}), buffer.cur_pos
-    except _UNREADABLE as error:
-        raise DecodeError(f"a structure cannot be read: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """A library value in JSON terms: structures as objects, ids and times as text, bytes as hexadecimal text."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return int(value) if abs(value) < 2**53 else str(value)
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, ua.NodeId):
-        return value.to_string()
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name != "Encoding"}
-    return str(value)
 
 
 def _text(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication, filetime_ns
-from agent.ingest.opcua.session import _decode_other
+from agent.ingest.opcua.variant import decode_other
 from agent.message import Json
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -58,7 +58,7 @@ def data_value(
 
 def decoded(data: bytes) -> Publication:
     """What we make of these bytes."""
-    return decode_publication(data, 0, _decode_other)
+    return decode_publication(data, 0, decode_other)
 
 
 values = st.one_of(
