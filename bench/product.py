@@ -27,11 +27,11 @@ from agent.fact_store.settings import StoreSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample
 from agent.replication.asker import Asker
+from agent.replication.carrier import Access
 from agent.replication.link import Link
 from agent.replication.pki import client_context
 from agent.replication.puller import Puller, PullSettings
 from agent.replication.server import Server
-from agent.replication.transport import Access
 from bench.bare import insert_blobs, open_blobs
 from bench.data import definitions, runs, samples
 from bench.side import Options, door_of, say, usage
