@@ -38,7 +38,7 @@ from agent.replication.server import Server
 
 log = logging.getLogger(__name__)
 
-_NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; anything else the store raises ends the node
+_NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has failed ends the node by `ended`
 
 
 async def run_node(settings: NodeSettings) -> None:
