@@ -9,7 +9,7 @@ MessagePack leaves open, and raise BatchError for everything else, before they a
 What a reader would refuse is never sealed. The page docs/reference/batch-format.md describes the same bytes for a second
 implementation, and a test holds its vectors to this code.
 
-Not here: who may send what (replication), where a batch lies (fact_store), what a tag number means (definitions).
+Not here: how samples lie in their columns (columns), who may send what (replication), where a batch lies (fact_store), what a tag number means (definitions).
 
     BatchError              bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
     BatchTooLarge           a caller's run of facts does not fit one batch; split it (a ValueError: ours to handle)
@@ -18,49 +18,86 @@ Not here: who may send what (replication), where a batch lies (fact_store), what
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import struct
 import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate, chain, repeat
-from operator import mul, sub
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import zstandard
 from msgspec import Meta
-from msgspec.msgpack import Decoder, Encoder, Ext
+from msgspec.msgpack import Decoder
 
-from agent.errors import BsfgError
+from agent.columns import (
+    FACTS_MAX,
+    BatchError,
+    Frame,
+    SampleArrays,
+    SampleColumns,
+    Unpacked,
+    check_spread,
+    collapsed,
+    decoded,
+    encoded,
+    pack,
+    unpack,
+    wrong_json,
+)
 from agent.message import (
-    INT64_MIN,
     LABELS_MAX,
     MESSAGE_ID_BYTES_MAX,
     OBJECT_BYTES_MAX,
     PREDICATE,
-    QUALITY_MAX,
     STREAM,
     SUBJECT,
     SUBJECT_BYTES_MAX,
     TEXT,
     TEXT_BYTES_MAX,
     UNIX_MS_MAX,
-    VALUE_BYTES_MAX,
     ZONE,
     Envelope,
     Fact,
-    Json,
     Message,
-    Sample,
     Value,
-    value_bytes,
 )
 
+__all__ = [
+    "CONTENT_BYTES_MAX",
+    "DEFINITIONS_MAX",
+    "DIGEST_BYTES",
+    "EPOCH_BYTES",
+    "FACTS_MAX",
+    "FORMAT_VERSION",
+    "NO_DIGEST",
+    "SEALED_BYTES_MAX",
+    "SEQUENCE_MAX",
+    "Batch",
+    "BatchError",
+    "BatchTooLarge",
+    "Codec",
+    "Definitions",
+    "Header",
+    "Kind",
+    "Link",
+    "Origin",
+    "SampleArrays",
+    "SampleColumns",
+    "cut",
+    "open_arrays",
+    "open_messages",
+    "open_samples",
+    "parse",
+    "seal_columns",
+    "seal_messages",
+    "seal_samples",
+    "split",
+    "verify",
+]
+
 FORMAT_VERSION = 1
-FACTS_MAX = 16_384  # opening slows down beyond a few thousand (cache), and one batch must not stall a page
 SEALED_BYTES_MAX = 512 * 1024  # fits the 1 MiB packet of the shipped broker configuration with room for the header
 CONTENT_BYTES_MAX = 2 * 1024 * 1024  # decompressed; hostile content grows to about 20 times that as Python objects
 EPOCH_BYTES = 16
@@ -72,13 +109,7 @@ DEFINITIONS_MAX = 2**32 - 1
 MAGIC = b"BSFB"
 _FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
 _FLAG_SLICE = 0x01
-_EXT_JSON, _EXT_BYTES = 1, 2
 _ZSTD_LEVEL = 1  # level 3 wins 3 % of bytes for twice the time
-_VALUE_TYPES = frozenset({bool, int, float, str, bytes, Json, type(None)})
-
-
-class BatchError(BsfgError):
-    """These bytes are not a batch this program may accept; the text says what is wrong. Never retried with the same bytes."""
 
 
 class BatchTooLarge(ValueError):
@@ -176,28 +207,6 @@ class Batch:
         return Link(self.header.stream, self.header.origin, self.header.last_sequence + 1, self.digest)
 
 
-class SampleColumns(NamedTuple):
-    """The samples of one batch as four lists of equal length; ready for Arrow, or for rows."""
-
-    tags: list[int]
-    source_times_ns: list[int]
-    values: list[Value]
-    qualities: list[int]
-
-    @classmethod
-    def of(cls, rows: Sequence[tuple[int, int, Value, int]]) -> SampleColumns:
-        """The columns of rows; raises ValueError unless each has four entries."""
-        if set(map(len, rows)) - {4}:
-            raise ValueError("a sample is a tag, a source time, a value and a quality")
-        # Not zip(*rows): an iterator for each row would call the garbage collector once for every few hundred samples.
-        flat: list[Any] = list(chain.from_iterable(rows))
-        return cls(flat[0::4], flat[1::4], flat[2::4], flat[3::4])
-
-    def rows(self) -> Iterator[Sample]:
-        """The same, fact by fact."""
-        return map(Sample._make, zip(*self, strict=True))
-
-
 # --------------------------------------------------------------------------------------------------------------- sealing
 
 
@@ -217,7 +226,7 @@ def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions) -
         raise ValueError(
             f"columns of {', '.join(str(len(column)) for column in columns)} entries are not one sample each"
         )
-    return _seal(_Part(link, Kind.SAMPLES, count, definitions), *_samples_content(columns, definitions))
+    return _seal(_Part(link, Kind.SAMPLES, count, definitions), *pack(columns, definitions.count))
 
 
 def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
@@ -238,7 +247,7 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     part = _Part(link, header.kind, stop - start, header.definitions, is_slice=True)
     if header.kind is Kind.SAMPLES:
         columns = tuple(column[start:stop] for column in open_samples(batch))
-        return _seal(part, *_samples_content(columns, header.definitions))
+        return _seal(part, *pack(columns, header.definitions.count))
     return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
 
 
@@ -269,16 +278,13 @@ def parse(sealed: bytes) -> Batch:
 
 
 def open_samples(batch: Batch) -> SampleColumns:
-    """The samples of a batch as columns. Raises BatchError when the content is not what the header promises."""
-    header = batch.header
-    if header.kind is not Kind.SAMPLES:
-        raise BatchError(f"kind: {header.kind.name} where samples were asked for")
-    (first_tag, tag_steps), (first_ns, unit_ns, time_steps), values, qualities = _decode_samples(batch)
-    tags = _expanded(first_tag, 1, tag_steps, header.count)
-    times = _expanded(first_ns, unit_ns, time_steps, header.count)
-    _check_bounds(header, (min(tags), max(tags)), (min(times), max(times)))
-    values, qualities = _spread("values", values, header.count), _spread("qualities", qualities, header.count)
-    return SampleColumns(tags, times, values, qualities)
+    """The samples of a batch as lists, or as rows. Raises BatchError when the content is not what the header promises."""
+    return _unpacked(batch).columns()
+
+
+def open_arrays(batch: Batch) -> SampleArrays:
+    """The samples of a batch as typed arrays, values apart by kind: for Arrow. Raises as `open_samples`."""
+    return _unpacked(batch).arrays()
 
 
 def open_messages(batch: Batch) -> list[Message]:
@@ -289,48 +295,33 @@ def open_messages(batch: Batch) -> list[Message]:
     header = batch.header
     if header.kind is not Kind.MESSAGES:
         raise BatchError(f"kind: {header.kind.name} where messages were asked for")
-    columns = _decode(_MESSAGES, _content(batch))
+    columns = decoded(_MESSAGES, _content(batch))
     spread = [_spread(name, column, header.count) for name, column in zip(_MESSAGE_COLUMNS, columns, strict=True)]
     produced_at_unix_ms, objects_json = columns[3], columns[11]
     bounds_ns = min(produced_at_unix_ms) * 1_000_000, max(produced_at_unix_ms) * 1_000_000
     if bounds_ns != (header.time_min_ns, header.time_max_ns):
         raise BatchError("times: the header's bounds are not those of the facts")
-    if wrong := _wrong_json(objects_json):
+    if wrong := wrong_json(objects_json):
         raise BatchError(f"object_json: {wrong}")
     return [Message(Envelope(*row[:9]), Fact(*row[9:])) for row in zip(*spread, strict=True)]
 
 
 def verify(batch: Batch) -> None:
-    """Open the batch within the limits and discard what was found: raises BatchError unless every fact can be read.
+    """Check within the limits all that opening would: raises BatchError unless every fact can be read.
 
     Says no exactly where `open_*` would, but does not build what nobody will look at: this is most of what a receiver's
     processor does.
     """
-    header = batch.header
-    if header.kind is Kind.MESSAGES:
+    if batch.header.kind is Kind.MESSAGES:
         open_messages(batch)
-        return
-    (first_tag, tag_steps), (first_ns, unit_ns, time_steps), values, qualities = _decode_samples(batch)
-    tag_bounds = _bounds(first_tag, 1, tag_steps, header.count)
-    _check_bounds(header, tag_bounds, _bounds(first_ns, unit_ns, time_steps, header.count))
-    for name, column in (("values", values), ("qualities", qualities)):
-        _check_spread(name, column, header.count)
+    else:
+        _unpacked(batch)
 
 
-# --------------------------------------------------------------------------------------------------------------- columns
+# --------------------------------------------------------------------------------------------------------------- content
 
-# Types say what may stand where, so that the decoder refuses a stranger when it meets it, before allocating what follows: no
-# column longer than a batch, and nothing nested. That is why bytes are an extension type: with text and bytes both in the
-# union, msgspec would need Any, and Any would build whatever tree of empty lists somebody sends.
+# As in agent.columns, types say what may stand where, so that a stranger is refused before what follows it is allocated.
 _MANY = Meta(max_length=FACTS_MAX)
-_Steps = int | Annotated[list[int], _MANY]
-_Plain = bool | int | float | None
-_Values = list[_Plain | str | Ext]  # how long is looked at once, by _wrong_value
-_Qualities = list[Annotated[int, Meta(ge=0, le=QUALITY_MAX)]]
-_Tags = tuple[int, _Steps]
-_Times = tuple[int, int, _Steps]
-_SamplesContent = tuple[_Tags, _Times, Annotated[_Values, _MANY], Annotated[_Qualities, _MANY]]
-_PlainContent = tuple[_Tags, _Times, Annotated[list[_Plain], _MANY], Annotated[_Qualities, _MANY]]
 
 
 def _like(pattern: re.Pattern[str], length_max: int) -> Meta:
@@ -354,38 +345,17 @@ _MESSAGE_COLUMNS: dict[str, Any] = {
     "predicate": Annotated[list[Annotated[str, _like(PREDICATE, SUBJECT_BYTES_MAX)]], _MANY],
     "object_json": Annotated[list[Annotated[bytes, Meta(max_length=OBJECT_BYTES_MAX)]], _MANY],
 }
-_SAMPLES = Decoder(_SamplesContent)
-_PLAIN_SAMPLES = Decoder(_PlainContent)
 _MESSAGES: Decoder[Any] = Decoder(tuple[tuple(_MESSAGE_COLUMNS.values())])  # type: ignore[misc]
-_ENCODER = Encoder()
 
 
-def _encode(content: object) -> bytes:
-    try:
-        return _ENCODER.encode(content)
-    except (OverflowError, TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
-        raise ValueError(f"a value has no encoding: {error}") from error
-
-
-def _decode_samples(batch: Batch) -> Any:
-    """The columns of a batch of samples as they are coded, values checked and unwrapped."""
-    content = _content(batch)
-    try:
-        return _PLAIN_SAMPLES.decode(content)  # what most tags hold: then no value needs a second look
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        tags_coded, times_coded, values, qualities = _decode(_SAMPLES, content)
-    values = [_unwrapped(value) if type(value) is Ext else value for value in values]
-    if wrong := _wrong_value(values, set(map(type, values))):
-        raise BatchError(wrong)
-    return tags_coded, times_coded, values, qualities
-
-
-def _decode(decoder: Decoder[Any], content: bytes | memoryview) -> Any:
-    """Content as typed columns."""
-    try:
-        return decoder.decode(content)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BatchError(f"content: {error}") from error
+def _unpacked(batch: Batch) -> Unpacked:
+    """The columns of a batch of samples, checked."""
+    header = batch.header
+    if header.kind is not Kind.SAMPLES:
+        raise BatchError(f"kind: {header.kind.name} where samples were asked for")
+    return unpack(
+        _content(batch), Frame(header.count, header.definitions.count, header.time_min_ns, header.time_max_ns)
+    )
 
 
 def _content(batch: Batch) -> bytes | memoryview:
@@ -414,55 +384,16 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-def _samples_content(columns: Sequence[Sequence[Any]], definitions: Definitions) -> tuple[bytes, int, int]:
-    """Encoded content, earliest and latest source time."""
-    tags, times, values, qualities = columns
-    kinds = set(map(type, values))
-    if wrong := _wrong_value(values, kinds):
-        raise ValueError(wrong)
-    try:
-        _check_tags(tags, definitions)
-        time_min_ns, time_max_ns = min(times), max(times)
-        if time_min_ns < INT64_MIN or time_max_ns >= 2**63:
-            raise ValueError(f"source times {time_min_ns} to {time_max_ns}: nanoseconds since 1970 have 64 bits")
-        coded = (
-            _deltas(tags),
-            _scaled_deltas(times) if time_max_ns - time_min_ns < 2**63 else _far_times(times),
-            _wrapped(_collapsed_values(values, kinds), kinds),
-            _checked_qualities(_collapsed(qualities)),
-        )
-    except TypeError as error:
-        raise ValueError(f"tags, source times and qualities are integers: {error}") from error
-    return _encode(coded), time_min_ns, time_max_ns
-
-
-def _check_tags(tags: Sequence[int], definitions: Definitions) -> None:
-    """Raise TypeError or ValueError unless every tag is the number of a definition."""
-    if type(tags[0]) is not int or type(sum(tags)) is not int:  # a float anywhere makes the sum one
-        raise TypeError("a tag is something else")
-    if min(tags) < 1 or max(tags) > definitions.count:
-        raise ValueError(f"tags {min(tags)} to {max(tags)}: this origin has defined 1 to {definitions.count}")
-
-
-def _checked_qualities(qualities: Sequence[int]) -> Sequence[int]:
-    """The (collapsed) qualities; raises TypeError or ValueError unless each is an OPC UA StatusCode."""
-    if set(map(type, qualities)) != {int}:
-        raise TypeError("a quality is something else")
-    if min(qualities) < 0 or max(qualities) > QUALITY_MAX:
-        raise ValueError(f"qualities {min(qualities)} to {max(qualities)}: an OPC UA StatusCode has 32 bits")
-    return qualities
-
-
 def _messages_content(messages: Sequence[Message]) -> tuple[bytes, int, int]:
     """Encoded content, earliest and latest time of production."""
-    content = _encode([_collapsed(column) for column in zip(*map(_message_row, messages), strict=True)])
+    content = encoded([collapsed(column) for column in zip(*map(_message_row, messages), strict=True)])
     if len(content) > CONTENT_BYTES_MAX:
         raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
     try:  # what a reader would refuse must not get into a store
         columns = _MESSAGES.decode(content)
     except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"not checked before sealing: {error}") from error
-    if wrong := _wrong_json(columns[11]):
+    if wrong := wrong_json(columns[11]):
         raise ValueError(f"not checked before sealing: object_json {wrong}")
     return content, min(columns[3]) * 1_000_000, max(columns[3]) * 1_000_000
 
@@ -481,130 +412,10 @@ def _check_count(count: int) -> None:
         raise BatchTooLarge(f"{count} facts: a batch holds 1 to {FACTS_MAX}")
 
 
-def _wrong_value(values: Sequence[Any], kinds: set[type]) -> str:
-    """Why these values, of these types, cannot stand in a batch; or nothing. Looks at each only where one may be long."""
-    if not kinds <= _VALUE_TYPES:
-        strangers = ", ".join(sorted(kind.__name__ for kind in kinds - _VALUE_TYPES))
-        return f"values: {strangers} is not a type a tag can hold"
-    if kinds & {str, bytes, Json}:
-        length = max(value_bytes(value) for value in values if type(value) in (str, bytes, Json))
-        if length > VALUE_BYTES_MAX:
-            return f"values: one of {length} bytes, the limit is {VALUE_BYTES_MAX}"
-    if Json in kinds and (wrong := _wrong_json(value.data for value in values if type(value) is Json)):
-        return f"values: {wrong}"
-    return ""
-
-
-def _wrapped(values: Sequence[Any], kinds: set[type]) -> Sequence[Any]:
-    """The values as MessagePack has them: structures and bytes as extension types."""
-    if not kinds & {bytes, Json}:
-        return values
-    return [
-        Ext(_EXT_JSON, v.data) if type(v) is Json else Ext(_EXT_BYTES, v) if type(v) is bytes else v for v in values
-    ]
-
-
-def _unwrapped(value: Ext) -> Json | bytes:
-    """The inverse of `_wrapped`, for one value."""
-    data = bytes(value.data)
-    if value.code == _EXT_JSON:
-        return Json(data)
-    if value.code == _EXT_BYTES:
-        return data
-    raise BatchError(f"values: unknown extension type {value.code}")
-
-
-def _wrong_json(texts: Iterable[bytes]) -> str:
-    """Why one of these is not JSON, or nothing. Whether it is canonical is for its producer to see to."""
-    try:
-        for text in texts:
-            msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return f"not JSON: {error}"
-    return ""
-
-
-def _collapsed(column: Sequence[Any]) -> Sequence[Any]:
-    """The column, or its first entry alone when all are equal. Only for columns of one type: 1 == 1.0 == True."""
-    return column[:1] if column[0] == column[-1] and column.count(column[0]) == len(column) else column
-
-
-def _collapsed_values(values: Sequence[Any], kinds: set[type]) -> Sequence[Any]:
-    """As `_collapsed`, for values of mixed types: equal must mean the same bits, so 1 is not True and 0.0 is not -0.0."""
-    if len(kinds) > 1:
-        return values
-    short = _collapsed(values)
-    if len(short) < len(values) and short[0] == 0.0 and len({math.copysign(1, value) for value in values}) > 1:
-        return values
-    return short
-
-
-def _deltas(column: Sequence[int]) -> tuple[int, int | list[int]]:
-    """First entry and the steps between neighbours; one number when all steps are equal."""
-    steps = list(map(sub, column[1:], column))
-    if not steps:
-        return column[0], 0
-    return column[0], steps[0] if steps[0] == steps[-1] and steps.count(steps[0]) == len(steps) else steps
-
-
-def _scaled_deltas(times: Sequence[int]) -> tuple[int, int, int | list[int]]:
-    """First entry, unit, and steps in that unit: clocks tick in us or ms, and smaller numbers take fewer bytes."""
-    first, steps = _deltas(times)
-    if type(first) is not int or type(steps) not in (int, list):
-        raise TypeError("a source time is something else")
-    if isinstance(steps, int):
-        return first, 1, steps
-    unit = math.gcd(*steps)  # raises TypeError for anything but integers
-    return first, unit, steps if unit == 1 else [step // unit for step in steps]
-
-
-def _far_times(times: Sequence[int]) -> tuple[int, int, Sequence[int]]:
-    """Times between which a clock jumped further than a step can say: unit 0, and they stand as they are."""
-    if set(map(type, times)) != {int}:
-        raise TypeError("a source time is something else")
-    return times[0], 0, times[1:]
-
-
-def _expanded(first: int, unit: int, steps: int | list[int], count: int) -> list[int]:
-    """The inverse of `_deltas`, `_scaled_deltas` and `_far_times`."""
-    if unit < 0:
-        raise BatchError(f"column: unit {unit}")
-    if isinstance(steps, int):
-        return list(accumulate(repeat(steps * unit, count - 1), initial=first))
-    if len(steps) != count - 1:
-        raise BatchError(f"column: {len(steps)} steps for {count} facts")
-    if unit == 0:
-        return [first, *steps]
-    return list(accumulate(steps if unit == 1 else map(mul, steps, repeat(unit)), initial=first))
-
-
-def _bounds(first: int, unit: int, steps: int | list[int], count: int) -> tuple[int, int]:
-    """Least and greatest of what `_expanded` would make of the same, with sums in units: small numbers are quicker."""
-    if isinstance(steps, int) or unit <= 0 or len(steps) != count - 1:
-        column = _expanded(first, unit, steps, count)
-        return min(column), max(column)
-    sums = list(accumulate(steps, initial=0))
-    return first + unit * min(sums), first + unit * max(sums)
-
-
-def _check_bounds(header: Header, tags: tuple[int, int], times_ns: tuple[int, int]) -> None:
-    """Raise BatchError unless every tag was defined and the times are within the header's."""
-    if tags[0] < 1 or tags[1] > header.definitions.count:
-        raise BatchError(f"tags: {tags[0]} to {tags[1]}, defined are 1 to {header.definitions.count}")
-    if times_ns != (header.time_min_ns, header.time_max_ns):
-        raise BatchError("times: the header's bounds are not those of the facts")
-
-
 def _spread(name: str, column: list[Any], count: int) -> list[Any]:
-    """The inverse of `_collapsed`."""
-    _check_spread(name, column, count)
+    """The inverse of `collapsed`."""
+    check_spread(name, len(column), count)
     return column if len(column) == count else column * count
-
-
-def _check_spread(name: str, column: list[Any], count: int) -> None:
-    """Raise BatchError unless a column has one entry for each fact, or one for all."""
-    if len(column) not in (1, count):
-        raise BatchError(f"{name}: {len(column)} entries for {count} facts")
 
 
 # ----------------------------------------------------------------------------------------------------------------- bytes

@@ -20,14 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # --- what the house looks like ----------------------------------------------------------------------------------------
 
 # Who may import whom, floor by floor: a part knows only parts named above it.
-GROUND = ("agent.errors", "agent.message", "agent.batch")
+GROUND = ("agent.errors", "agent.message", "agent.columns", "agent.batch")
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
 WHOLE = (*GROUND, *PARTS, "agent.config")
 KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
     "agent.message": ("agent.errors",),
-    "agent.batch": ("agent.errors", "agent.message"),
+    "agent.columns": ("agent.errors", "agent.message"),
+    "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
     "agent.fact_store": GROUND,
     "agent.ingest": ("agent.errors", "agent.message"),  # appends through a port
     "agent.replication": GROUND,  # stores through a port
@@ -44,7 +45,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
 
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
-    *(f"agent/{name}.py" for name in ("batch", "message")),
+    *(f"agent/{name}.py" for name in ("batch", "columns", "message")),
     *(
         f"agent/fact_store/{name}.py"
         for name in ("catalog", "frontier", "group_commit", "held", "lifecycle", "records")

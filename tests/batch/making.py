@@ -72,6 +72,22 @@ def row_bits(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [(tag, time, bits(value), quality) for tag, time, value, quality in rows]
 
 
+def packed(**changes: Any) -> list[Any]:
+    """Content of three honest facts (tags 1 to 3, times 10 to 30, three floats), but for the columns named."""
+    columns: dict[str, Any] = {
+        "tags": [1, 1, 0, b""], "times": [10, 10, 1, b"\x00\x01\x02"], "kinds": b"\x00",
+        "floats": struct.pack("<3d", 1.5, 2.5, 3.5), "ints": [0, 0, b""], "bools": b"", "others": [],
+        "qualities": [0, 0, b""],
+    }  # fmt: skip
+    assert changes.keys() <= columns.keys()
+    return list({**columns, **changes}.values())
+
+
+def others(*values: Any, kinds: bytes = b"\x03") -> list[Any]:
+    """The same three facts with these for values."""
+    return packed(kinds=kinds, floats=b"", others=list(values))
+
+
 def sealed_again(data: bytes) -> bytes:
     """The bytes with a digest that is right for them: what somebody can make who knows the format."""
     return data[:-16] + hashlib.blake2b(data[:-16], digest_size=16).digest()

@@ -11,8 +11,8 @@ from agent.message import Envelope, Fact, Json, Message
 from tests.batch.making import DEFINITIONS, LINK, sealed_again
 
 MIXED = [
-    (1, 1000, 1.5, 0), (2, 3000, "on", 0), (1, 2000, b"\x00", 5), (2, 2500, None, 0), (1, 1, True, 0),
-    (2, 2, Json(b"[1]"), 0), (1, -5, 2**64 - 1, 0), (1, -5, -0.0, 0),
+    (1, 100, 1.1, 0), (2, 31, "on", 9), (1, 200, b"\x00", 5), (2, 25, None, 1), (1, 1, True, 7),
+    (2, 2, Json(b"[1]"), 0), (1, -5, 2**64 - 2, 3), (1, -3, -0.3, 0), (2, 77, -3, 200), (1, 7, 91, 77),
 ]  # fmt: skip
 MESSAGE = Message(Envelope("id-1", "plant", "*", 1_767_225_600_000, labels={"a": "b"}), Fact("k:1", "done", b"{}"))
 SMALL = {

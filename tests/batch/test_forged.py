@@ -13,15 +13,12 @@ from msgspec.msgpack import Ext
 
 from agent import batch
 from agent.message import Envelope, Fact, Json, Message
-from tests.batch.making import DEFINITIONS, LINK, ORIGIN, forged
+from tests.batch.making import DEFINITIONS, LINK, ORIGIN, forged, others, packed
 
-TAGS, TIMES, VALUES, QUALITIES = [1, 1], [10, 10, 1], [1.5, 2.5, 3.5], [0]
-HONEST = [TAGS, TIMES, VALUES, QUALITIES]
-
-
-def with_values(*values: Any) -> list[Any]:
-    """Honest content but for these values."""
-    return [TAGS, TIMES, list(values), QUALITIES]
+HONEST = packed()
+DOUBLES = struct.pack("<3d", 1.5, 2.5, 3.5)
+INTS = {"kinds": b"\x01", "floats": b""}  # changes that make three ints of the honest facts, but for the ints
+BOOLS = {"kinds": b"\x02", "floats": b""}
 
 
 def frame(content: bytes, **options: Any) -> bytes:
@@ -88,48 +85,88 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     "trailing byte": (PACKED + b"\x00", "content"),
     "truncated": (PACKED[:-1], "content"),
     "a map": ({"tags": 1}, "content"),
-    "three columns": (HONEST[:3], "content"),
-    "five columns": ([*HONEST, [0]], "content"),
-    "tag below 1": ([[0, 1], *HONEST[1:]], "tags: 0"),
-    "tag above the definitions": ([[4, 1], *HONEST[1:]], "tags: 4 to 6"),
-    "tag step beyond 64 bits in sum": ([[1, [2**63, 2**63]], *HONEST[1:]], "tags"),
-    "tag is text": ([["1", 1], *HONEST[1:]], "content"),
-    "tag is a float": ([[1.0, 1], *HONEST[1:]], "content"),
-    "tag step is a bool": ([[1, True], *HONEST[1:]], "content"),
-    "tag step is nil": ([[1, None], *HONEST[1:]], "content"),
-    "too few steps": ([[1, [1]], *HONEST[1:]], "1 steps for 3"),
-    "too many steps": ([[1, [1, 1, 1]], *HONEST[1:]], "3 steps for 3"),
-    "unit negative": ([TAGS, [10, -1, [-10, -10]], VALUES, QUALITIES], "unit -1"),
-    "times below the bounds": ([TAGS, [9, 1, [11, 10]], VALUES, QUALITIES], "bounds"),
-    "times above the bounds": ([TAGS, [10, 10, [1, 2]], VALUES, QUALITIES], "bounds"),
-    "times overflow": ([TAGS, [10, 2**64 - 1, 2**64 - 1], VALUES, QUALITIES], "bounds"),
-    "times inside the bounds": ([TAGS, [11, 1, [9, 9]], VALUES, QUALITIES], "bounds"),
-    "time is a float": ([TAGS, [10.0, 10, 1], VALUES, QUALITIES], "content"),
-    "unit 0, too few times": ([TAGS, [10, 0, [30]], VALUES, QUALITIES], "1 steps for 3"),
-    "two values": (with_values(1.5, 2.5), "values: 2 entries"),
-    "four values": (with_values(1, 2, 3, 4), "values: 4 entries"),
-    "no values": (with_values(), "values: 0 entries"),
-    "more values than a batch": (with_values(*[0] * (batch.FACTS_MAX + 1)), "content"),
-    "nested list": (with_values([1], 2, 3), "content"),
-    "map": (with_values({"a": 1}, 2, 3), "content"),
-    "bin": (with_values(b"bin", 2, 3), "content"),
-    "unknown extension": (with_values(Ext(7, b""), 2, 3), "extension type 7"),
-    "timestamp extension": (with_values(dt.datetime.now(dt.UTC), 2, 3), "extension type -1"),
-    "JSON that is none": (with_values(Ext(1, b"{"), 2, 3), "not JSON"),
-    "JSON that is empty": (with_values(Ext(1, b""), 2, 3), "not JSON"),
-    "JSON deeper than the stack": (with_values(Ext(1, b"[" * 60_000), 2, 3), "not JSON"),
-    "text that is no UTF-8": (with_values("xy", 2, 3), "content"),  # replaced below
-    "text too long": (with_values("x" * 65537, 2, 3), "65537"),
-    "bytes too long": (with_values(Ext(2, b"x" * 65537), 2, 3), "65537"),
-    "one long text for all": ([TAGS, TIMES, ["\u20ac" * 21846], QUALITIES], "65538"),
-    "quality negative": ([TAGS, TIMES, VALUES, [-1]], "content"),
-    "quality of 33 bits": ([TAGS, TIMES, VALUES, [0, 2**32, 0]], "content"),
-    "two qualities": ([TAGS, TIMES, VALUES, [0, 0]], "qualities: 2 entries"),
-    "no qualities": ([TAGS, TIMES, VALUES, []], "qualities: 0 entries"),
-    "quality is a bool": ([TAGS, TIMES, VALUES, [False]], "content"),
+    "seven columns": (HONEST[:7], "content"),
+    "nine columns": ([*HONEST, [0]], "content"),
+    "tag below 1": (packed(tags=[0, 1, 0, b""]), "tags: 0 to 2"),
+    "tag above the definitions": (packed(tags=[4, 1, 0, b""]), "tags: 4 to 6"),
+    "tag below 1 between": (packed(tags=[1, 0, 1, b"\xff\x01"]), "tags: 0 to 1"),
+    "tag above between": (packed(tags=[1, 0, 1, b"\x05\xfb"]), "tags: 1 to 6"),
+    "tag step beyond 64 bits in sum": (packed(tags=[1, 2**64 - 1, 0, b""]), "tags"),
+    "tag steps beyond 64 bits in sum": (packed(tags=[1, 0, 8, (b"\xff" * 7 + b"\x7f") * 2]), "tags"),
+    "tag is text": (packed(tags=["1", 1, 0, b""]), "content"),
+    "tag is a float": (packed(tags=[1.0, 1, 0, b""]), "content"),
+    "tag step is a bool": (packed(tags=[1, True, 0, b""]), "content"),
+    "tag step is nil": (packed(tags=[1, None, 0, b""]), "content"),
+    "tag step for all and for each": (packed(tags=[1, 1, 1, b"\x00\x00"]), "tags: a step of 1 for all"),
+    "tag steps of 3 bytes": (packed(tags=[1, 0, 3, bytes(6)]), "tags: integers of 3 bytes"),
+    "tag steps of -1 bytes": (packed(tags=[1, 0, -1, b""]), "tags: integers of -1 bytes"),
+    "tag planes without width": (packed(tags=[1, 1, 0, b"\x01"]), "tags: 1 bytes for 2 integers of 0"),
+    "tag planes are text": (packed(tags=[1, 0, 1, "\x01\x01"]), "content"),
+    "too few steps": (packed(tags=[1, 0, 1, b"\x01"]), "tags: 1 bytes for 2 integers of 1"),
+    "too many steps": (packed(tags=[1, 0, 1, b"\x01" * 3]), "tags: 3 bytes for 2 integers of 1"),
+    "half a step": (packed(tags=[1, 0, 2, b"\x01" * 3]), "tags: 3 bytes for 2 integers of 2"),
+    "unit 0": (packed(times=[10, 0, 1, b"\x00\x01\x02"]), "times: a unit of 0"),
+    "unit 0 where it is not used": (packed(times=[10, 0, 0, b""]), "times: a unit of 0"),
+    "unit negative": (packed(times=[30, -10, 1, b"\x00\x01\x02"]), "times: a unit of -10"),
+    "times below the bounds": (packed(times=[9, 1, 1, b"\x01\x15\x00"]), "bounds"),
+    "times above the bounds": (packed(times=[10, 10, 1, b"\x00\x01\x03"]), "bounds"),
+    "times overflow": (packed(times=[10, 2**64 - 1, 8, b"\xff" * 24]), "bounds"),
+    "times inside the bounds, early": (packed(times=[10, 1, 1, b"\x01\x05\x14"]), "bounds"),
+    "times inside the bounds, late": (packed(times=[10, 1, 1, b"\x00\x05\x13"]), "bounds"),
+    "times inside the bounds, all": (packed(times=[11, 1, 1, b"\x00\x09\x13"]), "bounds"),
+    "times all the earliest": (packed(times=[10, 1, 0, b""]), "bounds"),
+    "time is a float": (packed(times=[10.0, 10, 1, b"\x00\x01\x02"]), "content"),
+    "times of 16 bytes": (packed(times=[10, 10, 16, bytes(48)]), "times: integers of 16 bytes"),
+    "too few times": (packed(times=[10, 10, 1, b"\x00\x02"]), "times: 2 bytes for 3"),
+    "no kinds": (packed(kinds=b""), "kinds: 0 entries"),
+    "two kinds": (packed(kinds=b"\x00\x00"), "kinds: 2 entries"),
+    "four kinds": (packed(kinds=bytes(4)), "kinds: 4 entries"),
+    "kind 4": (packed(kinds=b"\x00\x04\x00"), "kinds: a byte of 4"),
+    "kind 255 for all": (packed(kinds=b"\xff"), "kinds: a byte of 4"),
+    "two floats": (packed(floats=DOUBLES[:16]), "floats: 16 bytes for 3"),
+    "four floats": (packed(floats=DOUBLES + bytes(8)), "floats: 32 bytes for 3"),
+    "no floats": (packed(floats=b""), "floats: 0 bytes for 3"),
+    "half a float": (packed(floats=DOUBLES[:4]), "floats: 4 bytes for 3"),
+    "float for nobody": (packed(kinds=b"\x02", bools=b"\x01", floats=bytes(8)), "floats: 8 bytes for 0"),
+    "one float too many": (packed(kinds=b"\x00\x02\x00", bools=b"\x01"), "floats: 24 bytes for 2"),
+    "int for nobody": (packed(ints=[0, 1, b"\x00"]), "ints: 1 bytes for 0"),
+    "two ints": (packed(**INTS, ints=[0, 1, b"\x00\x01"]), "ints: 2 bytes for 3"),
+    "int above 64 bits": (packed(**INTS, ints=[2**63 - 2, 1, b"\x00\x01\x02"]), "ints: .* to 9223372036854775808"),
+    "least int above 64 bits": (packed(**INTS, ints=[2**63, 0, b""]), "ints"),
+    "ints of 3 bytes": (packed(**INTS, ints=[0, 3, bytes(9)]), "ints: integers of 3 bytes"),
+    "least int is a bool": (packed(**INTS, ints=[True, 0, b""]), "content"),
+    "bool 2": (packed(**BOOLS, bools=b"\x00\x02\x01"), "bools: a byte of 2"),
+    "two bools": (packed(**BOOLS, bools=b"\x00\x01"), "bools: 2 entries"),
+    "no bools": (packed(**BOOLS), "bools: 0 entries"),
+    "bool for nobody": (packed(bools=b"\x01"), "bools: 1 entries for 0"),
+    "two others": (others("a", "b"), "others: 2 entries"),
+    "four others": (others("a", "b", "c", "d"), "others: 4 entries"),
+    "no others": (others(), "others: 0 entries"),
+    "other for nobody": (packed(others=["a"]), "others: 1 entries for 0"),
+    "more others than a batch": (others(*[None] * (batch.FACTS_MAX + 1)), "content"),
+    "nested list": (others([1], "b", "c"), "content"),
+    "map": (others({"a": 1}, "b", "c"), "content"),
+    "bin": (others(b"bin", "b", "c"), "content"),
+    "float among others": (others(1.5, "b", "c"), "content"),
+    "bool among others": (others(True, "b", "c"), "content"),
+    "int among others": (others(2**63 - 1, "b", "c"), "belongs to the ints"),
+    "unknown extension": (others(Ext(7, b""), "b", "c"), "extension type 7"),
+    "timestamp extension": (others(dt.datetime.now(dt.UTC), "b", "c"), "extension type -1"),
+    "JSON that is none": (others(Ext(1, b"{"), "b", "c"), "not JSON"),
+    "JSON that is empty": (others(Ext(1, b""), "b", "c"), "not JSON"),
+    "JSON deeper than the stack": (others(Ext(1, b"[" * 60_000), "b", "c"), "not JSON"),
+    "text that is no UTF-8": (others("xy", "b", "c"), "content"),  # replaced below
+    "text too long": (others("x" * 65537, "b", "c"), "65537"),
+    "bytes too long": (others(Ext(2, b"x" * 65537), "b", "c"), "65537"),
+    "one long text for all": (others("\u20ac" * 21846), "65538"),
+    "quality negative": (packed(qualities=[-1, 0, b""]), "qualities: -1"),
+    "quality of 33 bits": (packed(qualities=[2**32 - 1, 1, b"\x00\x01\x00"]), "qualities: .* to 4294967296"),
+    "qualities of 64 bits": (packed(qualities=[0, 8, b"\xff" * 24]), "qualities"),
+    "two qualities": (packed(qualities=[0, 1, b"\x00\x00"]), "qualities: 2 bytes for 3"),
+    "quality is a bool": (packed(qualities=[False, 0, b""]), "content"),
 }
 CONTENTS["text that is no UTF-8"] = (
-    msgspec.msgpack.encode(with_values("xy", 2, 3)).replace(b"xy", b"\xff\xfe"),
+    msgspec.msgpack.encode(others("xy", "b", "c")).replace(b"xy", b"\xff\xfe"),
     "utf-8",
 )
 
@@ -144,6 +181,8 @@ def test_forged_contents_are_refused(name: str, *, compress: bool) -> None:
         batch.verify(parsed)
     with pytest.raises(batch.BatchError, match=why):
         batch.open_samples(parsed)
+    with pytest.raises(batch.BatchError, match=why):
+        batch.open_arrays(parsed)
 
 
 NAMES = "message_id from_zone to_zone produced_at correlation causation labels media schema subject predicate object"
@@ -189,7 +228,7 @@ def test_forged_messages_are_refused() -> None:
 def bombs() -> dict[str, bytes]:
     """Small batches that ask for much memory: by compression, by declared lengths, by cheap objects, by depth."""
     room = batch.CONTENT_BYTES_MAX
-    start = msgspec.msgpack.encode(HONEST)[:1] + msgspec.msgpack.encode(TAGS) + msgspec.msgpack.encode(TIMES)
+    start = b"\x98" + b"".join(map(msgspec.msgpack.encode, others()[:6]))
     zeros = bytes(room)
     labels = {f"{n}": "ab" for n in range(30)}
     columns = {**MESSAGE, "labels": [labels] * (room * 9 // 10 // len(msgspec.msgpack.encode(labels)))}
@@ -220,8 +259,16 @@ def bombs() -> dict[str, bytes]:
         "text of 4 GB": forged(start + b"\x93\xdb\xff\xff\xff\xff", compress=True),
         "extension of 4 GB": forged(start + b"\x93\xc9\xff\xff\xff\xff\x01", compress=True),
         "map of 4 billion": forged(start + b"\x93\xdf\xff\xff\xff\xff", compress=True),
-        "steps": forged([[1, [1] * (room - 99)], TIMES, VALUES, QUALITIES], compress=True),
-        "JSON of lists": forged(with_values(Ext(1, b"[" + b"[]," * 21_800 + b"["), 2, 3), compress=True),
+        "steps": forged(packed(tags=[1, 0, 1, bytes(room - 99)]), compress=True),
+        "wide steps": forged(packed(tags=[1, 0, 2**63, bytes(room - 99)]), compress=True),
+        "times": forged(packed(times=[10, 10, 8, bytes(room - 99)]), compress=True),
+        "kinds": forged(packed(kinds=bytes(room - 99)), compress=True),
+        "floats": forged(packed(floats=bytes(room - 99)), compress=True),
+        "ints": forged(packed(ints=[0, 8, bytes(room - 99)]), compress=True),
+        "bools": forged(packed(bools=bytes(room - 99)), compress=True),
+        "qualities": forged(packed(qualities=[0, 4, bytes(room - 99)]), compress=True),
+        "bin of 4 GB": forged(b"\x98\x94\x01\x00\x01\xc6\xff\xff\xff\xff" + zeros[99:], compress=True),
+        "JSON of lists": forged(others(Ext(1, b"[" + b"[]," * 21_800 + b"["), "b", "c"), compress=True),
         "labels": forged(
             list(columns.values()),
             compress=True,
@@ -279,6 +326,16 @@ SAMPLE_MISTAKES: dict[str, list[tuple[Any, ...]]] = {
     "value lone surrogate": [(1, 1, "\ud800", 0)],
     "value JSON that is none": [(1, 1, Json(b"{"), 0)],
     "value subclass": [(1, 1, batch.Kind.SAMPLES, 0)],
+    "tag of many values": [(-1, 1, 1, 0), (2, 1, 1, 0)],
+    "time text": [(1, "1", 1, 0)],
+    "times mixed": [(1, "1", 1, 0), (1, 2, 1, 0)],
+    "one tag float": [(1.0, 1, 1, 0)],
+    "one time float": [(1, 1.0, 1, 0)],
+    "one quality float": [(1, 1, 1, 0.0)],
+    "quality float": [(1, 1, 1, 0), (1, 1, 1, 1.0), (1, 1, 1, 7)],
+    "value above uint64 among ints": [(1, 1, 5, 0), (1, 1, 2**64, 0)],
+    "value below int64 beside one above": [(1, 1, 2**63, 0), (1, 1, -(2**63) - 1, 0)],
+    "value of another type among floats": [(1, 1, 1.5, 0), (1, 1, [1], 0)],
     "row too short": [(1, 1, 1)],
     "no rows": [],
 }

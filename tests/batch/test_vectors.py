@@ -91,31 +91,45 @@ def page_header(sealed: bytes) -> tuple[dict[str, Any], bytes]:
 
 def page_column(column: list[Any], count: int) -> list[Any]:
     """Whole or collapsed."""
-    demand(len(column) in (1, count), 13)
+    demand(len(column) == count or len(column) == 1 <= count, 13)
     return column if len(column) == count else column * count
 
 
-def page_steps(first: int, unit: int, steps: int | list[int], count: int) -> list[int]:
-    """Tags or times from their steps."""
-    demand(unit >= 0, 13)
-    every = steps if isinstance(steps, list) else [steps] * (count - 1)
-    demand(len(every) == count - 1, 13)
-    if unit == 0:
-        return [first, *every]
-    return list(accumulate([first, *(step * unit for step in every)]))
+def page_planes(width: int, data: bytes, count: int, *, signed: bool = False) -> list[int]:
+    """Integers from their byte planes; zeros where there are none."""
+    demand(width in (0, 1, 2, 4, 8) and len(data) == width * count, 13)
+    return [int.from_bytes(data[place::count], "little", signed=signed) for place in range(count)]
 
 
-def page_value(value: Any) -> Any:
-    """A value in the notation of the vectors."""
+def page_values(columns: list[Any], count: int) -> list[Any]:
+    """The values in the notation of the vectors."""
+    kinds, floats, (least, *above), bools, others = columns
+    demand(all(kind <= 3 for kind in kinds), 14)
+    kinds = page_column(list(kinds), count)
+    counts = [kinds.count(kind) for kind in range(4)]
+    demand(len(floats) % 8 == 0 and all(bit <= 1 for bit in bools), 14)
+    doubles = page_column([floats[at : at + 8][::-1].hex() for at in range(0, len(floats), 8)], counts[0])
+    ints = [least + one for one in page_planes(*above, counts[1])]
+    demand(least in range(-(2**63), 2**63) and all(one < 2**63 for one in ints), 14)
+    apart = [
+        iter([{"float64": double} for double in doubles]),
+        iter([{"int": str(one)} for one in ints]),
+        iter([{"bool": bit == 1} for bit in page_column(list(bools), counts[2])]),
+        iter([page_other(other) for other in page_column(others, counts[3])]),
+    ]
+    return [next(apart[kind]) for kind in kinds]
+
+
+def page_other(value: Any) -> Any:
+    """A value that is neither double, int of 64 bits nor bool, in the notation of the vectors."""
     match value:
         case None:
             return None
         case bool():
-            return {"bool": value}
+            raise Refused(11)
         case int():
+            demand(value >= 2**63, 14)
             return {"int": str(value)}
-        case float():
-            return {"float64": struct.pack(">d", value).hex()}
         case str():
             return {"text": value}
         case msgspec.msgpack.Ext(code=1, data=data):
@@ -136,10 +150,12 @@ def page_facts(header: dict[str, Any], content: bytes) -> list[Any]:
         rows = zip(*(page_column(column, count) for column in columns), strict=True)
         facts: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
         return [{**fact, "object_json": fact["object_json"].decode()} for fact in facts]
-    (first_tag, tag_steps), times, values, qualities = columns
-    tags, times = page_steps(first_tag, 1, tag_steps, count), page_steps(*times, count)
-    values = [page_value(value) for value in page_column(values, count)]
-    qualities = page_column(qualities, count)
+    (first, step, *steps), (earliest, unit, *above), *values, (least, *rest) = columns
+    demand(unit >= 1 and (step == 0 or steps[0] == 0), 13)
+    tags = list(accumulate([first, *(step + one for one in page_planes(*steps, count - 1, signed=True))]))
+    times = [earliest + unit * one for one in page_planes(*above, count)]
+    values = page_values(values, count)
+    qualities = [least + one for one in page_planes(*rest, count)]
     demand(min(tags) >= 1 and max(tags) <= header["definition_count"], 14)
     demand(min(qualities) >= 0 and max(qualities) < 2**32, 14)
     demand((min(times), max(times)) == (header["time_min_ns"], header["time_max_ns"]), 15)
@@ -163,9 +179,18 @@ def value_of(noted: Any) -> Any:
 
 def noted(value: Any) -> Any:
     """The notation for a value, as the second decoder writes it."""
-    if isinstance(value, Json):
-        return {"json": value.data.decode()}
-    return {"bytes": value.hex()} if isinstance(value, bytes) else page_value(value)
+    match value:
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": str(value)}
+        case float():
+            return {"float64": struct.pack(">d", value).hex()}
+        case Json():
+            return {"json": value.data.decode()}
+        case bytes():
+            return {"bytes": value.hex()}
+    return page_other(value)
 
 
 @pytest.mark.parametrize("vector", named("batches"))
@@ -230,7 +255,7 @@ def message_of(fact: dict[str, Any]) -> Message:
 
 
 def test_the_vectors_show_what_they_claim() -> None:
-    """Chain, slice, codecs, kinds and the coding of far times are all there."""
+    """Chain, slice, codecs, kinds and every width of integers are all there."""
     found = {entry["name"]: entry["header"] for entry in vectors()["batches"]}
     assert found["its successor"]["previous_digest"] == found["one sample"]["digest"]
     assert found["its successor"]["first_sequence"] == 2
@@ -242,6 +267,8 @@ def test_the_vectors_show_what_they_claim() -> None:
     assert part.sealed == sources["slice"]
     kinds = {next(iter(fact[2])) for entry in vectors()["batches"][:-1] for fact in entry["facts"] if fact[2]}
     assert kinds == {"bool", "int", "float64", "text", "bytes", "json"}
+    contents = [msgspec.msgpack.decode(bytes.fromhex(entry["content"])) for entry in vectors()["batches"][:-1]]
+    assert {column[-2] for tags, times, *_ in contents for column in (tags, times)} == {0, 1, 4, 8}
 
 
 def test_definitions_have_the_running_digest_of_the_page() -> None:

@@ -14,7 +14,7 @@ import zstandard
 
 from agent import batch
 from agent.message import Envelope, Fact, Json, Message, TagDefinition
-from tests.batch.making import forged
+from tests.batch.making import forged, others, packed
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/reference/batch-format.md"
@@ -76,16 +76,19 @@ def batches() -> dict[str, tuple[str, batch.Batch]]:
         ),
     ]
     return {
-        "one sample": ("The first batch of a chain. Everything collapses.", first),
+        "one sample": ("The first batch of a chain. No planes are needed.", first),
         "its successor": ("Attaches to the batch above: sequence 2, and that batch's digest.", second),
-        "steps": ("Tags out of order; times in steps of 1,000 ns; the time goes back in the third.", stepped),
+        "planes": (
+            "Tags out of order; times in units of 1,000 ns, four planes; the time goes back in the third.",
+            stepped,
+        ),
         "equal": (
-            "Twenty equal facts, a second apart: six numbers.",
-            samples(LINK, [(2, T0 + n * 10**9, 7, 0) for n in range(20)]),
+            "Twenty equal facts: nothing in the planes.",
+            samples(LINK, [(2, T0, 7, 0) for _ in range(20)]),
         ),
         "far times": (
-            "The clock jumps by more than a step can say, so unit 0: the times themselves.",
-            samples(LINK, [(1, last, 1, 0), (1, -last - 1, 2, 0), (1, 0, 3, 0)]),
+            "A clock that jumps from one end of 64 bits to the other: eight planes.",
+            samples(LINK, [(1, last, 1, 0), (1, -last - 1, 2, 0), (1, 0, 300, 0)]),
         ),
         "mixed": ("Every type of value, and qualities that differ. Signs of zero and bits of NaN count.", mixed),
         "slice": ("Positions 3 to 5 of the batch above.", batch.cut(mixed, 3, 6)),
@@ -95,17 +98,26 @@ def batches() -> dict[str, tuple[str, batch.Batch]]:
 
 
 REFUSED = {
-    "tag not defined": forged([[6, 0], [10, 10, 1], [1, 2, 3], [0]]),
-    "nested value": forged([[1, 1], [10, 10, 1], [[], 2, 3], [0]]),
-    "unknown extension type": forged([[1, 1], [10, 10, 1], [msgspec.msgpack.Ext(3, b"x"), 2, 3], [0]]),
-    "values missing": forged([[1, 1], [10, 10, 1], [1, 2], [0]]),
-    "times outside the header's bounds": forged([[1, 1], [10, 10, 2], [1, 2, 3], [0]]),
-    "quality of 33 bits": forged([[1, 1], [10, 10, 1], [1, 2, 3], [2**32]]),
-    "sequence 2 without predecessor": forged([[1, 1], [10, 10, 1], [1, 2, 3], [0]], first_sequence=2),
-    "unknown flag": forged([[1, 1], [10, 10, 1], [1, 2, 3], [0]], flags=4),
-    "unknown codec": forged([[1, 1], [10, 10, 1], [1, 2, 3], [0]], codec=2),
-    "format 2": forged([[1, 1], [10, 10, 1], [1, 2, 3], [0]], version=2),
-    "digest of other bytes": forged([[1, 1], [10, 10, 1], [1, 2, 3], [0]])[:-1] + b"\x00",
+    "tag not defined": forged(packed(tags=[6, 0, 0, b""])),
+    "tag steps cut short": forged(packed(tags=[1, 0, 2, b"\x01\x01\x00"])),
+    "step for all and steps for each": forged(packed(tags=[1, 1, 1, b"\x00\x00"])),
+    "integers of 3 bytes": forged(packed(times=[10, 10, 3, bytes(9)])),
+    "unit 0": forged(packed(times=[10, 0, 1, b"\x00\x01\x02"])),
+    "times outside the header's bounds": forged(packed(times=[10, 10, 1, b"\x00\x01\x03"])),
+    "times that leave the header's earliest out": forged(packed(times=[10, 10, 1, b"\x01\x01\x02"])),
+    "kind 4": forged(packed(kinds=b"\x00\x04\x00")),
+    "floats missing": forged(packed(floats=bytes(16))),
+    "int beyond 64 bits": forged(packed(kinds=b"\x01", floats=b"", ints=[2**63 - 2, 1, b"\x00\x01\x02"])),
+    "bool 2": forged(packed(kinds=b"\x02", floats=b"", bools=b"\x02")),
+    "nested value": forged(others([], "b", "c")),
+    "unknown extension type": forged(others(msgspec.msgpack.Ext(3, b"x"), "b", "c")),
+    "small integer among the others": forged(others(1, "b", "c")),
+    "quality of 33 bits": forged(packed(qualities=[2**32, 0, b""])),
+    "sequence 2 without predecessor": forged(packed(), first_sequence=2),
+    "unknown flag": forged(packed(), flags=4),
+    "unknown codec": forged(packed(), codec=2),
+    "format 2": forged(packed(), version=2),
+    "digest of other bytes": forged(packed())[:-1] + b"\x00",
     "content longer than promised": forged(
         b"", codec=1, content_bytes=9, body=zstandard.ZstdCompressor(level=1).compress(bytes(1000))
     ),

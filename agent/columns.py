@@ -1,0 +1,466 @@
+"""The columns of a batch of samples: tags, times, values and qualities, each packed by its type, and read back.
+
+Every column is one run of bytes of fixed width, so a receiver can hold a batch against its header by lengths, counts and a
+few sums, without making an object for each value: that is what lets it check all that it stores. Numbers lie in byte planes
+(all lowest bytes, then all second ones), where zstd finds what neighbours share; doubles lie as they are, for their low bytes
+are noise in either order.
+
+Promised: `pack` writes one form for one input, `unpack` accepts every form of the page docs/reference/batch-format.md and
+raises BatchError for the rest, before it allocates more than a batch may hold. What `Unpacked` then builds cannot fail.
+
+Not here: headers, digests, compression, messages (agent.batch). No IO.
+
+    BatchError              bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, compress, repeat
+from operator import add, floordiv, index, mul, sub
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from msgspec.msgpack import Decoder, Encoder, Ext
+
+from agent.errors import BsfgError
+from agent.message import INT64_MIN, QUALITY_MAX, VALUE_BYTES_MAX, Json, Sample, Value, value_bytes
+
+assert sys.byteorder == "little", "columns are little-endian, and arrays are taken for them as they lie in memory"
+
+FACTS_MAX = 16_384  # opening slows down beyond a few thousand (cache), and one batch must not stall a page
+INT64_MAX = 2**63 - 1
+
+FLOAT, INT, BOOL, OTHER = range(4)
+_KIND_OF: dict[type, int] = {
+    float: FLOAT,
+    int: INT,
+    bool: BOOL,
+    str: OTHER,
+    bytes: OTHER,
+    Json: OTHER,
+    type(None): OTHER,
+}
+_IS_KIND = [
+    bytes(kind == byte for byte in range(256)) for kind in range(4)
+]  # for bytes.translate: 1 where it is the kind
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_SIGNED = {1: "b", 2: "h", 4: "i", 8: "q"}
+_EXT_JSON, _EXT_BYTES = 1, 2
+
+
+class BatchError(BsfgError):
+    """These bytes are not a batch this program may accept; the text says what is wrong. Never retried with the same bytes."""
+
+
+class SampleColumns(NamedTuple):
+    """The samples of one batch as four lists of equal length."""
+
+    tags: list[int]
+    source_times_ns: list[int]
+    values: list[Value]
+    qualities: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, Value, int]]) -> SampleColumns:
+        """The columns of rows; raises ValueError unless each has four entries."""
+        if set(map(len, rows)) - {4}:
+            raise ValueError("a sample is a tag, a source time, a value and a quality")
+        # Not zip(*rows): an iterator for each row would call the garbage collector once for every few hundred samples.
+        flat: list[Any] = list(chain.from_iterable(rows))
+        return cls(flat[0::4], flat[1::4], flat[2::4], flat[3::4])
+
+    def rows(self) -> Iterator[Sample]:
+        """The same, fact by fact."""
+        return map(Sample._make, zip(*self, strict=True))
+
+
+class SampleArrays(NamedTuple):
+    """The samples of one batch as typed memory, for Arrow: no object for each value.
+
+    `tags`, `source_times_ns`, `kinds` and `qualities` have one entry for each fact. The values lie apart by kind, in the order
+    of the facts: the n-th byte FLOAT of `kinds` stands for the n-th entry of `floats`, and so for INT, BOOL and OTHER.
+    """
+
+    tags: array[int]  # "I": tag number at the origin, 1 or more
+    source_times_ns: array[int]  # "q": nanoseconds since 1970, UTC
+    kinds: bytes  # 0 FLOAT, 1 INT, 2 BOOL, 3 OTHER
+    floats: array[float]  # "d": one for each FLOAT, to the bit
+    ints: array[int]  # "q": one for each INT
+    bools: bytes  # 0 or 1: one for each BOOL
+    others: list[Value]  # text, bytes, Json, None, or an int from 2**63: one for each OTHER
+    qualities: array[int]  # "I": OPC UA StatusCode
+
+
+class Frame(NamedTuple):
+    """What a batch's header says of its columns."""
+
+    facts: int
+    tag_max: int
+    time_min_ns: int
+    time_max_ns: int
+
+
+# ----------------------------------------------------------------------------------------------------------------- packing
+
+
+def pack(columns: Sequence[Sequence[Any]], tag_max: int) -> tuple[bytes, int, int]:
+    """Packed content of tags, times, values and qualities of equal length, and the earliest and latest time.
+
+    Raises ValueError unless tags are 1 to `tag_max` and every entry is of a type and range that a reader will accept.
+    """
+    tags, times, values, qualities = columns
+    if bool in map(type, (tags[0], times[0], qualities[0])):  # further down it counts as 0 or 1, as Python has it
+        raise ValueError("tags, source times and qualities are integers: a bool is something else")
+    try:
+        coded_tags = _packed_tags(tags, tag_max)
+        coded_times, time_max_ns = _packed_times(times)
+        coded_qualities = _packed_qualities(qualities)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"tags, source times and qualities are integers: {error}") from error
+    return encoded((coded_tags, coded_times, *_packed_values(values), coded_qualities)), coded_times[0], time_max_ns
+
+
+def _packed_tags(tags: Sequence[int], tag_max: int) -> tuple[int, int, int, bytes]:
+    """First tag, step where all are equal, width and planes of the steps."""
+    least, greatest = min(tags), max(tags)
+    if least < 1 or greatest > tag_max:
+        raise ValueError(f"tags {least} to {greatest}: this origin has defined 1 to {tag_max}")
+    span = greatest - least
+    width = 1 if span < 1 << 7 else 2 if span < 1 << 15 else 4 if span < 1 << 31 else 8
+    steps = array(_SIGNED[width], list(map(sub, tags[1:], tags)))
+    data = steps.tobytes()
+    if data == data[:width] * len(steps):
+        return index(tags[0]), steps[0] if steps else 0, 0, b""
+    return index(tags[0]), 0, width, _planes(data, width)
+
+
+def _packed_times(times: Sequence[int]) -> tuple[tuple[int, int, int, bytes], int]:
+    """Earliest, unit, width and planes of what comes on top; and the latest. Clocks tick in us or ms: the unit takes it out."""
+    earliest, latest = min(times), max(times)
+    if earliest < INT64_MIN or latest > INT64_MAX:
+        raise ValueError(f"source times {earliest} to {latest}: nanoseconds since 1970 have 64 bits")
+    above = list(map(sub, times, repeat(earliest)))
+    unit = math.gcd(*above) or 1  # raises TypeError for anything but integers
+    if unit > 1:
+        above = list(map(floordiv, above, repeat(unit)))
+    return (index(earliest), unit, *_packed_unsigned(above, (latest - earliest) // unit)), index(latest)
+
+
+def _packed_qualities(qualities: Sequence[int]) -> tuple[int, int, bytes]:
+    """Least, width and planes of what comes on top."""
+    first = qualities[0]
+    least, greatest = (first, first) if qualities.count(first) == len(qualities) else (min(qualities), max(qualities))
+    if least < 0 or greatest > QUALITY_MAX:
+        raise ValueError(f"qualities {least} to {greatest}: an OPC UA StatusCode has 32 bits, without a sign")
+    return index(least), *_packed_above(qualities, least, greatest)
+
+
+def _packed_values(values: Sequence[Any]) -> tuple[bytes, bytes, tuple[int, int, bytes], bytes, Sequence[Any]]:
+    """Kinds, floats, ints, bools and others."""
+    types = list(map(type, values))
+    if types.count(float) == len(types):  # what most tags hold, all of a run
+        return bytes((FLOAT,)), _once(array("d", values).tobytes(), 8), (0, 0, b""), b"", ()
+    try:
+        kinds = bytes(map(_KIND_OF.__getitem__, types))
+    except KeyError:
+        strangers = ", ".join(sorted({kind.__name__ for kind in types if kind not in _KIND_OF}))
+        raise ValueError(f"values: {strangers} is not a type a tag can hold") from None
+    ints = _of_kind(values, kinds, INT)
+    least, greatest = (min(ints), max(ints)) if ints else (0, 0)
+    if least < INT64_MIN or greatest > INT64_MAX:
+        kinds = bytes(
+            OTHER if kind == INT and value > INT64_MAX else kind for kind, value in zip(kinds, values, strict=True)
+        )
+        ints = _of_kind(values, kinds, INT)
+        least, greatest = (min(ints), max(ints)) if ints else (0, 0)
+        if least < INT64_MIN:
+            raise ValueError(f"values: {least} is below 64 bits")
+    floats, bools = array("d", _of_kind(values, kinds, FLOAT)).tobytes(), bytes(_of_kind(values, kinds, BOOL))
+    others = _packed_others(_of_kind(values, kinds, OTHER))
+    return _once(kinds, 1), _once(floats, 8), (least, *_packed_above(ints, least, greatest)), _once(bools, 1), others
+
+
+def _of_kind(values: Sequence[Any], kinds: bytes, kind: int) -> list[Any]:
+    return list(compress(values, kinds.translate(_IS_KIND[kind]))) if kind in kinds else []
+
+
+def _packed_others(others: Sequence[Any]) -> Sequence[Any]:
+    """As MessagePack has them: one entry where all are equal and of one type, structures and bytes as extension types."""
+    types = set(map(type, others))
+    if wrong := _wrong_others(others, types):
+        raise ValueError(wrong)
+    if len(types) == 1:
+        others = collapsed(others)
+    if not types & {bytes, Json}:
+        return others
+    return [
+        Ext(_EXT_JSON, v.data) if type(v) is Json else Ext(_EXT_BYTES, v) if type(v) is bytes else v for v in others
+    ]
+
+
+def collapsed(column: Sequence[Any]) -> Sequence[Any]:
+    """The column, or its first entry alone when all are equal. Only for columns of one type: 1 == 1.0 == True."""
+    return column[:1] if column[0] == column[-1] and column.count(column[0]) == len(column) else column
+
+
+def encoded(content: object) -> bytes:
+    """MessagePack of content; raises ValueError where there is none."""
+    try:
+        return _ENCODER.encode(content)
+    except (OverflowError, TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+        raise ValueError(f"a value has no encoding: {error}") from error
+
+
+def _packed_above(column: Sequence[int], least: int, greatest: int) -> tuple[int, bytes]:
+    """Width and planes of what comes on top of the least."""
+    if least == greatest:
+        return 0, b""
+    return _packed_unsigned(list(map(sub, column, repeat(least))) if least else column, greatest - least)
+
+
+def _packed_unsigned(column: Sequence[int], greatest: int) -> tuple[int, bytes]:
+    """Width and planes: the narrowest that holds the greatest."""
+    if not greatest:
+        return 0, b""
+    width = 1 if greatest < 1 << 8 else 2 if greatest < 1 << 16 else 4 if greatest < 1 << 32 else 8
+    return width, _planes(array(_UNSIGNED[width], column).tobytes(), width)
+
+
+def _planes(data: bytes, width: int) -> bytes:
+    """All lowest bytes, then all second bytes, and so on."""
+    return data if width == 1 else b"".join([data[plane::width] for plane in range(width)])
+
+
+def _once(data: bytes, width: int) -> bytes:
+    """The first entry alone where all have the same bits."""
+    return data[:width] if data == data[:width] * (len(data) // width) else data
+
+
+# --------------------------------------------------------------------------------------------------------------- unpacking
+
+# Types say what may stand where, so that the decoder refuses a stranger when it meets it, before allocating what follows: no
+# column longer than a batch, and nothing nested. That is why bytes are an extension type among the others: with text and bytes
+# both in the union, msgspec would need Any, and Any would build whatever tree of empty lists somebody sends.
+_Bytes = Annotated[bytes, Meta(max_length=FACTS_MAX)]
+_Words = Annotated[bytes, Meta(max_length=FACTS_MAX * 8)]
+_Steps = tuple[int, int, int, _Words]  # tags: first, step, width, planes; times: earliest, unit, width, planes
+_Above = tuple[int, int, _Words]  # least, width, planes
+_Others = Annotated[
+    list[int | str | Ext | None], Meta(max_length=FACTS_MAX)
+]  # how long each is looked at by _wrong_others
+_CONTENT = Decoder(tuple[_Steps, _Steps, _Bytes, _Words, _Above, _Bytes, _Others, _Above])
+_ENCODER = Encoder()
+
+
+class Unpacked(NamedTuple):
+    """Columns that have been checked, as they came: what follows from them is built only for those who ask.
+
+    `times_above` and `qualities_above` count from the least, in units, and are None where nothing is above it.
+    """
+
+    frame: Frame
+    tags: list[int]
+    unit: int
+    times_above: array[int] | None
+    kinds: bytes  # one for each fact
+    floats: bytes
+    ints: tuple[int, array[int] | None]
+    bools: bytes
+    others: list[Any]
+    qualities: tuple[int, array[int] | None]
+
+    def arrays(self) -> SampleArrays:
+        """As typed memory."""
+        return SampleArrays(
+            array("I", self.tags), array("q", self._times_ns()), self.kinds, self._floats(), array("q", self._ints()),
+            self.bools, self._others(), array("I", _on_top(*self.qualities, self.frame.facts)),
+        )  # fmt: skip
+
+    def columns(self) -> SampleColumns:
+        """As lists."""
+        return SampleColumns(self.tags, self._times_ns(), self._values(), _on_top(*self.qualities, self.frame.facts))
+
+    def _times_ns(self) -> list[int]:
+        earliest, above = self.frame.time_min_ns, self.times_above
+        if above is None or self.unit == 1:
+            return _on_top(earliest, above, self.frame.facts)
+        return list(map(add, map(mul, above, repeat(self.unit)), repeat(earliest)))
+
+    def _floats(self) -> array[float]:
+        floats, count = array("d", self.floats), self.kinds.count(FLOAT)
+        return floats if len(floats) == count else floats * count
+
+    def _ints(self) -> list[int]:
+        return _on_top(*self.ints, self.kinds.count(INT))
+
+    def _others(self) -> list[Value]:
+        count = self.kinds.count(OTHER)
+        return self.others if len(self.others) == count else self.others * count
+
+    def _values(self) -> list[Value]:
+        columns: list[Iterable[Any]] = [self._floats(), self._ints(), map(bool, self.bools), self._others()]
+        kind = self.kinds[0]
+        if self.kinds.count(kind) == len(self.kinds):
+            return list(columns[kind])
+        iterators = list(map(iter, columns))
+        return list(map(next, map(iterators.__getitem__, self.kinds)))
+
+
+def unpack(content: bytes | memoryview, frame: Frame) -> Unpacked:
+    """Check packed columns against what the header says of them. Raises BatchError unless `Unpacked` can be built on."""
+    tags, times, kinds, floats, ints, bools, others, qualities = decoded(_CONTENT, content)
+    kinds = _flags("kinds", kinds, frame.facts, 4)
+    counts = list(map(kinds.count, range(4)))
+    if len(floats) != 8 * counts[FLOAT] and not len(floats) == 8 <= 8 * counts[FLOAT]:
+        raise BatchError(f"floats: {len(floats)} bytes for {counts[FLOAT]} facts")
+    return Unpacked(
+        frame,
+        _unpacked_tags(tags, frame),
+        times[1],
+        _unpacked_times(times, frame),
+        kinds,
+        floats,
+        _unpacked_above("ints", ints, counts[INT], (INT64_MIN, INT64_MAX)),
+        _flags("bools", bools, counts[BOOL], 2),
+        _unpacked_others(others, counts[OTHER]),
+        _unpacked_above("qualities", qualities, frame.facts, (0, QUALITY_MAX)),
+    )
+
+
+def decoded(decoder: Decoder[Any], content: bytes | memoryview) -> Any:
+    """Content as typed columns; raises BatchError where it is anything else."""
+    try:
+        return decoder.decode(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BatchError(f"content: {error}") from error
+
+
+def wrong_json(texts: Iterable[bytes]) -> str:
+    """Why one of these is not JSON, or nothing. Whether it is canonical is for its producer to see to."""
+    try:
+        for text in texts:
+            msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return f"not JSON: {error}"
+    return ""
+
+
+def check_spread(name: str, entries: int, count: int) -> None:
+    """Raise BatchError unless a column has one entry for each fact, or one for all."""
+    if entries != count and not entries == 1 <= count:
+        raise BatchError(f"{name}: {entries} entries for {count} facts")
+
+
+def _unpacked_tags(coded: tuple[int, int, int, bytes], frame: Frame) -> list[int]:
+    """The tags, each of them defined."""
+    first, step, width, planes = coded
+    steps = _unpacked("tags", width, planes, frame.facts - 1, _SIGNED)
+    if steps is None:
+        tags = list(accumulate(repeat(step, frame.facts - 1), initial=first))
+    elif step:
+        raise BatchError(f"tags: a step of {step} for all, and one for each")
+    else:
+        tags = list(accumulate(steps, initial=first))
+    least, greatest = min(tags), max(tags)
+    if least < 1 or greatest > frame.tag_max:
+        raise BatchError(f"tags: {least} to {greatest}, defined are 1 to {frame.tag_max}")
+    return tags
+
+
+def _unpacked_times(coded: tuple[int, int, int, bytes], frame: Frame) -> array[int] | None:
+    """What the times have above the earliest, in units; with the bounds of the header, so that none leaves 64 bits."""
+    earliest, unit, width, planes = coded
+    above = _unpacked("times", width, planes, frame.facts)
+    if unit < 1:
+        raise BatchError(f"times: a unit of {unit}")
+    top = 0 if above is None else max(above)
+    bounds = (earliest, earliest + unit * top)
+    if bounds != (frame.time_min_ns, frame.time_max_ns) or (above is not None and 0 not in above):
+        raise BatchError("times: the header's bounds are not those of the facts")
+    return above
+
+
+def _unpacked_above(
+    name: str, coded: tuple[int, int, bytes], count: int, bounds: tuple[int, int]
+) -> tuple[int, array[int] | None]:
+    """Least, and what comes on top of it, within the bounds of the column."""
+    least, width, planes = coded
+    above = _unpacked(name, width, planes, count)
+    greatest = least + max(above) if above else least
+    if least < bounds[0] or greatest > bounds[1]:
+        raise BatchError(f"{name}: {least} to {greatest}, it holds {bounds[0]} to {bounds[1]}")
+    return least, above
+
+
+def _unpacked(
+    name: str, width: int, planes: bytes, count: int, typecodes: dict[int, str] = _UNSIGNED
+) -> array[int] | None:
+    """Integers from their byte planes, or nothing where there are none and one number says it for all."""
+    if width and width not in typecodes:
+        raise BatchError(f"{name}: integers of {width} bytes")
+    if len(planes) != width * count:
+        raise BatchError(f"{name}: {len(planes)} bytes for {count} integers of {width}")
+    if not width:
+        return None
+    data: bytes | bytearray = planes
+    if width > 1:
+        data = bytearray(len(planes))
+        for plane in range(width):
+            data[plane::width] = planes[plane * count : (plane + 1) * count]
+    return array(typecodes[width], data)
+
+
+def _unpacked_others(others: list[Any], count: int) -> list[Any]:
+    """Text, bytes, JSON, nothing and large integers, each as the product has it."""
+    if not others and not count:
+        return others
+    check_spread("others", len(others), count)
+    others = [_unwrapped(value) if type(value) is Ext else value for value in others]
+    if wrong := _wrong_others(others, set(map(type, others))):
+        raise BatchError(wrong)
+    return others
+
+
+def _unwrapped(value: Ext) -> Json | bytes:
+    """JSON or bytes from their extension type."""
+    data = bytes(value.data)
+    if value.code == _EXT_JSON:
+        return Json(data)
+    if value.code == _EXT_BYTES:
+        return data
+    raise BatchError(f"others: unknown extension type {value.code}")
+
+
+def _wrong_others(others: Sequence[Any], types: set[type]) -> str:
+    """Why these, of these types, cannot stand in a batch, or nothing. Looks at each only where one may be long."""
+    if types & {str, bytes, Json}:
+        length = max(value_bytes(value) for value in others if type(value) in (str, bytes, Json))
+        if length > VALUE_BYTES_MAX:
+            return f"others: one of {length} bytes, the limit is {VALUE_BYTES_MAX}"
+    if Json in types and (wrong := wrong_json(value.data for value in others if type(value) is Json)):
+        return f"others: {wrong}"
+    if int in types and (least := min(value for value in others if type(value) is int)) <= INT64_MAX:
+        return f"others: {least} belongs to the ints"
+    return ""
+
+
+def _flags(name: str, data: bytes, count: int, values: int) -> bytes:
+    """One byte for each fact, below a small number of values."""
+    if sum(map(data.count, range(values))) != len(data):
+        raise BatchError(f"{name}: a byte of {values} or more")
+    if len(data) != count:
+        check_spread(name, len(data), count)
+        data *= count
+    return data
+
+
+def _on_top(least: int, above: array[int] | None, count: int) -> list[int]:
+    """Integers from the least and what comes on top of it."""
+    if above is None:
+        return [least] * count
+    return list(map(add, above, repeat(least))) if least else above.tolist()
