@@ -19,6 +19,7 @@ from typing import Any
 
 from agent.batch import (
     DIGEST_BYTES,
+    NO_DIGEST,
     Batch,
     BatchTooLarge,
     Definitions,
@@ -30,7 +31,7 @@ from agent.batch import (
 from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.group_commit import batch_sizes
-from agent.fact_store.held import Insert, Range, decide
+from agent.fact_store.held import Range
 from agent.fact_store.records import Appended, AppendOutcome
 from agent.fact_store.transaction import Transaction
 from agent.message import Message
@@ -154,12 +155,14 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
     ranges = transaction.catalog.held.get((known.id, OWN_ORIGIN), ())
-    for batch in batches:
-        decision = decide(ranges, Range.of(batch.header, batch.digest))
-        assert isinstance(decision, Insert), decision
-        assert decision.gap is None, decision.gap
-        ranges = decision.ranges
-    transaction.set_held(known.id, OWN_ORIGIN, ranges)
+    # Our own history has no gaps and the batches were sealed on its last link, so there is nothing to decide; asking
+    # `held.decide` would cost as much as sealing a fact.
+    first, last = batches[0].header, batches[-1]
+    assert (first.first_sequence, first.previous_digest) == (
+        (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)
+    )
+    assert len(ranges) <= 1, ranges
+    transaction.set_held(known.id, OWN_ORIGIN, (Range(1, last.header.last_sequence, NO_DIGEST, last.digest),))
     return transaction.add_batches(known, batches)
 
 
