@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -145,7 +144,7 @@ class FactStore:
         """Append a message unless its id is there already; see `AppendOutcome`. Raises MessageError, StoreBusy at once."""
         outer: Future[AppendOutcome] = Future()
         outer.set_running_or_notify_cancel()
-        self.append_messages(stream, [message]).add_done_callback(partial(_pass_on, outer, pick=itemgetter(0)))
+        self.append_messages(stream, [message]).add_done_callback(partial(_answer_with_first, outer))
         return outer
 
     def append_messages(self, stream: str, messages: Sequence[Message]) -> Future[list[AppendOutcome]]:
@@ -181,25 +180,20 @@ class FactStore:
         if len(position.epoch) != EPOCH_BYTES or not 0 <= position.offset <= _OFFSET_MAX:
             raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
         size = sum(map(len, sealed)) + sum(len(one.body) for one in definitions)
-        self._writer.reserve(1, size)
-        outer: Future[PutResult] = Future()
-        outer.set_running_or_notify_cancel()
+        call = Call(f"{stream} from {peer}", size, time.monotonic_ns())
+        self._writer.reserve(call)
         page = partial(ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position)
         checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)
-        checked.add_done_callback(partial(self._put_checked, outer, page, size))
-        return outer
+        checked.add_done_callback(partial(self._put_checked, call, page))
+        return call.future
 
-    def _put_checked(
-        self, outer: Future[PutResult], page: Callable[..., ReceivedPage], size: int, checked: Future[list[Batch]]
-    ) -> None:
+    def _put_checked(self, call: Call, page: Callable[..., ReceivedPage], checked: Future[list[Batch]]) -> None:
         """In the checking thread: hand a checked page to the writer, in the room that was taken for it."""
         if (error := checked.exception()) is not None:
-            self._writer.release(1, size)
-            outer.set_exception(error)
+            self._writer.release(call)
+            call.future.set_exception(error)
             return
-        ready = page(batches=checked.result())
-        call = Call(f"{ready.stream} from {ready.peer}", partial(put, page=ready), 1, size, time.monotonic_ns())
-        call.future.add_done_callback(partial(_pass_on, outer))
+        call.run = partial(put, page=page(batches=checked.result()))
         self._writer.call_reserved(call)
 
     def register_consumer(
@@ -323,17 +317,17 @@ class FactStore:
         self.close()
 
     def _call(self, name: str, run: Callable[..., Any], *, size: int = 0, is_early: bool = False) -> Future[Any]:
-        call = Call(name, run, 1, size, time.monotonic_ns(), is_early)
+        call = Call(name, size, time.monotonic_ns(), run, is_early)
         self._writer.call(call)
         return call.future
 
 
-def _pass_on(outer: Future[Any], inner: Future[Any], pick: Callable[[Any], Any] | None = None) -> None:
-    """Answer one future as another was answered."""
+def _answer_with_first(outer: Future[AppendOutcome], inner: Future[list[AppendOutcome]]) -> None:
+    """Answer the future of one message as that of its list was answered."""
     if (error := inner.exception()) is not None:
         outer.set_exception(error)
     else:
-        outer.set_result(pick(inner.result()) if pick else inner.result())
+        outer.set_result(inner.result()[0])
 
 
 def _values_bytes(values: Sequence[Value]) -> int:

@@ -16,16 +16,21 @@ from agent.fact_store.errors import FactsRefused, StoreBusy
 from agent.fact_store.group_commit import Waiting
 from agent.fact_store.transaction import Transaction
 
+CALLS_MAX = 10_000  # a consumer has one confirmation in flight, a peer two pages; more is somebody who does not wait
+
+
+def _not_prepared(_: Transaction) -> Any:
+    raise AssertionError("a call was queued before it was known what it does")
+
 
 @dataclass(slots=True, eq=False)
 class Call:
     """Anything else than an append: runs inside the transaction, after the appends; `is_early`, before them."""
 
     name: str
-    run: Callable[[Transaction], Any]
-    facts: int
     bytes: int
     queued_ns: int
+    run: Callable[[Transaction], Any] = _not_prepared
     is_early: bool = False
     future: Future[Any] = field(default_factory=Future)
 
@@ -49,14 +54,46 @@ class Group:
         return [*appends, *self.early, *self.calls]
 
 
+class Room:
+    """Space for work in the queue: so many pieces (facts, or calls) of so many bytes."""
+
+    def __init__(self, what: str, count_max: int, bytes_max: int) -> None:
+        self.what = what
+        self.count_max = count_max
+        self.bytes_max = bytes_max
+        self.count = 0
+        self.bytes = 0
+
+    def reserve(self, count: int, size: int) -> None:
+        """Take space for work about to come. Raises StoreBusy when there is none now, FactsRefused when there never will be."""
+        if count > self.count_max or size > self.bytes_max:
+            raise FactsRefused(
+                f"{count} {self.what} of {size} bytes at once, the queue holds {self.count_max} and {self.bytes_max}",
+                "hand over fewer at a time",
+            )
+        if self.count + count > self.count_max or self.bytes + size > self.bytes_max:
+            raise StoreBusy(f"{self.count} {self.what} of {self.bytes} bytes wait for the disk")
+        self.count += count
+        self.bytes += size
+
+    def release(self, count: int, size: int) -> None:
+        """Give space back."""
+        self.count -= count
+        self.bytes -= size
+        assert self.count >= 0
+        assert self.bytes >= 0
+
+
 class Queue:
-    """Work in the order it came, with the sums that limits and pace are decided by."""
+    """Work in the order it came, with the sums that pace is decided by.
+
+    Appends and calls have room of their own: a plant that floods its store must not keep peers from confirming what would
+    free it, nor the other way round.
+    """
 
     def __init__(self, facts_max: int, bytes_max: int) -> None:
-        self.facts_max = facts_max
-        self.bytes_max = bytes_max
-        self.facts = 0
-        self.bytes = 0
+        self.appends = Room("facts", facts_max, bytes_max)
+        self.calls = Room("calls", CALLS_MAX, bytes_max)
         self._samples: dict[str, list[AppendSamples]] = {}
         self._waiting: dict[str, Waiting] = {}
         self._urgent = Group()
@@ -72,24 +109,15 @@ class Queue:
         """Whether something else than samples waits."""
         return self._urgent_count > 0
 
-    def reserve(self, facts: int, size: int) -> None:
-        """Take room for work about to come. Raises StoreBusy when there is none now, FactsRefused when there never will be."""
-        if facts > self.facts_max or size > self.bytes_max:
-            raise FactsRefused(
-                f"{facts} facts of {size} bytes at once, the queue holds {self.facts_max} and {self.bytes_max}",
-                "hand over fewer at a time",
-            )
-        if self.facts + facts > self.facts_max or self.bytes + size > self.bytes_max:
-            raise StoreBusy(f"{self.facts} facts of {self.bytes} bytes wait for the disk")
-        self.facts += facts
-        self.bytes += size
+    def reserve(self, work: Work) -> None:
+        """Take room for a piece of work; raises as `Room.reserve`."""
+        room, count, size = self._room(work)
+        room.reserve(count, size)
 
-    def release(self, facts: int, size: int) -> None:
-        """Give room back."""
-        self.facts -= facts
-        self.bytes -= size
-        assert self.facts >= 0
-        assert self.bytes >= 0
+    def release(self, work: Work) -> None:
+        """Give the room of a piece of work back."""
+        room, count, size = self._room(work)
+        room.release(count, size)
 
     def put_samples(self, append: AppendSamples) -> Waiting:
         """Queue samples for which room was reserved; returns what now waits of their stream."""
@@ -120,13 +148,11 @@ class Queue:
             del self._waiting[stream]
         return group
 
-
-def room(work: Work) -> tuple[int, int]:
-    """Facts and bytes that a piece of work takes in the queue."""
-    match work:
-        case AppendSamples():
-            return work.count, work.bytes
-        case AppendMessages():
-            return len(work.messages), work.bytes
-        case Call():
-            return work.facts, work.bytes
+    def _room(self, work: Work) -> tuple[Room, int, int]:
+        match work:
+            case AppendSamples():
+                return self.appends, work.count, work.bytes
+            case AppendMessages():
+                return self.appends, len(work.messages), work.bytes
+            case Call():
+                return self.calls, 1, work.bytes

@@ -29,7 +29,7 @@ from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import StoreStatistics
 from agent.fact_store.settings import StoreSettings
 from agent.fact_store.transaction import Transaction
-from agent.fact_store.work import Call, Group, Queue, Work, room
+from agent.fact_store.work import Call, Group, Queue, Work
 
 OnCommit = Callable[[Mapping[str, int]], None]
 _Outcomes = list[tuple[Work, Any]]
@@ -95,7 +95,6 @@ class Writer:
     def call_reserved(self, call: Call) -> None:
         """Queue a call whose room was taken by `reserve`; when the writer has ended, its future says so."""
         with self._changed:
-            call.future.set_running_or_notify_cancel()
             is_open = self.failure is None and not self._has_ended
             if is_open:
                 self._queue.put_call(call)
@@ -103,16 +102,15 @@ class Writer:
         if not is_open:
             self._fail([call], self.failure or StoreClosed(f"{self._path} is closed"))
 
-    def reserve(self, facts: int, size: int) -> None:
-        """Take room for work that still has to be prepared elsewhere; `release` it before queueing that work."""
+    def reserve(self, call: Call) -> None:
+        """Take room for a call that still has to be prepared elsewhere; then `call_reserved`, or `release` it."""
         with self._changed:
-            self._check_open()
-            self._queue.reserve(facts, size)
+            self._reserve(call)
 
-    def release(self, facts: int, size: int) -> None:
+    def release(self, call: Call) -> None:
         """Give back room taken by `reserve`."""
         with self._changed:
-            self._queue.release(facts, size)
+            self._queue.release(call)
 
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
         """Have `callback` called in the writer's thread after each commit; it must only enqueue. Returns its undoing."""
@@ -138,25 +136,22 @@ class Writer:
             confirms=meter.confirms,
             commits=meter.commits,
             append_latency=meter.latency(),
-            queue_facts=queue.facts,
-            queue_facts_max=queue.facts_max,
-            queue_bytes=queue.bytes,
-            queue_bytes_max=queue.bytes_max,
+            queue_facts=queue.appends.count,
+            queue_facts_max=queue.appends.count_max,
+            queue_bytes=queue.appends.bytes + queue.calls.bytes,
+            queue_bytes_max=queue.appends.bytes_max + queue.calls.bytes_max,
             file_bytes=file_bytes(self._path),
             wal_bytes=file_bytes(self._path.with_name(self._path.name + "-wal")),
         )
 
     def _reserve(self, work: Work) -> None:
-        self._check_open()
-        self._queue.reserve(*room(work))
-        # From here on a caller that loses interest cannot take its facts back.
-        work.future.set_running_or_notify_cancel()
-
-    def _check_open(self) -> None:
         if self.failure is not None:
             raise _again(self.failure)
         if self._is_closing:
             raise StoreClosed(f"{self._path} is closed")
+        self._queue.reserve(work)
+        # From here on a caller that loses interest cannot take its facts back.
+        work.future.set_running_or_notify_cancel()
 
     # ------------------------------------------------------------------------------------------------ the writer's thread
 
@@ -267,7 +262,7 @@ class Writer:
     def _give_back(self, works: list[Work]) -> None:
         with self._changed:
             for work in works:
-                self._queue.release(*room(work))
+                self._queue.release(work)
 
     def _end(self) -> None:
         """Fail what still waits, close the connection, say how it ended."""

@@ -17,6 +17,7 @@ from tests.fact_store.making import (
     NEVER,
     OPERATIONAL,
     TELEMETRY,
+    Elsewhere,
     chain_is_whole,
     done,
     failed,
@@ -143,6 +144,23 @@ def test_a_full_queue_says_so(tmp_path: Path) -> None:
         done(store.append_samples(TELEMETRY, text, awaited=True))
         assert store.statistics().queue_facts == 0
         assert store.statistics().queue_bytes == 0
+
+
+def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
+    """Appends and calls have room of their own: with the queue full of samples a consumer still registers and confirms, and
+    a peer's page is still stored."""
+    settings = StoreSettings(commit_interval_ms=60_000, queue_facts_max=2000, batch_facts_target=2000)
+    with plant(tmp_path, settings) as store:
+        done(store.append_samples(TELEMETRY, samples(5), awaited=True))
+        flood = [store.append_samples(f"facts.flood{n}", samples(999)) for n in range(2)]  # unripe: they stay
+        with pytest.raises(StoreBusy):
+            store.append_samples(TELEMETRY, samples(5))
+        done(store.register_consumer("x", "idmz", TELEMETRY))
+        assert done(store.confirm("x", 5)) == 5
+        origin = Elsewhere("north", stream="facts.north")
+        assert origin.put(store, [origin.seal(5)]).stored_facts == 5
+        assert store.statistics().queue_facts == 1998
+    assert [done(future) for future in flood] == [Appended(1, 999)] * 2
 
 
 def test_invariant_3_the_same_message_again(tmp_path: Path) -> None:
