@@ -124,7 +124,10 @@ def test_large_values_split_by_bytes(tmp_path: Path) -> None:
         done(store.append_samples(TELEMETRY, large, awaited=True))
         assert len(sealed_in(store)) > 1
         assert values_in(store) == [one.value for one in large]
+        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)) == Appended(101, 101)
         chain_is_whole(store)
+    with plant(tmp_path) as store:
+        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)) == Appended(102, 102)
 
 
 def test_a_full_queue_says_so(tmp_path: Path) -> None:
@@ -153,14 +156,15 @@ def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
     with plant(tmp_path, settings) as store:
         done(store.append_samples(TELEMETRY, samples(5), awaited=True))
         flood = [store.append_samples(f"facts.flood{n}", samples(999)) for n in range(2)]  # unripe: they stay
+        flood.append(store.append_samples("facts.flood2", samples(2)))
         with pytest.raises(StoreBusy):
-            store.append_samples(TELEMETRY, samples(5))
+            store.append_samples(TELEMETRY, samples(1))
         done(store.register_consumer("x", "idmz", TELEMETRY))
         assert done(store.confirm("x", 5)) == 5
         origin = Elsewhere("north", stream="facts.north")
         assert origin.put(store, [origin.seal(5)]).stored_facts == 5
-        assert store.statistics().queue_facts == 1998
-    assert [done(future) for future in flood] == [Appended(1, 999)] * 2
+        assert store.statistics().queue_facts == 2000
+    assert [done(future).last_offset for future in flood] == [999, 999, 2]
 
 
 def test_invariant_3_the_same_message_again(tmp_path: Path) -> None:
