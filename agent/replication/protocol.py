@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -304,7 +305,8 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
         lengths = [length for _, _, length in answer.batches]
     if attachment_at + sum(lengths) != len(payload):
         raise MalformedMessage(f"{len(payload) - attachment_at} bytes attached, the header lists {sum(lengths)}")
-    return answer, _cut(payload, attachment_at, lengths)
+    ends = list(accumulate(lengths, initial=attachment_at))
+    return answer, [payload[start:end] for start, end in pairwise(ends)]
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operation: str) -> _T:
@@ -346,11 +348,3 @@ def _check_page(answer: FetchAnswer) -> None:
             raise MalformedMessage(f"page not contiguous at offset {last}", operation="FetchFacts")
     if runs and runs[-1][1] > answer.end_offset:
         raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {answer.end_offset}", operation="FetchFacts")
-
-
-def _cut(payload: bytes, start: int, lengths: list[int]) -> list[bytes]:
-    pieces = []
-    for length in lengths:
-        pieces.append(payload[start : start + length])
-        start += length
-    return pieces

@@ -51,7 +51,8 @@ DEFINITION_PAGES_MAX = 64
 
 
 class Receiver:
-    """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was."""
+    """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was;
+    `lost_reason` says why the peer gives no facts at present, None while it does."""
 
     def __init__(
         self, settings: Settings, epoch: str | None, offset: int, definitions: Mapping[str, int] | None = None
@@ -77,7 +78,7 @@ class Receiver:
         self._append_at_ms = 0
         self._failures = 0
         self._pauses = 0
-        self._lost_reason: str | None = None
+        self.lost_reason: str | None = None
         self._is_page_refused = False
         self._effects: list[Effect] = []
 
@@ -92,11 +93,6 @@ class Receiver:
         if self.storing is Storing.PAUSED:
             times.append(self._append_at_ms)
         return min(times, default=None)
-
-    @property
-    def lost_reason(self) -> str | None:
-        """Why the peer gives no facts at present; None while it does."""
-        return self._lost_reason
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         """What to do now that `event` has happened."""
@@ -151,8 +147,8 @@ class Receiver:
     def _page_arrived(self, event: PageArrived, now_ms: int, jitter: float) -> None:
         page = event.page
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
-        if page.epoch != self.epoch and not is_newest:
-            self.counters.pages_dropped += 1  # from before the peer's store was replaced
+        if self.asking is Asking.OFFLINE or (page.epoch != self.epoch and not is_newest):
+            self.counters.pages_dropped += 1  # from before the connection broke, or the peer's store was replaced
             return
         if is_newest:
             if self.epoch is None:
@@ -282,16 +278,16 @@ class Receiver:
 
     def _lose(self, kind: NoteKind, reason: str) -> None:
         """Say once why no facts come, and again only when a final reason replaces a passing one."""
-        if self._lost_reason is None or (kind is not NoteKind.PEER_LOST and self._lost_reason != reason):
+        if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
             self._effects.append(Note(kind, reason))
-            self._lost_reason = reason
+            self.lost_reason = reason
 
     def _answered(self) -> None:
         """The peer is there.  If our store refused its page, it counts as lost until a page has been stored."""
         self._failures = 0
-        if self._lost_reason is not None and not self._is_page_refused:
-            self._effects.append(Note(NoteKind.PEER_RETURNED, self._lost_reason))
-            self._lost_reason = None
+        if self.lost_reason is not None and not self._is_page_refused:
+            self._effects.append(Note(NoteKind.PEER_RETURNED, self.lost_reason))
+            self.lost_reason = None
 
     def _forget_definitions(self) -> None:
         self._definitions_before.clear()

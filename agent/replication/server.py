@@ -2,8 +2,8 @@
 
 It does what `sender` decides.  A request that names a wrong response topic, or comes from a stranger, gets no answer and is
 counted; everything else gets one, be it an error of the table.  A fetch that finds nothing is parked until its stream grows
-or its patience ends; a newer fetch of the same consumer takes its place.  Facts are read and packed in a reader thread, so
-that a slow disk delays nobody's answer but the one that needs it; a confirmation is written while the page is read.
+or its patience ends; a newer fetch of the same consumer takes its place.  Facts are read in a reader thread, so that a slow
+disk delays nobody's answer but the one that needs it; a confirmation is written while the page is read.
 
 The server holds no state that outlives a request but the parked fetches: killed and started again, it goes on.
 """
@@ -197,7 +197,8 @@ class Server:
             case GetBounds():
                 outcome = self._get_bounds(caller, request)
             case ListStreams():
-                outcome = self._list_streams(caller)
+                streams = self._exported(caller)
+                outcome = StreamsAnswer(store_zone=self._store.zone, epoch=self._epoch, streams=streams)
         return outcome if isinstance(outcome, Refuse) else encode_answer(outcome, [])
 
     async def _fetch(self, caller: Caller, request: FetchFacts) -> bytes | Refuse | Drop:
@@ -248,6 +249,7 @@ class Server:
     ) -> PageRead | Refuse | Drop:
         """Wait for facts as long as the request says, then read; the connection's packet size of that moment counts."""
         until_ms = arrived_ms + request.wait_ms
+        has_waited = False
         while True:
             parked = self._waiters.count(caller.zone)
             end_offset = self._store.end_offset(stream)
@@ -257,11 +259,14 @@ class Server:
             if not isinstance(decision, Park):
                 break
             key = (caller.zone, request.consumer_name)
+            has_waited = True
             wait_s = (decision.until_ms - _now_ms()) / 1000
             if await self._waiters.wait(key, stream, wait_s, lambda: self._store.end_offset(stream) > position):
                 return Drop(DropReason.SUPERSEDED)
         packet_bytes_max = self._link.require().packet_bytes_max
         asked = PageAsked(decision.plan, caller.zone, request.definitions_known, packet_bytes_max)
+        if has_waited:  # what it waited for was written a moment ago and lies in memory: the hop would take longer
+            return read_page(self._store, asked)
         return await asyncio.get_running_loop().run_in_executor(self._reader, read_page, self._store, asked)
 
     def _pack(self, stream: str, frontier: int, read: PageRead) -> bytes:
@@ -319,9 +324,6 @@ class Server:
                     end_offset=end,
                 )
         return Refuse("stream_not_exported", f"stream {request.stream!r} is not exported to {caller.zone}")
-
-    def _list_streams(self, caller: Caller) -> Answer:
-        return StreamsAnswer(store_zone=self._store.zone, epoch=self._epoch, streams=self._exported(caller))
 
     def _exported(self, caller: Caller) -> list[StreamEntry]:
         """The streams this zone may read; one that is exported but holds nothing yet is listed as empty."""
