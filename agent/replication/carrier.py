@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import ssl  # only its name: what leans on this module may be a core
 
 
 @dataclass(frozen=True, slots=True)
