@@ -29,6 +29,7 @@ from agent.fact_store.errors import (
     StoreMissing,
     StoreUnusable,
 )
+from agent.fact_store.queries import QUERIES
 
 Connect = Callable[[str], sqlite3.Connection]
 
@@ -76,8 +77,8 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
     """The one connection that writes `path`, made if it does not exist; the caller holds the lock. Raises StoreUnusable."""
     try:
         connection = connect_to(_uri(path, "rwc"))
-        if not _pragma(connection, "page_count"):
-            _set(connection, _NEW_FILE)
+        if not _pragma(connection, "application_id") and not connection.execute(QUERIES["tables"]).fetchone()[0]:
+            _set(connection, _NEW_FILE)  # also what a power cut left of such a beginning: SQLite commits each of these
         found = _pragma(connection, "application_id")
         if found != APPLICATION_ID:
             raise StoreForeign(f"{path} is a SQLite file of another program (application id {found})", "name another")
