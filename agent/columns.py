@@ -16,6 +16,7 @@ Not here: headers, digests, compression, messages (agent.batch). No IO.
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,9 +46,7 @@ _KIND_OF: dict[type, int] = {
     Json: OTHER,
     type(None): OTHER,
 }
-_IS_KIND = [
-    bytes(kind == byte for byte in range(256)) for kind in range(4)
-]  # for bytes.translate: 1 where it is the kind
+_TURN_COST = 8  # in the time that one turn takes, accumulate and min and max see so many tags
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SIGNED = {1: "b", 2: "h", 4: "i", 8: "q"}
 _EXT_JSON, _EXT_BYTES = 1, 2
@@ -120,7 +119,7 @@ def pack(columns: Sequence[Sequence[Any]], tag_max: int) -> tuple[bytes, int, in
         coded_tags = _packed_tags(tags, tag_max)
         coded_times, time_max_ns = _packed_times(times)
         coded_qualities = _packed_qualities(qualities)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, struct.error) as error:
         raise ValueError(f"tags, source times and qualities are integers: {error}") from error
     return encoded((coded_tags, coded_times, *_packed_values(values), coded_qualities)), coded_times[0], time_max_ns
 
@@ -132,10 +131,9 @@ def _packed_tags(tags: Sequence[int], tag_max: int) -> tuple[int, int, int, byte
         raise ValueError(f"tags {least} to {greatest}: this origin has defined 1 to {tag_max}")
     span = greatest - least
     width = 1 if span < 1 << 7 else 2 if span < 1 << 15 else 4 if span < 1 << 31 else 8
-    steps = array(_SIGNED[width], list(map(sub, tags[1:], tags)))
-    data = steps.tobytes()
-    if data == data[:width] * len(steps):
-        return index(tags[0]), steps[0] if steps else 0, 0, b""
+    data = _packed(_SIGNED[width], list(map(sub, tags[1:], tags)))
+    if data == data[:width] * (len(tags) - 1):
+        return index(tags[0]), int.from_bytes(data[:width], "little", signed=True), 0, b""
     return index(tags[0]), 0, width, _planes(data, width)
 
 
@@ -145,10 +143,13 @@ def _packed_times(times: Sequence[int]) -> tuple[tuple[int, int, int, bytes], in
     if earliest < INT64_MIN or latest > INT64_MAX:
         raise ValueError(f"source times {earliest} to {latest}: nanoseconds since 1970 have 64 bits")
     above = list(map(sub, times, repeat(earliest)))
-    unit = math.gcd(*above) or 1  # raises TypeError for anything but integers
-    if unit > 1:
-        above = list(map(floordiv, above, repeat(unit)))
-    return (index(earliest), unit, *_packed_unsigned(above, (latest - earliest) // unit)), index(latest)
+    # Of some first, which is most often that of all; raises TypeError for anything but integers.
+    unit = math.gcd(*above[:: 1 + len(above) // 16]) or math.gcd(*above) or 1
+    units = list(map(floordiv, above, repeat(unit))) if unit > 1 else above
+    if sum(units) * unit != sum(above):  # somewhere there is a rest
+        unit = math.gcd(unit, *above)
+        units = list(map(floordiv, above, repeat(unit)))
+    return (index(earliest), unit, *_packed_unsigned(units, (latest - earliest) // unit)), index(latest)
 
 
 def _packed_qualities(qualities: Sequence[int]) -> tuple[int, int, bytes]:
@@ -160,33 +161,47 @@ def _packed_qualities(qualities: Sequence[int]) -> tuple[int, int, bytes]:
     return index(least), *_packed_above(qualities, least, greatest)
 
 
-def _packed_values(values: Sequence[Any]) -> tuple[bytes, bytes, tuple[int, int, bytes], bytes, Sequence[Any]]:
-    """Kinds, floats, ints, bools and others."""
+_Values = tuple[bytes, bytes, tuple[int, int, bytes], bytes, Sequence[Any]]  # kinds, floats, ints, bools, others
+
+
+def _packed_values(values: Sequence[Any]) -> _Values:
+    """Values apart by kind."""
     types = list(map(type, values))
     if types.count(float) == len(types):  # what most tags hold, all of a run
-        return bytes((FLOAT,)), _once(array("d", values).tobytes(), 8), (0, 0, b""), b"", ()
+        return bytes((FLOAT,)), _once(_packed("d", values), 8), (0, 0, b""), b"", ()
     try:
-        kinds = bytes(map(_KIND_OF.__getitem__, types))
+        return _packed_kinds(values, bytes(map(_KIND_OF.__getitem__, types)))
     except KeyError:
         strangers = ", ".join(sorted({kind.__name__ for kind in types if kind not in _KIND_OF}))
         raise ValueError(f"values: {strangers} is not a type a tag can hold") from None
-    ints = _of_kind(values, kinds, INT)
+
+
+def _packed_kinds(values: Sequence[Any], kinds: bytes) -> _Values:
+    """Values that are of these kinds; ints that do not fit the ints go to the others."""
+    floats = _packed("d", _of_kind(values, kinds, FLOAT))
+    is_rest = kinds.translate(_where(FLOAT, is_other=True))
+    rest, rest_kinds = list(compress(values, is_rest)), kinds.translate(None, bytes((FLOAT,)))
+    ints = _of_kind(rest, rest_kinds, INT)
     least, greatest = (min(ints), max(ints)) if ints else (0, 0)
-    if least < INT64_MIN or greatest > INT64_MAX:
-        kinds = bytes(
-            OTHER if kind == INT and value > INT64_MAX else kind for kind, value in zip(kinds, values, strict=True)
+    if least < INT64_MIN:
+        raise ValueError(f"values: {least} is below 64 bits")
+    if greatest > INT64_MAX:
+        large = [kind == INT and value > INT64_MAX for kind, value in zip(kinds, values, strict=True)]
+        return _packed_kinds(
+            values, bytes(OTHER if is_large else kind for kind, is_large in zip(kinds, large, strict=True))
         )
-        ints = _of_kind(values, kinds, INT)
-        least, greatest = (min(ints), max(ints)) if ints else (0, 0)
-        if least < INT64_MIN:
-            raise ValueError(f"values: {least} is below 64 bits")
-    floats, bools = array("d", _of_kind(values, kinds, FLOAT)).tobytes(), bytes(_of_kind(values, kinds, BOOL))
-    others = _packed_others(_of_kind(values, kinds, OTHER))
+    bools, others = bytes(_of_kind(rest, rest_kinds, BOOL)), _packed_others(_of_kind(rest, rest_kinds, OTHER))
     return _once(kinds, 1), _once(floats, 8), (least, *_packed_above(ints, least, greatest)), _once(bools, 1), others
 
 
 def _of_kind(values: Sequence[Any], kinds: bytes, kind: int) -> list[Any]:
-    return list(compress(values, kinds.translate(_IS_KIND[kind]))) if kind in kinds else []
+    return list(compress(values, kinds.translate(_where(kind)))) if kind in kinds else []
+
+
+def _where(byte: int, *, is_other: bool = False) -> bytes:
+    """For bytes.translate: 1 where it is this byte, or where it is another, and 0 elsewhere."""
+    this, that = (b"\0", b"\1") if is_other else (b"\1", b"\0")
+    return that * byte + this + that * (255 - byte)
 
 
 def _packed_others(others: Sequence[Any]) -> Sequence[Any]:
@@ -228,7 +243,12 @@ def _packed_unsigned(column: Sequence[int], greatest: int) -> tuple[int, bytes]:
     if not greatest:
         return 0, b""
     width = 1 if greatest < 1 << 8 else 2 if greatest < 1 << 16 else 4 if greatest < 1 << 32 else 8
-    return width, _planes(array(_UNSIGNED[width], column).tobytes(), width)
+    return width, _planes(_packed(_UNSIGNED[width], column), width)
+
+
+def _packed(typecode: str, column: Sequence[Any]) -> bytes:
+    """Numbers as they lie in memory; raises struct.error for what does not fit. Twice as quick as an array of them."""
+    return struct.pack(f"<{len(column)}{typecode}", *column)
 
 
 def _planes(data: bytes, width: int) -> bytes:
@@ -250,9 +270,7 @@ _Bytes = Annotated[bytes, Meta(max_length=FACTS_MAX)]
 _Words = Annotated[bytes, Meta(max_length=FACTS_MAX * 8)]
 _Steps = tuple[int, int, int, _Words]  # tags: first, step, width, planes; times: earliest, unit, width, planes
 _Above = tuple[int, int, _Words]  # least, width, planes
-_Others = Annotated[
-    list[int | str | Ext | None], Meta(max_length=FACTS_MAX)
-]  # how long each is looked at by _wrong_others
+_Others = Annotated[list[int | str | Ext | None], Meta(max_length=FACTS_MAX)]  # how long each is: _wrong_others
 _CONTENT = Decoder(tuple[_Steps, _Steps, _Bytes, _Words, _Above, _Bytes, _Others, _Above])
 _ENCODER = Encoder()
 
@@ -264,7 +282,7 @@ class Unpacked(NamedTuple):
     """
 
     frame: Frame
-    tags: list[int]
+    tags: tuple[int, int, array[int] | None]  # first, step for all, step for each
     unit: int
     times_above: array[int] | None
     kinds: bytes  # one for each fact
@@ -277,13 +295,18 @@ class Unpacked(NamedTuple):
     def arrays(self) -> SampleArrays:
         """As typed memory."""
         return SampleArrays(
-            array("I", self.tags), array("q", self._times_ns()), self.kinds, self._floats(), array("q", self._ints()),
+            array("I", self._tags()), array("q", self._times_ns()), self.kinds, self._floats(), array("q", self._ints()),
             self.bools, self._others(), array("I", _on_top(*self.qualities, self.frame.facts)),
         )  # fmt: skip
 
     def columns(self) -> SampleColumns:
         """As lists."""
-        return SampleColumns(self.tags, self._times_ns(), self._values(), _on_top(*self.qualities, self.frame.facts))
+        qualities = _on_top(*self.qualities, self.frame.facts)
+        return SampleColumns(self._tags(), self._times_ns(), self._values(), qualities)
+
+    def _tags(self) -> list[int]:
+        first, step, steps = self.tags
+        return list(accumulate(repeat(step, self.frame.facts - 1) if steps is None else steps, initial=first))
 
     def _times_ns(self) -> list[int]:
         earliest, above = self.frame.time_min_ns, self.times_above
@@ -356,20 +379,50 @@ def check_spread(name: str, entries: int, count: int) -> None:
         raise BatchError(f"{name}: {entries} entries for {count} facts")
 
 
-def _unpacked_tags(coded: tuple[int, int, int, bytes], frame: Frame) -> list[int]:
-    """The tags, each of them defined."""
+def _unpacked_tags(coded: tuple[int, int, int, bytes], frame: Frame) -> tuple[int, int, array[int] | None]:
+    """First tag, step for all or for each; every tag they lead to is defined."""
     first, step, width, planes = coded
     steps = _unpacked("tags", width, planes, frame.facts - 1, _SIGNED)
-    if steps is None:
-        tags = list(accumulate(repeat(step, frame.facts - 1), initial=first))
-    elif step:
+    if step and width:
         raise BatchError(f"tags: a step of {step} for all, and one for each")
-    else:
-        tags = list(accumulate(steps, initial=first))
-    least, greatest = min(tags), max(tags)
+    turns = (first, first + step * (frame.facts - 1)) if steps is None else _turns(first, steps, planes)
+    least, greatest = min(turns), max(turns)
     if least < 1 or greatest > frame.tag_max:
         raise BatchError(f"tags: {least} to {greatest}, defined are 1 to {frame.tag_max}")
-    return tags
+    return first, step, steps
+
+
+def _turns(first: int, steps: array[int], planes: bytes) -> list[int]:
+    """Tags among which are the least and the greatest of all: those where the step changes, where that is seldom.
+
+    A source that is read in the order of its tags takes the same step all along, but where it begins anew: to look at its few
+    turns takes a tenth of the time that all its tags take, which was a third of all that is done to check a batch.
+    """
+    count = len(steps)
+    if not count:
+        return [first]
+    same = b"".join(planes[plane * count : plane * count + 1] for plane in range(steps.itemsize))
+    masks = [
+        planes[plane * count : (plane + 1) * count].translate(_where(same[plane], is_other=True))
+        for plane in range(steps.itemsize)
+    ]
+    if sum(mask.count(1) for mask in masks) * _TURN_COST > count:
+        return list(accumulate(steps, initial=first))
+    places = sorted({place for mask in masks for place in _places(mask)})
+    turns, tag, at = [first], first, 0
+    for place in places:
+        before = tag + steps[0] * (place - at)
+        tag, at = before + steps[place], place + 1
+        turns += (before, tag)
+    return [*turns, tag + steps[0] * (count - at)]
+
+
+def _places(mask: bytes) -> Iterator[int]:
+    """Where a mask is 1."""
+    place = mask.find(1)
+    while place >= 0:
+        yield place
+        place = mask.find(1, place + 1)
 
 
 def _unpacked_times(coded: tuple[int, int, int, bytes], frame: Frame) -> array[int] | None:
@@ -378,11 +431,34 @@ def _unpacked_times(coded: tuple[int, int, int, bytes], frame: Frame) -> array[i
     above = _unpacked("times", width, planes, frame.facts)
     if unit < 1:
         raise BatchError(f"times: a unit of {unit}")
-    top = 0 if above is None else max(above)
-    bounds = (earliest, earliest + unit * top)
-    if bounds != (frame.time_min_ns, frame.time_max_ns) or (above is not None and 0 not in above):
+    top, rest = divmod(frame.time_max_ns - earliest, unit)
+    if earliest != frame.time_min_ns or rest or (top if above is None else not _spans(above, top)):
         raise BatchError("times: the header's bounds are not those of the facts")
     return above
+
+
+def _spans(above: array[int], top: int) -> bool:
+    """Whether unsigned integers have 0 for the least and `top` for the greatest.
+
+    All are compared at once, as the digits of one large number, every other one so that each has room to borrow: a third of the
+    time that max() takes, which makes an object of each.
+    """
+    width, data = above.itemsize, above.tobytes()
+    if top >> 8 * width or not _holds(data, width, 0) or not _holds(data, width, top):
+        return False
+    ones = int.from_bytes((b"\1" + bytes(2 * width - 1)) * (len(above) // 2 + 1), "little")
+    room = ones << 8 * width
+    digits, tops = int.from_bytes(data, "little"), room + ones * top
+    return all((tops - (part & room - ones)) & room == room for part in (digits, digits >> 8 * width))
+
+
+def _holds(data: bytes, width: int, number: int) -> bool:
+    """Whether one of the integers is this number."""
+    sought = number.to_bytes(width, "little")
+    at = data.find(sought)
+    while at > 0 and at % width:
+        at = data.find(sought, at - at % width + width)
+    return at >= 0
 
 
 def _unpacked_above(

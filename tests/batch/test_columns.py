@@ -1,0 +1,102 @@
+"""The short ways that packing and checking take lead where the long ones do."""
+
+import math
+from array import array
+from itertools import accumulate
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from agent import columns
+from agent.message import Value
+from tests.batch.making import VALUES, bits
+
+STEADY = st.lists(st.sampled_from([1] * 20 + [-499, 300, 0]), min_size=1, max_size=200)
+WILD = st.lists(st.integers(-128, 127), min_size=1, max_size=60)
+TYPECODES = {1: "b", 2: "h", 4: "i", 8: "q"}
+UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+def planes(column: array) -> bytes:
+    """Bytes of integers by plane, the plain way."""
+    data = column.tobytes()
+    return bytes(data[at] for plane in range(column.itemsize) for at in range(plane, len(data), column.itemsize))
+
+
+@given(st.integers(-5, 10**6), STEADY | WILD, st.sampled_from([1, 2, 4, 8]))
+@example(1, [1] * 9 + [-8] + [1] * 9, 1)
+@example(1, [256] * 30 + [1] + [256] * 9, 2)
+@example(500, [1, *[2] * 60], 2)
+def test_turns_enclose_every_tag(first: int, steps: list[int], width: int) -> None:
+    """The least and the greatest of the turns are those of all tags, however often the step changes."""
+    if width == 1:
+        steps = [max(-128, min(127, step)) for step in steps]
+    column = array(TYPECODES[width], steps)
+    turns, tags = columns._turns(first, column, planes(column)), list(accumulate(steps, initial=first))
+    assert (min(turns), max(turns)) == (min(tags), max(tags))
+
+
+def test_turns_are_few_where_the_step_is_steady() -> None:
+    """Two scans of 500 tags have one turn, and are not looked at tag by tag."""
+    steps = array("h", [*[1] * 499, -499] * 2)
+    assert len(columns._turns(1, steps, planes(steps))) < 10
+
+
+@st.composite
+def unsigned(draw: st.DrawFn) -> array:
+    """Integers of some width, the ends of their range often among them."""
+    width = draw(st.sampled_from([1, 2, 4, 8]))
+    top = 2 ** (8 * width) - 1
+    one = st.sampled_from([0, 1, 255, 256, top - 1, top]) | st.integers(0, top)
+    return array(UNSIGNED[width], draw(st.lists(one.map(lambda number: min(number, top)), min_size=1, max_size=20)))
+
+
+@given(unsigned(), st.data())
+def test_spans_is_minimum_and_maximum(above: array, data: st.DataObject) -> None:
+    """For any width, number of integers and supposed greatest, also those that are among them and not the greatest."""
+    tops = [*above, max(above) + 1, max(above) - 1, 0, 2**64, 2 ** (8 * above.itemsize) - 1]
+    top = data.draw(st.sampled_from([top for top in tops if top >= 0]))
+    assert columns._spans(above, top) == ((min(above), max(above)) == (0, top))
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_a_number_across_two_integers_is_none_of_them(width: int) -> None:
+    """Bytes that would be the number at a place between two integers are not it."""
+    data = array(UNSIGNED[width], [1, 1 << 8 * (width - 1), 5])
+    assert bytes(width) in data.tobytes()
+    assert not columns._holds(data.tobytes(), width, 0)
+    assert columns._holds(data.tobytes(), width, 5)
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=80), st.sampled_from([1, 7, 100, 10**9]), st.integers(0, 10**18)
+)
+@example([0] * 79 + [6], 100, 0)
+@example([0, 12] * 20 + [8] * 3, 1, 5)
+@example([0] * 40 + [2, 3], 1, 5)
+def test_unit_is_the_largest_that_divides(parts: list[int], unit: int, earliest: int) -> None:
+    """However few of the times it is found from at first."""
+    times = [earliest + unit * part for part in parts]
+    count = len(times)
+    content, *_ = columns.pack(([1] * count, times, [0.5] * count, [0] * count), 1)
+    assert msgspec.msgpack.decode(content)[1][:2] == [min(times), math.gcd(*(time - min(times) for time in times)) or 1]
+
+
+@given(st.lists(VALUES, min_size=1, max_size=30))
+def test_values_lie_where_the_page_says(values: list[Value]) -> None:
+    """Each kind in its column; an integer beyond 64 bits with a sign among the others."""
+    count = len(values)
+    content, *_ = columns.pack(([1] * count, [5] * count, values, [0] * count), 1)
+    arrays = columns.unpack(content, columns.Frame(count, 1, 5, 5)).arrays()
+    kinds = [
+        columns.FLOAT if isinstance(value, float)
+        else columns.BOOL if isinstance(value, bool)
+        else columns.INT if isinstance(value, int) and value < 2**63
+        else columns.OTHER
+        for value in values
+    ]  # fmt: skip
+    assert list(arrays.kinds) == kinds
+    others = [value for value, kind in zip(values, kinds, strict=True) if kind == columns.OTHER]
+    assert [bits(other) for other in arrays.others] == [bits(other) for other in others]
