@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agent.batch import Origin, cut, parse
+from agent.batch import BatchError, Origin, cut, parse
 from agent.replication.page import ReadPlan, Refuse, Row, select_page
 from agent.replication.ports import ServingStore, StoredBatch
 from agent.replication.protocol import DefinitionEntry
@@ -70,7 +70,10 @@ def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
     entries, batches = [], []
     for piece in chosen.pieces:
         stored = page.batches[piece.row]
-        sealed = stored.sealed if piece.is_whole else _slice(stored, piece.first_offset, piece.last_offset)
+        try:
+            sealed = stored.sealed if piece.is_whole else _slice(stored, piece.first_offset, piece.last_offset)
+        except BatchError as error:  # bit rot: named here, and by `bsfg store verify`
+            return Refuse("store_unavailable", f"the batch at offset {stored.first_offset} is damaged: {error}")
         entries.append((piece.first_offset, piece.last_offset, len(sealed)))
         batches.append(sealed)
     return PageRead(
