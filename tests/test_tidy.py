@@ -51,7 +51,7 @@ CORES: tuple[str, ...] = (
         for name in ("catalog", "frontier", "group_commit", "held", "lifecycle", "records")
     ),
     *(f"agent/health/{name}.py" for name in ("hardware", "metrics", "page", "verdict", "watchdog")),
-    *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_map")),
+    *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_change", "tag_map")),
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
     *(f"agent/replication/{name}.py" for name in ("page", "protocol", "receiver", "sender", "topics")),

@@ -1,7 +1,12 @@
 """What a source hands its samples to: sampling decisions, then the door to the store, stream by stream.
 
-Lives as long as the source is configured, across all its connections: what was recorded last must be known when the source
-returns. Takes raw samples by tag number, passes on what the rules let through. Will not keep what it passed on.
+Lives as long as the source is configured, across all its connections and tag maps: what was recorded last must be known when
+the source returns. Takes raw samples by tag number, passes on what the rules let through. Will not keep what it passed on.
+
+A new tag map waits here (`want`) until the source finds the moment to take it over (`retag`): in the one task that records,
+behind what was read under the old map. Tags that stay keep their number and their sampling state. Values held back by a rule
+that ends are recorded; a tag that is read no more is recorded once as out of service, so that its last value does not pass
+for a current one.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agent.ingest import quality as status
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
@@ -20,15 +26,42 @@ class Delivery:
     """The way of one source's samples into the store."""
 
     def __init__(self, source: str, tags: Sequence[Tag], numbers: Sequence[int], recorder: Recorder) -> None:
-        assert len(tags) == len(set(numbers)) == len(numbers), "the store numbers each definition, and each differently"
         self.source = source
         self.recorder = recorder
-        self.points: dict[int, Any] = {n: tag.point for n, tag in zip(numbers, tags, strict=True)}
-        self.sampler = Sampler([(n, tag.rule) for n, tag in zip(numbers, tags, strict=True)])
-        self._streams = {n: tag.stream for n, tag in zip(numbers, tags, strict=True)}
-        self._subjects = {n: tag.definition.subject for n, tag in zip(numbers, tags, strict=True)}
+        self.sampler = Sampler(())
+        self.points: dict[int, Any] = {}
+        self._streams: dict[int, str] = {}
+        self._subjects: dict[int, str] = {}
+        self._one_stream: str | None = None
+        self._wanted: dict[int, Tag] | None = None
         self.turns_total = 0
-        self._one_stream = tags[0].stream if len({tag.stream for tag in tags}) == 1 else None
+        self._assign(_numbered(tags, numbers))
+
+    @property
+    def is_wanted_new(self) -> bool:
+        """Whether a new tag map waits to be taken over."""
+        return self._wanted is not None
+
+    def want(self, tags: Sequence[Tag], numbers: Sequence[int]) -> None:
+        """Leave a new tag map for the source; one that still waits is replaced."""
+        self._wanted = _numbered(tags, numbers)
+
+    def retag(self, now_ns: int) -> bool:
+        """Take over the tag map that waits, if one does. Nothing is awaited: it happens whole or not. `settle` must follow."""
+        wanted, self._wanted = self._wanted, None
+        if wanted is None:
+            return False
+        subjects = {tag.definition.subject for tag in wanted.values()}
+        gone = [n for n in self.points if n not in wanted and self._subjects[n] not in subjects]
+        ruled = [n for n in self.points if n not in wanted or wanted[n].rule != self.sampler.rule(n)]
+        self._hand_in(self.sampler.release(ruled, now_ns))
+        self._hand_in(self.sampler.lose(status.BAD_OUT_OF_SERVICE, now_ns, gone, corrects=True))
+        self._assign(wanted)
+        return True
+
+    async def settle(self) -> None:
+        """Give the store what `retag` has handed in."""
+        await self.recorder.settle()
 
     async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
         """Record those of the samples that the rules let through (see `Sampler.select`); held while the store refuses."""
@@ -54,13 +87,29 @@ class Delivery:
         self.recorder.add_gap(Gap(self.source, reason, first_ns, max(first_ns, last_ns), count, exact, named))
 
     async def _record(self, rows: list[Sample]) -> None:
-        if not rows:
-            return
+        if rows:
+            self._hand_in(rows)
+            await self.recorder.settle()
+
+    def _hand_in(self, rows: list[Sample]) -> None:
         if self._one_stream is not None:
-            await self.recorder.record(self._one_stream, rows)
+            self.recorder.hand_in(self._one_stream, rows)
             return
         by_stream: dict[str, list[Sample]] = {}
         for row in rows:
             by_stream.setdefault(self._streams[row.tag], []).append(row)
         for stream, part in by_stream.items():
-            await self.recorder.record(stream, part)
+            self.recorder.hand_in(stream, part)
+
+    def _assign(self, wanted: dict[int, Tag]) -> None:
+        self.points = {n: tag.point for n, tag in wanted.items()}
+        self.sampler.adopt({n: tag.rule for n, tag in wanted.items()})
+        self._streams = {n: tag.stream for n, tag in wanted.items()}
+        self._subjects = {n: tag.definition.subject for n, tag in wanted.items()}
+        streams = set(self._streams.values())
+        self._one_stream = streams.pop() if len(streams) == 1 else None
+
+
+def _numbered(tags: Sequence[Tag], numbers: Sequence[int]) -> dict[int, Tag]:
+    assert len(tags) == len(set(numbers)) == len(numbers), "the store numbers each definition, and each differently"
+    return dict(zip(numbers, tags, strict=True))

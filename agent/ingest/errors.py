@@ -2,6 +2,7 @@
 
     IngestError                 everything this package raises on purpose
       TagMapError               a tag file cannot be used; `problems` holds every reason (the operator's to mend)
+        TagFileUnreadable       it is missing or cannot be opened, which may pass by itself
       SourceError               one life of a source has ended; the supervisor rebuilds it after a pause
         SourceLost              the connection broke, fell silent or never came up
         SourceRefused           the other side, or our own rules, said no; the text ends with what to do
@@ -46,6 +47,10 @@ class TagMapError(IngestError):
         super().__init__(
             f"{count} problem{'s' * (count != 1)} in tag files" + "".join(f"\n  {p}" for p in self.problems)
         )
+
+
+class TagFileUnreadable(TagMapError):
+    """A tag file is not there or cannot be opened: at a start that is an error, later perhaps somebody saving it."""
 
 
 class SourceError(IngestError):

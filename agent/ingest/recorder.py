@@ -61,9 +61,17 @@ class Recorder:
 
     async def record(self, stream: str, rows: Sequence[Sample]) -> None:
         """Hand samples to the store; returns once they are queued there and what is on its way is within its bound."""
+        self.hand_in(stream, rows)
+        await self.settle()
+
+    def hand_in(self, stream: str, rows: Sequence[Sample]) -> None:
+        """Take samples over, without waiting: from here on nothing that ends the caller loses them. `settle` must follow."""
         if rows:
             self._flights.append(_Flight(stream, rows, None))
             self._in_flight += len(rows)
+
+    async def settle(self) -> None:
+        """Give the store what was handed in; returns once what is on its way is within its bound."""
         await self._launch()
         while self._in_flight > IN_FLIGHT_SAMPLES_MAX:
             await self._settle_oldest()

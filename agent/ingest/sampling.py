@@ -19,7 +19,7 @@ it was back, for otherwise whoever asks for the newest sample would be told of a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.message import Sample, Value
@@ -74,9 +74,32 @@ class Sampler:
     """The sampling decisions of one source. Tags are numbers as their origin gave them."""
 
     def __init__(self, rules: Sequence[tuple[int, SamplingRule]]) -> None:
-        self._states = {tag: _State(rule) for tag, rule in rules}
-        self._timed = [tag for tag, rule in rules if rule.min_interval_ns or rule.max_interval_ns]
+        self._states: dict[int, _State] = {}
+        self._timed: list[int] = []
         self.counts = SamplingCounts()
+        self.adopt(dict(rules))
+
+    def adopt(self, rules: Mapping[int, SamplingRule]) -> None:
+        """Know these tags and no others. A tag that was known keeps what is remembered of it, under its new rule."""
+        known, self._states = self._states, {}
+        for tag, rule in rules.items():
+            self._states[tag] = state = known.get(tag) or _State(rule)
+            state.rule = rule
+        self._timed = [tag for tag, rule in rules.items() if rule.min_interval_ns or rule.max_interval_ns]
+
+    def rule(self, tag: int) -> SamplingRule:
+        """The rule of a tag."""
+        return self._states[tag].rule
+
+    def release(self, tags: Iterable[int], now_ns: int) -> list[Sample]:
+        """What is held back of these tags, to be recorded now because the rule that held it ends."""
+        found: list[Sample] = []
+        for tag in tags:
+            state = self._states[tag]
+            if state.held is not None:
+                found.append(state.held)
+                self._record(state, state.held, now_ns)
+        return found
 
     def select(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> list[Sample]:
         """Those of the samples that are to be recorded, in the order they came. Times are in the source's own time.

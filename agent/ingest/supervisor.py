@@ -4,6 +4,9 @@ A source lives, is lost, waits, is rebuilt; for how long it waits decides `lifec
 each, whatever happens in between. When a source goes each of its tags is recorded once as bad, so that the hole is in the data
 and not only in a log.
 
+A new tag map (`offer`) is numbered by the store beside the life that goes on, and left at the source, which takes it over at
+its next good moment, connected or at its next attempt. Nothing is torn down for it.
+
 Here stands the one broad except of the house: whatever a driver raises ends one life of one source and is counted. An
 AssertionError is our own mistake and passes through to end the process.
 """
@@ -20,6 +23,7 @@ from typing import Protocol
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
+from agent.ingest.errors import Problem
 from agent.ingest.lifecycle import Backoff, Event, State, next_state
 from agent.ingest.modbus import line as modbus_line
 from agent.ingest.modbus.source import ModbusSource
@@ -29,11 +33,13 @@ from agent.ingest.ports import Refusals, StorePort
 from agent.ingest.recorder import Recorder
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tag_map import TagMap
+from agent.ingest.tag_watch import PATIENT, TagWatch, WatchTimes
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # at a stop, for what is on its way to the store; systemd waits longer
 STEADY_S = 60.0  # a life at least this long was a success: the next loss starts with the shortest wait again
+NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; what it refuses for now is insisted on anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class SourceStatistics:
     connects_total: int
     errors_total: int
     last_error: str
+    tags_problem: str  # why the tag file as it stands is not in force; empty when it is
     turns_total: int  # moves while anything at all is done for this source, failures included: proof of work
 
     @property
@@ -92,12 +99,16 @@ class SourceSupervisor:
         self._is_away = False  # told as lost in the log, not yet as returned
         self._connects_total = self._errors_total = 0
         self._last_error = ""
+        self._offered = asyncio.Event()
+        self._file_problem = self._numbering_problem = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the source alive until `stop`; then deliver what it still holds and see it committed."""
         async with asyncio.TaskGroup() as group:
             lives = group.create_task(self._live(), name=f"source {self.settings.name}")
+            numbering = group.create_task(self._number_offers(), name=f"tags of {self.settings.name}")
             await stop.wait()
+            numbering.cancel()
             lives.cancel()
         self._become(Event.STOP)
         try:
@@ -108,6 +119,16 @@ class SourceSupervisor:
         except TimeoutError:
             extra = {"action": "source_not_drained", "source": self.settings.name}
             log.warning("the store took too long to accept the last samples", extra=extra)
+
+    def offer(self, tags: TagMap) -> None:
+        """Read these tags from now on."""
+        self._tags = tags
+        self._offered.set()
+
+    def note_file_problems(self, problems: Sequence[Problem]) -> None:
+        """What is wrong with the tag file as it stands; nothing any more, if there are none."""
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        self._file_problem = f"{problems[0]}{more}" if problems else ""
 
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
@@ -127,6 +148,7 @@ class SourceSupervisor:
             connects_total=self._connects_total,
             errors_total=self._errors_total,
             last_error=self._last_error,
+            tags_problem=self._file_problem or self._numbering_problem,
             turns_total=self._errors_total
             + self._recorder.refused_total
             + (self._delivery.turns_total if self._delivery is not None else 0),
@@ -164,12 +186,33 @@ class SourceSupervisor:
 
     async def _prepare(self) -> Source:
         """Number the tags at the store and make the source; once."""
-        tags = self._tags.tags
-        numbers = await self._recorder.define([tag.definition for tag in tags])
+        while True:
+            offered = self._tags
+            tags = offered.tags
+            numbers = await self._recorder.define([tag.definition for tag in tags])
+            if offered is self._tags:  # else a new map came meanwhile
+                break
         self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder)
         if isinstance(self.settings, ModbusSourceSettings):
             return ModbusSource(self.settings, self._delivery)
         return OpcuaSource(self.settings, self._delivery)
+
+    async def _number_offers(self) -> None:
+        """Have new tag maps numbered and leave them at the source."""
+        while True:
+            await self._offered.wait()
+            self._offered.clear()
+            error = await self._outcome(self._number_offer())
+            self._numbering_problem = "" if error is None else f"the store does not number the tags: {_text(error)}"
+            if error is not None:
+                await asyncio.sleep(NUMBERING_RETRY_S)
+                self._offered.set()
+
+    async def _number_offer(self) -> None:
+        offered = self._tags
+        numbers = await self._recorder.define([tag.definition for tag in offered.tags])
+        if self._delivery is not None and offered is self._tags:
+            self._delivery.want(offered.tags, numbers)
 
     async def _mend(self) -> None:
         """After a life: deliver what it left, then say of each tag that it has no value now."""
@@ -210,11 +253,14 @@ class Ingest:
         store: StorePort,
         refusals: Refusals,
         operational_stream: str = "facts.operational",
+        watch_times: WatchTimes = PATIENT,
     ) -> None:
         self._supervisors = [
             SourceSupervisor(s, tag_maps[s.name], Recorder(s.name, zone, store, refusals, operational_stream))
             for s in sources
         ]
+        self._by_name = {supervisor.settings.name: supervisor for supervisor in self._supervisors}
+        self._watch = TagWatch(sources, tag_maps, self._offer, self._note_file_problems, watch_times)
         self._stop = asyncio.Event()
         self._notes = [note for found in tag_maps.values() for note in found.notes]
 
@@ -227,10 +273,20 @@ class Ingest:
         async with asyncio.TaskGroup() as group:
             for supervisor in self._supervisors:
                 group.create_task(supervisor.run(self._stop), name=f"supervise {supervisor.settings.name}")
+            if self._supervisors:
+                watch = group.create_task(self._watch.run(), name="tag files")
+                await self._stop.wait()
+                watch.cancel()
 
     def stop(self) -> None:
         """Ask `run` to end: stop taking, drain, see it committed."""
         self._stop.set()
+
+    def _offer(self, source: str, tags: TagMap) -> None:
+        self._by_name[source].offer(tags)
+
+    def _note_file_problems(self, source: str, problems: Sequence[Problem]) -> None:
+        self._by_name[source].note_file_problems(problems)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         return tuple(supervisor.statistics() for supervisor in self._supervisors)

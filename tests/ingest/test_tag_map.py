@@ -207,9 +207,9 @@ def test_one_tag_comes_from_one_source(tmp_path: Path) -> None:
         sources.append(OpcuaSourceSettings(name, "opc.tcp://plc:4840", file))
     with pytest.raises(TagMapError) as caught:
         load_tag_maps(tuple(sources))
-    first, second = caught.value.problems
+    first, second = sorted(caught.value.problems, key=lambda problem: problem.file)
     assert first == Problem(
-        "plc2.csv", 0, "", "", "row 2: tag:a/b is also in plc.csv row 2; a tag comes from one source"
+        "plc2.csv", 2, "tag", "a/b", "is also in plc.csv row 2, of source plc; a tag comes from one source"
     )
     assert second.file == "plc3.csv"
 

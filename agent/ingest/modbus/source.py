@@ -6,7 +6,7 @@ connection, so that waiting for it delays nobody; where a device takes only one 
 second is refused) it is asked on the first, rarely.
 
 A life ends with SourceLost when the connection is gone or when no unit at all answers; the supervisor begins the next with
-new objects. Slots skipped because the store took nothing become a gap fact. Never writes to a device.
+new objects. A new tag map is taken over between two polls. Slots skipped because the store took nothing become a gap fact. Never writes to a device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from agent.ingest import quality
@@ -39,12 +39,7 @@ class ModbusSource:
 
     def __init__(self, settings: ModbusSourceSettings, delivery: Delivery) -> None:
         self._settings, self._delivery = settings, delivery
-        limits = Limits(settings.registers_per_read_max, settings.hole_max)
-        by_unit: dict[int, dict[int, Register]] = {}
-        for tag, register in delivery.points.items():
-            by_unit.setdefault(register.unit_id, {})[tag] = register
-        retry_ns, retry_max_ns = settings.unit_retry_ms * MS, settings.unit_retry_max_ms * MS
-        self._units = [Unit(u, points, limits, retry_ns, retry_max_ns) for u, points in sorted(by_unit.items())]
+        self._units = self._units_for(delivery.points, [])
         self._silence = asyncio.Event()  # some unit has fallen silent
         self.polls_missed_total = 0
 
@@ -59,6 +54,7 @@ class ModbusSource:
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
+        await self._retag()
         for unit in self._units:
             unit.answered()  # a new connection, a new chance for all
         self._silence.clear()
@@ -75,6 +71,28 @@ class ModbusSource:
     async def finish(self) -> None:
         """Nothing is held here: what was read was delivered at once."""
 
+    def _units_for(self, points: Mapping[int, Register], known: Sequence[Unit]) -> list[Unit]:
+        """The units behind these values; those known already keep what they have taught."""
+        settings = self._settings
+        limits = Limits(settings.registers_per_read_max, settings.hole_max)
+        retry_ns, retry_max_ns = settings.unit_retry_ms * MS, settings.unit_retry_max_ms * MS
+        by_unit: dict[int, dict[int, Register]] = {}
+        for tag, register in points.items():
+            by_unit.setdefault(register.unit_id, {})[tag] = register
+        units = {unit.unit_id: unit for unit in known}
+        for unit_id, part in by_unit.items():
+            if unit_id in units:
+                units[unit_id].want(part)
+            else:
+                units[unit_id] = Unit(unit_id, part, limits, retry_ns, retry_max_ns)
+        return [units[unit_id] for unit_id in sorted(by_unit)]
+
+    async def _retag(self) -> None:
+        """Take over a new tag map. Called between polls only: a read and its samples belong to one map."""
+        if self._delivery.retag(self.now_ns()):
+            self._units = self._units_for(self._delivery.points, self._units)
+            await self._delivery.settle()
+
     async def _poll(self, line: Line) -> None:
         """Keep the grid."""
         interval_s = self._settings.poll_interval_ms / 1000
@@ -85,6 +103,7 @@ class ModbusSource:
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
             refused_before = self._delivery.recorder.refused_total
             slot_ns = time.time_ns()
+            await self._retag()
             await self._poll_all(line)
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"none of the units at {self._settings.host}:{self._settings.port} answers any more")

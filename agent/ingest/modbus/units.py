@@ -38,6 +38,12 @@ class Unit:
         self.reads: list[Read] = []
         self._plan()
 
+    def want(self, points: Mapping[int, Register]) -> None:
+        """Read these values from now on. What the unit has taught stays: its silence, its holes, what it refuses."""
+        self.tags = {register: tag for tag, register in points.items()}
+        self._parked = {register: pause for register, pause in self._parked.items() if register in self.tags}
+        self._plan()
+
     @property
     def is_silent(self) -> bool:
         return self._silence is not None

@@ -3,15 +3,26 @@
 Servers limit how many items one call may create and say so, wrongly at times. Calls start at the smaller of our own limit
 and the server's; a call refused for its size is halved, and stays halved. A node the server refuses is *parked*: it is tried
 again with other parked nodes only, after a pause that doubles, so that a vanished node never holds up the others
-(influxdata/telegraf#19186). Core: knows handles and status codes, no library.
+(influxdata/telegraf#19186).
+
+What is wanted may change while a call is on its way (`want`): items of handles that are wanted no more are to be deleted, also
+those that a call creates after all. Core: knows handles, items and status codes, no library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PAUSE_DOUBLINGS_MAX = 10  # times the first pause, at most
+
+
+class Created(NamedTuple):
+    """A server's answer for one item to create: a status, and the server's number of the item if it is good."""
+
+    status: int
+    item: int = 0
 
 
 @dataclass(slots=True)
@@ -26,11 +37,13 @@ class ItemPlan:
 
     def __init__(self, handles: Iterable[int], size_max: int, pause_ns: int) -> None:
         assert size_max >= 1, "a call creates at least one item"
-        self._pending = list(handles)
+        self._wanted = dict.fromkeys(handles)
+        self._pending = list(self._wanted)
         self._size = size_max
         self._pause_ns = pause_ns
         self._parked: dict[int, _Pause] = {}
-        self.live: set[int] = set()
+        self._live: dict[int, int] = {}
+        self._unwanted: list[int] = []  # items at the server, of handles wanted no more
 
     @property
     def call_size(self) -> int:
@@ -39,6 +52,29 @@ class ItemPlan:
     @property
     def parked(self) -> frozenset[int]:
         return frozenset(self._parked)
+
+    @property
+    def live(self) -> frozenset[int]:
+        return frozenset(self._live)
+
+    def want(self, handles: Iterable[int]) -> None:
+        """Want these handles from now on. What is live stays untouched, what is parked keeps its pause."""
+        self._wanted = dict.fromkeys(handles)
+        known = {*self._pending, *self._live, *self._parked}
+        self._pending = [handle for handle in self._pending if handle in self._wanted]
+        self._pending += [handle for handle in self._wanted if handle not in known]
+        self._parked = {handle: pause for handle, pause in self._parked.items() if handle in self._wanted}
+        self._unwanted += [item for handle, item in self._live.items() if handle not in self._wanted]
+        self._live = {handle: item for handle, item in self._live.items() if handle in self._wanted}
+
+    def next_deletion(self) -> Sequence[int]:
+        """Items to delete now, in one call."""
+        return self._unwanted[: self._size]
+
+    def deleted(self, items: Sequence[int]) -> None:
+        """These items are no more."""
+        gone = set(items)
+        self._unwanted = [item for item in self._unwanted if item not in gone]
 
     def next_call(self, now_ns: int) -> Sequence[int]:
         """Handles to create now: those never tried, then parked ones whose time has come, never both in one call."""
@@ -59,16 +95,21 @@ class ItemPlan:
         self._size = min(self._size, size // 2)
         return True
 
-    def answered(self, handles: Sequence[int], statuses: Sequence[int], now_ns: int) -> dict[int, int]:
+    def answered(self, handles: Sequence[int], results: Sequence[Created], now_ns: int) -> dict[int, int]:
         """Take in the result of a call. Returns the handles that are parked now for a reason that is news, with it."""
-        assert len(handles) == len(statuses), "one status for each item"
+        assert len(handles) == len(results), "one result for each item"
         news: dict[int, int] = {}
         asked = set(handles)
         self._pending = [handle for handle in self._pending if handle not in asked]
-        for handle, status in zip(handles, statuses, strict=True):
+        for handle, (status, item) in zip(handles, results, strict=True):
             known = self._parked.pop(handle, None)
             if not status & 0x8000_0000:
-                self.live.add(handle)
+                if handle in self._wanted:
+                    self._live[handle] = item
+                else:
+                    self._unwanted.append(item)
+                continue
+            if handle not in self._wanted:
                 continue
             pause_ns = (
                 self._pause_ns if known is None else min(known.pause_ns * 2, self._pause_ns * PAUSE_DOUBLINGS_MAX)

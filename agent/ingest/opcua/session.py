@@ -29,6 +29,7 @@ from asyncua.ua.uaerrors import UaError
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.decode import DecodeError, Publication, decode_publication
+from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
 from agent.ingest.opcua.variant import decode_other
 from agent.ingest.settings import OpcuaSourceSettings
@@ -119,14 +120,21 @@ class Session:
     async def create_heartbeat(self) -> int:
         """Monitor the server's clock. Returns the status."""
         node = _node_id(ObjectIds.Server_ServerStatus_CurrentTime, 0)
-        return (await self._create([(HEARTBEAT_HANDLE, node)], HEARTBEAT_INTERVAL_MS, queue_size=1))[0]
+        return (await self._create([(HEARTBEAT_HANDLE, node)], HEARTBEAT_INTERVAL_MS, queue_size=1))[0].status
 
-    async def create_items(self, items: Sequence[tuple[int, NodeAddress, int]]) -> list[int]:
-        """Monitor nodes, given as (handle, address, namespace index). One status each; CallTooLarge if it was too many."""
+    async def create_items(self, items: Sequence[tuple[int, NodeAddress, int]]) -> list[Created]:
+        """Monitor nodes, given as (handle, address, namespace index). One result each; CallTooLarge if it was too many."""
         nodes = [(handle, _node_id(address.identifier, index)) for handle, address, index in items]
         return await self._create(nodes, self._settings.sampling_interval_ms, self._settings.queue_size)
 
-    async def _create(self, nodes: Sequence[tuple[int, ua.NodeId]], sampling_ms: int, queue_size: int) -> list[int]:
+    async def delete_items(self, items: Sequence[int]) -> None:
+        """Stop monitoring. An item the server does not know is as good as deleted; CallTooLarge if it was too many."""
+        parameters = ua.DeleteMonitoredItemsParameters(
+            SubscriptionId=self._subscription_id, MonitoredItemIds=list(items)
+        )
+        await self._call(self._session.delete_monitored_items(parameters))
+
+    async def _create(self, nodes: Sequence[tuple[int, ua.NodeId]], sampling_ms: int, queue_size: int) -> list[Created]:
         parameters = ua.CreateMonitoredItemsParameters(
             SubscriptionId=self._subscription_id,
             TimestampsToReturn=ua.TimestampsToReturn.Both,
@@ -135,7 +143,7 @@ class Session:
         results = await self._call(self._session.create_monitored_items(parameters))
         if len(results) != len(nodes):
             raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(nodes)} items")
-        return [result.StatusCode.value for result in results]
+        return [Created(result.StatusCode.value, result.MonitoredItemId) for result in results]
 
     async def _call(self, request: Awaitable[Any]) -> Any:
         """One service call, its errors in our words."""

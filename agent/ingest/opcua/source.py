@@ -7,6 +7,8 @@ becomes a gap fact.
 
 Life is proven by the server's own clock, an item of the same subscription: if it stands still for `liveness_timeout_ms` the
 life ends, whatever the state of the connection. Nodes the server refuses are parked and tried again by themselves.
+
+A new tag map is taken over in the running subscription: items are added and deleted, all others are not touched.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
 from agent.ingest.opcua.decode import Change, Publication
-from agent.ingest.opcua.plan import ItemPlan
+from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
@@ -68,6 +70,7 @@ class OpcuaSource:
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, subscribe, deliver until something breaks. Ends only by an exception."""
         settings = self._settings
+        await self._retag()
         async with open_session(settings) as session:
             self._alive_s = time.monotonic()
             self._heartbeat = None
@@ -86,6 +89,7 @@ class OpcuaSource:
         for publication in late:
             await self._deliver(publication)
         await self._deliver_due()
+        await self._retag()
 
     async def _take(self, publication: Publication) -> None:
         """Called for each publication; the server gets its acknowledgement when this returns."""
@@ -115,11 +119,23 @@ class OpcuaSource:
                 await self._deliver(publication)
             if time.monotonic() >= due_s:
                 await self._deliver_due()
+                await self._retag()
                 due_s = time.monotonic() + TICK_S
+
+    async def _retag(self) -> None:
+        """Take over a new tag map, behind all that has arrived under the old one."""
+        if not self._delivery.is_wanted_new:
+            return
+        for _ in range(self._buffer.qsize()):
+            await self._deliver(self._buffer.get_nowait())
+        if self._delivery.retag(self.now_ns()):
+            self._plan.want(self._delivery.points)
+            await self._delivery.settle()
 
     async def _deliver(self, publication: Publication) -> None:
         now_ns = self.now_ns()
-        changes = [change for change in publication.changes if change.handle != HEARTBEAT_HANDLE]
+        wanted = self._delivery.points  # the heartbeat is not among them, nor is what was on its way from a removed tag
+        changes = [change for change in publication.changes if change.handle in wanted]
         if any(change.quality & quality.OVERFLOW_BITS for change in changes):
             self._note_overflow(changes)
         samples = [
@@ -132,6 +148,8 @@ class OpcuaSource:
         now_ns = self.now_ns()
         refused, self._refused = self._refused, {}
         for tag, status in refused.items():
+            if tag not in self._delivery.points:
+                continue
             await self._delivery.lose(status, now_ns, [tag], corrects=True)
         await self._delivery.deliver_due(now_ns)
 
@@ -178,7 +196,19 @@ class OpcuaSource:
                 raise SourceLost(
                     f"{self._settings.url} is connected but its clock has stood still for {silent_s:.0f} s"
                 )
+            await self._delete_due(session)
             await self._create_due(session)
+
+    async def _delete_due(self, session: Session) -> None:
+        """Delete the items of removed tags, in calls the server takes."""
+        while items := self._plan.next_deletion():
+            try:
+                await session.delete_items(items)
+            except CallTooLarge as error:
+                if self._plan.call_refused(len(items)):
+                    continue
+                raise SourceLost(f"{self._settings.url} refuses to delete even one item: {error}") from error
+            self._plan.deleted(items)
 
     async def _create_due(self, session: Session) -> None:
         """Create every item whose time it is, in calls the server takes."""
@@ -188,18 +218,19 @@ class OpcuaSource:
                 namespaces = (
                     await session.namespaces()
                 )  # read again for parked nodes: a server may learn a namespace late
-            known = [(h, index) for h in handles if (index := self._delivery.points[h].index(namespaces)) is not None]
+            points = self._delivery.points
+            handles = [handle for handle in handles if handle in points]  # the tag map may be a new one by now
+            known = [(h, points[h], index) for h in handles if (index := points[h].index(namespaces)) is not None]
             try:
-                items = [(handle, self._delivery.points[handle], index) for handle, index in known]
                 self._created_ns = self.now_ns()
-                statuses = await session.create_items(items) if items else []
+                results = await session.create_items(known) if known else []
             except CallTooLarge as error:
                 if self._plan.call_refused(len(handles)):
                     continue
                 raise SourceLost(f"{self._settings.url} refuses to monitor even one item: {error}") from error
-            status_of = dict.fromkeys(handles, quality.BAD_NODE_ID_UNKNOWN)  # a namespace the server has not
-            status_of.update({handle: status for (handle, _), status in zip(known, statuses, strict=True)})
-            news = self._plan.answered(handles, [status_of[handle] for handle in handles], time.monotonic_ns())
+            created = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))  # a namespace the server has not
+            created.update({handle: result for (handle, _, _), result in zip(known, results, strict=True)})
+            news = self._plan.answered(handles, [created[handle] for handle in handles], time.monotonic_ns())
             self._note_parked(news)
 
     def _note_parked(self, news: dict[int, int]) -> None:

@@ -1,25 +1,25 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.opcua.plan import ItemPlan
+from agent.ingest.opcua.plan import Created, ItemPlan
 
-BAD = 0x8034_0000
+BAD, OK = Created(0x8034_0000), Created(0, 1)
 
 
 def test_parked_nodes_never_share_a_call_with_untried_ones() -> None:
     """Nodes that are refused wait for their own turn, in pauses that double; the rest is created without them."""
     plan = ItemPlan(range(5), size_max=3, pause_ns=100)
     assert plan.next_call(0) == [0, 1, 2]
-    assert plan.answered([0, 1, 2], [0, BAD, 0], 0) == {1: BAD}
+    assert plan.answered([0, 1, 2], [OK, BAD, OK], 0) == {1: BAD.status}
     assert plan.next_call(1000) == [3, 4]
-    assert plan.answered([3, 4], [0, 0], 1000) == {}
+    assert plan.answered([3, 4], [OK, OK], 1000) == {}
     assert plan.next_call(1000) == [1]
     assert plan.answered([1], [BAD], 1000) == {}  # no news
     assert plan.next_call(1199) == []
     assert plan.next_call(1200) == [1]
-    assert plan.answered([1], [0x8005_0000], 1200) == {1: 0x8005_0000}  # another reason is
+    assert plan.answered([1], [Created(0x8005_0000)], 1200) == {1: 0x8005_0000}  # another reason is
     assert plan.next_call(1600) == [1]
-    plan.answered([1], [0], 1600)
+    plan.answered([1], [OK], 1600)
     assert plan.live == {0, 1, 2, 3, 4}
     assert plan.parked == frozenset()
 
@@ -35,7 +35,7 @@ def test_every_item_is_created_whatever_the_limits(wanted: int, told: int, real:
         if len(handles) > real:
             assert plan.call_refused(len(handles))
             continue
-        plan.answered(handles, [BAD if handle in bad else 0 for handle in handles], 0)
+        plan.answered(handles, [BAD if handle in bad else OK for handle in handles], 0)
     assert plan.live == set(range(wanted)) - bad
     assert plan.parked == bad & set(range(wanted))
     smallest = min(real, told or real, 1000)

@@ -10,7 +10,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.decode import Change, Publication
-from agent.ingest.opcua.plan import ItemPlan
+from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.recorder import Recorder
@@ -106,8 +106,8 @@ class MuteSession:
     async def namespaces(self) -> list[str]:
         return ["urn:x"]
 
-    async def create_items(self, items: list[object]) -> list[int]:
-        return [0] * len(items)
+    async def create_items(self, items: list[object]) -> list[Created]:
+        return [Created(0)] * len(items)
 
 
 @in_loop

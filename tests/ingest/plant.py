@@ -1,0 +1,87 @@
+"""Sources of the simulated plant, and ingest at work on them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
+from agent.ingest.lifecycle import State
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.ingest.supervisor import Ingest, SourceStatistics
+from agent.ingest.tag_file import load_tag_maps
+from agent.ingest.tag_watch import PATIENT, WatchTimes
+from tests.ingest.fakes import Busy, FakeStore
+from tests.waiting import wait_until_async
+
+QUICK = {"reconnect_delay_ms": 50, "reconnect_delay_max_ms": 200}
+
+
+def opcua(
+    port: int, folder: Path, tags: str | None = None, *, name: str = "plc", **settings: object
+) -> OpcuaSourceSettings:
+    """A quick OPC UA source with the plant's tags, or these."""
+    file = folder / f"{name}.csv"
+    file.write_text(opcua_tags_csv() if tags is None else tags)
+    quick: dict[str, object] = {
+        "security_policy": "None",
+        "security_mode": "None",
+        "insecure": True,
+        "publishing_interval_ms": 100,
+        "sampling_interval_ms": 50,
+        "parked_retry_ms": 200,
+        "liveness_timeout_ms": 3000,
+        "request_timeout_ms": 2000,
+        **QUICK,
+    }
+    url = f"opc.tcp://127.0.0.1:{port}/plant"
+    return OpcuaSourceSettings(name, url, file, **{**quick, **settings})  # type: ignore[arg-type]
+
+
+def modbus(port: int, folder: Path, tags: str | None = None, **settings: object) -> ModbusSourceSettings:
+    """A quick Modbus source with the plant's tags, or these."""
+    file = folder / "modbus.csv"
+    file.write_text(modbus_tags_csv() if tags is None else tags)
+    quick = {"poll_interval_ms": 100, "timeout_ms": 300, "unit_retry_ms": 100, "unit_retry_max_ms": 400, **QUICK}
+    return ModbusSourceSettings("meter", "127.0.0.1", file, 0, port=port, **{**quick, **settings})  # type: ignore[arg-type]
+
+
+class Running:
+    """Ingest at work."""
+
+    def __init__(self, ingest: Ingest, store: FakeStore) -> None:
+        self.ingest, self.store = ingest, store
+
+    def source(self, name: str) -> SourceStatistics:
+        """The statistics of one source."""
+        return next(found for found in self.ingest.statistics() if found.name == name)
+
+    async def wait_good(self, tag: str, more_than: int = 0) -> None:
+        """Until a tag has more good samples than these."""
+        await wait_until_async(lambda: len(self.store.good(tag)) > more_than, f"more than {more_than} values of {tag}")
+
+    async def wait_state(self, name: str, state: State) -> None:
+        """Until a source is in a state."""
+        await wait_until_async(lambda: self.source(name).state is state, f"{name} {state.value}")
+
+    async def wait_bad(self, tag: str, quality: int) -> None:
+        """Until a tag's last sample is this bad."""
+        await wait_until_async(
+            lambda: [s.quality for s in self.store.of(tag)][-1:] == [quality], f"{tag} 0x{quality:X}"
+        )
+
+
+@asynccontextmanager
+async def ingesting(
+    *sources: SourceSettings, store: FakeStore | None = None, times: WatchTimes = PATIENT
+) -> AsyncIterator[Running]:
+    """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
+    kept = store or FakeStore()
+    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), watch_times=times)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ingest.run(), name="ingest")
+        try:
+            yield Running(ingest, kept)
+        finally:
+            ingest.stop()
+    assert {found.state for found in ingest.statistics()} == {State.STOPPED}
