@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.bare import BareAsker
 from bench.figures import Latency, Report, files_bytes, machine, rounded
-from bench.stage import ASKING, BARE_SERVING, SERVING, Stage, stage
+from bench.stage import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Stage, stage
 
 LOAD_FACTS_PER_S = 100_000
 ROUND_TRIPS = 2
@@ -87,7 +87,7 @@ def _probe(on: Stage, load_facts_per_s: int, seconds: float, seed: int) -> dict[
         on.part(name, "lag", SERVING, load_facts_per_s=load_facts_per_s, **options) as sending,
         on.part(f"pull-{name}", "pull", ASKING, file=target / "facts.db") as pulling,
     ):
-        sender = sending.result()
+        sender = sending.result_with(pulling, RESULT_S_MAX + seconds)
         receiver = pulling.ended()
     assert receiver["facts_stored"] == sender["facts"], (sender["facts"], receiver)
     share = {side: rounded(one["cpu_ns"] / 1e9 / seconds) for side, one in (("sender", sender), ("receiver", receiver))}

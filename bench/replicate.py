@@ -58,7 +58,7 @@ def _product_round(on: Stage, number: int, source: Path, target: Path, facts: in
     with on.part(f"serve-{number}", "serve", SERVING, file=source, asking=ASKING, until=facts) as serving:
         broker_cpu_ns = process_cpu_ns(on.broker.pid)
         with on.part(f"pull-{number}", "pull", ASKING, file=target) as pulling:
-            sender = serving.result()
+            sender = serving.result_with(pulling)
             broker_cpu_ns = process_cpu_ns(on.broker.pid) - broker_cpu_ns
             receiver = pulling.ended()
     assert receiver["facts_stored"] == facts, receiver
@@ -71,7 +71,7 @@ def _bare_round(on: Stage, number: int, blobs: Path, count: int) -> Round:
     with on.part(f"blobs-out-{number}", "blobs-out", BARE_SERVING, **out) as sending:
         broker_cpu_ns = process_cpu_ns(on.broker.pid)
         with on.part(f"blobs-in-{number}", "blobs-in", ASKING, file=target, blobs=count) as receiving:
-            sender = sending.result()
+            sender = sending.result_with(receiving)
             broker_cpu_ns = process_cpu_ns(on.broker.pid) - broker_cpu_ns
             receiver = receiving.ended()
     target.unlink()

@@ -15,6 +15,7 @@ the monotonic clock, which all processes of a machine share.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import threading
@@ -144,4 +145,5 @@ ROLES: dict[str, Callable[[Options], None]] = {
 }
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     ROLES[sys.argv[1]](json.loads(sys.argv[2]))
