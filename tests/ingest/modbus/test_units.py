@@ -46,3 +46,20 @@ def test_a_parked_value_leaves_the_plan_and_returns() -> None:
     one.returned(again)
     assert [r.count for r in one.reads] == [4]
     assert right.count == 2
+
+
+def test_another_wish_keeps_what_the_unit_has_taught() -> None:
+    """Silence, holes and refusals outlast a new tag map; a refused value that is wanted no more is forgotten, its hole not."""
+    one = unit(0, 2, 4)
+    (read,) = one.reads
+    assert not one.refused(read, 0)  # learns the holes at 1 and 3
+    assert [r.count for r in one.reads] == [1, 1, 1]
+    assert one.refused(one.reads[1], 0)
+    one.fell_silent(0)
+    one.want({7: Register(1, Table.HOLDING, 0, 1, WORD), 8: Register(1, Table.HOLDING, 4, 1, WORD)})
+    assert [(r.address, r.count) for r in one.reads] == [(0, 1), (4, 1)]
+    assert one.parked_count == 0
+    assert one.is_silent
+    assert one.all_tags() == [7, 8]
+    one.want({7: Register(1, Table.HOLDING, 10, 1, WORD), 9: Register(1, Table.HOLDING, 12, 1, WORD)})
+    assert [(r.address, r.count) for r in one.reads] == [(10, 3)]

@@ -46,3 +46,32 @@ def test_a_server_that_takes_not_even_one_item_is_not_asked_for_ever() -> None:
     """Halving ends at one."""
     plan = ItemPlan([7], size_max=4, pause_ns=1)
     assert not plan.call_refused(1)
+
+
+def test_another_wish_touches_only_what_differs() -> None:
+    """Live and parked handles that stay are left alone; new ones are created, items of removed ones deleted, in calls."""
+    plan = ItemPlan([1, 2, 3, 4], size_max=2, pause_ns=100)
+    plan.answered([1, 2, 3], [Created(0, 11), Created(0, 12), BAD], 0)
+    plan.want([1, 3, 5])  # 2 was live, 4 pending
+    assert plan.live == {1}
+    assert plan.parked == {3}
+    assert plan.next_call(0) == [5]
+    assert plan.next_deletion() == [12]
+    plan.deleted([12])
+    plan.want([5])
+    assert (plan.live, plan.parked, plan.next_call(0)) == (frozenset(), frozenset(), [5])
+    assert plan.next_deletion() == [11]
+
+
+def test_what_a_call_creates_for_nobody_is_deleted() -> None:
+    """The wish changes while a call is on its way: its item is deleted again, its refusal is no news; a handle that is
+    wanted again before the answer is simply live."""
+    plan = ItemPlan([1, 2, 3], size_max=10, pause_ns=100)
+    assert plan.next_call(0) == [1, 2, 3]
+    plan.want([9])
+    plan.want([3, 9])
+    assert plan.answered([1, 2, 3], [Created(0, 11), BAD, Created(0, 13)], 0) == {}
+    assert plan.live == {3}
+    assert plan.parked == frozenset()
+    assert plan.next_deletion() == [11]
+    assert plan.next_call(0) == [9]

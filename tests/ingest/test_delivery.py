@@ -1,0 +1,99 @@
+import dataclasses
+
+from agent.ingest.delivery import Delivery
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE
+from agent.ingest.recorder import Recorder
+from agent.ingest.sampling import SamplingRule
+from agent.ingest.tag_map import Tag
+from agent.message import Sample, TagDefinition
+from tests.ingest.fakes import Busy, FakeStore, in_loop
+
+S = 1_000_000_000
+SLOW = SamplingRule(min_interval_ns=60 * S)
+
+
+def tag(name: str, rule: SamplingRule = SamplingRule(), stream: str = "facts.telemetry", address: str = "") -> Tag:  # noqa: B008 frozen
+    """A tag that is read somehow."""
+    return Tag(2, stream, TagDefinition(f"tag:{name}", address=address), rule, name)
+
+
+async def made(store: FakeStore, *tags: Tag) -> Delivery:
+    """A delivery of these tags."""
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    return Delivery("plc", tags, await recorder.define([one.definition for one in tags]), recorder)
+
+
+async def retagged(delivery: Delivery, now_ns: int, *tags: Tag) -> None:
+    """These tags instead."""
+    delivery.want(tags, await delivery.recorder.define([one.definition for one in tags]))
+    assert delivery.retag(now_ns)
+    await delivery.settle()
+    assert not delivery.retag(now_ns)
+
+
+@in_loop
+async def test_tags_that_stay_keep_number_and_state() -> None:
+    """What was recorded last is known under the new map: a standing value sent again is a duplicate, not a new fact."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    await delivery.deliver([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 1.0)], 10 * S)
+    await retagged(delivery, 11 * S, tag("c"), tag("b"))
+    assert delivery.points == {3: "c", 2: "b"}
+    await delivery.deliver([Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0), Sample(3, 12 * S, 3.0)], 12 * S)
+    assert store.of("b") == [Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
+    assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(1, 11 * S, None, BAD_OUT_OF_SERVICE)]
+    assert store.of("c") == [Sample(3, 12 * S, 3.0)]
+
+
+@in_loop
+async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:
+    """A removed tag and one with a new rule give up what they held back, in the stream it belonged to; others hold on."""
+    store = FakeStore()
+    delivery = await made(store, tag("gone", SLOW), tag("ruled", SLOW), tag("stays", SLOW))
+    first, second = ([Sample(n, time_ns, float(time_ns)) for n in (1, 2, 3)] for time_ns in (10 * S, 11 * S))
+    await delivery.deliver(first, 10 * S)
+    await delivery.deliver(second, 11 * S)
+    await retagged(delivery, 12 * S, tag("ruled", stream="facts.other"), tag("stays", SLOW))
+    assert [s.source_time_ns for s in store.of("gone")] == [10 * S, 11 * S, 12 * S]
+    assert [s.source_time_ns for s in store.of("ruled")] == [10 * S, 11 * S]
+    assert [s.source_time_ns for s in store.of("stays")] == [10 * S]
+    await delivery.deliver([Sample(2, 13 * S, 1.0)], 13 * S)
+    assert [stream for stream, sample in store.samples if sample.tag == 2] == ["facts.telemetry"] * 2 + ["facts.other"]
+    await delivery.deliver_due(71 * S)
+    assert [s.source_time_ns for s in store.of("stays")] == [10 * S, 11 * S]
+
+
+@in_loop
+async def test_a_changed_definition_is_a_new_number_and_no_end() -> None:
+    """The subject goes on: nothing says that it is out of service."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    await delivery.deliver([Sample(1, 10 * S, 1.0)], 10 * S)
+    await retagged(delivery, 11 * S, tag("a", address="elsewhere"))
+    await delivery.deliver([Sample(2, 12 * S, 2.0)], 12 * S)
+    assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
+
+
+@in_loop
+async def test_a_tag_removed_while_its_source_is_away() -> None:
+    """Lost first, then out of service: the newest says what is so."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    await delivery.lose(BAD_COMMUNICATION_ERROR, 10 * S)
+    await retagged(delivery, 11 * S, tag("b"))
+    assert [s.quality for s in store.of("a")] == [BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE]
+    assert [s.quality for s in store.of("b")] == [BAD_COMMUNICATION_ERROR]
+
+
+@in_loop
+async def test_only_the_newest_map_that_waits_counts() -> None:
+    """Two edits before the source had a moment: the first never was."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    delivery.want([tag("b")], [2])
+    delivery.want([tag("a"), tag("c")], [1, 3])
+    assert delivery.retag(S)
+    await delivery.settle()
+    assert delivery.points == {1: "a", 3: "c"}
+    assert store.samples == []
+    assert dataclasses.astuple(delivery.sampler.counts) == (0, 0, 0, 0, 0)
