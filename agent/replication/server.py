@@ -226,9 +226,12 @@ class Server:
             consumer = ConsumerView(consumer.zone, stream, await confirming)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         read = await self._read_when_due(caller, request, stream, position, arrived_ms)
-        frontier = await confirming if confirming is not None else self._frontier(request.consumer_name, consumer)
+        may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
+        if confirming is not None and not may_run_ahead:
+            await confirming
         if not isinstance(read, PageRead):
             return read
+        frontier = self._frontier(request.consumer_name, consumer)
         self._facts_sent += read.facts
         return self._pack(stream, frontier, read)
 
@@ -240,7 +243,8 @@ class Server:
         return confirming
 
     def _frontier(self, name: str, before: ConsumerView) -> int:
-        """The frontier as it is now: another request may have moved it while this one waited."""
+        """The frontier as it is now, durable: another request may have moved it while this one waited, and a page that is read
+        ahead does not wait for the confirmation that came with its request, an fsync for each page."""
         consumer = self._store.consumer(name)
         return before.frontier if consumer is None else consumer.frontier
 

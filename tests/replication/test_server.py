@@ -5,6 +5,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -94,6 +95,26 @@ def test_operations(broker: Mosquitto, tmp_path: Path) -> None:
         cursor = await ask(GetCursor(consumer_name=NAME))
         assert isinstance(cursor, CursorAnswer)
         assert (cursor.stream, cursor.frontier, cursor.end_offset) == (STREAM, 300, 300)
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, tmp_path: Path) -> None:
+    """With `after_offset` the page comes while its confirmation is on the way to disk, and tells of none that is not there."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
+        confirm, on_its_way = plant.store.confirm, Future[int]()
+        plant.store.confirm = lambda *_: on_its_way  # type: ignore[method-assign]
+        ahead = FetchFacts(consumer_name=NAME, limit=100, after_offset=100, confirm=Confirm(last_offset=100))
+        page = (await asker.ask(ahead, 5)).answer
+        assert isinstance(page, FetchAnswer)
+        assert (page.covered(), page.frontier) == ((101, 200), 0)
+        plant.store.confirm = confirm  # type: ignore[method-assign]
+        on_its_way.set_result(await asyncio.wrap_future(confirm(NAME, 100)))
+        page = (await asker.ask(ahead, 5)).answer
+        assert isinstance(page, FetchAnswer)
+        assert page.frontier == 100
 
     serve(broker, tmp_path, scenario)
 
