@@ -197,6 +197,7 @@ def _source(source: SourceStatistics) -> SourceFigures:
         values_total=source.values_total,
         errors_total=source.errors_total,
         trouble="" if source.connected else source.last_error,
+        tags_problem=source.tags_problem,
     )
 
 

@@ -91,6 +91,7 @@ class SourceFigures:
     values_total: int = 0
     errors_total: int = 0
     trouble: str = ""
+    tags_problem: str = ""  # why its tag file as it stands is not in force
 
 
 @dataclass(frozen=True, slots=True)

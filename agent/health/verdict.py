@@ -135,9 +135,12 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 
 def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]:
+    subject = f"source {source.name}"
+    if source.tags_problem:
+        hint = "the tags before are read on; bsfg check prints every problem of the file"
+        yield Reason(Level.BROKEN, False, subject, f"its tag file is not in force: {source.tags_problem}", hint)
     if source.connected:
         return
-    subject = f"source {source.name}"
     last = source.last_value_unix_ms
     since = "never gave a value" if last is None else f"last value {_duration((now_unix_ms - last) / 1000)} ago"
     text = f"not connected, {since}" + (f": {source.trouble}" if source.trouble else "")

@@ -39,6 +39,7 @@ CASES = [
         {"sources": {"connected": False, "last_value_unix_ms": None}},
         (Level.BROKEN, True, "source line1"),
     ),
+    ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, False, "source line1")),
     ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
     (
         "behind a minute",

@@ -13,6 +13,7 @@ from agent.ingest.opcua.decode import Change, Publication
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.quality import BAD_OUT_OF_SERVICE
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import OpcuaSourceSettings
@@ -89,6 +90,28 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
     assert times[:2] == [5 * S, 7 * S]
     assert abs(times[2] - hour_ahead_ns) < 60 * S
     assert len(store.samples) == 3  # the heartbeat is no sample
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:  # noqa: FBT001
+    """Values in the buffer belong to the map under which they came and are recorded first, also those of a removed tag; what
+    still comes for it afterwards is nobody's."""
+
+    @in_loop
+    async def story() -> None:
+        store = FakeStore()
+        source, recorder = await made(store)
+        await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S)))
+        source._delivery.want(TAGS[1:], [2])
+        await (source._retag() if connected else source.finish())
+        await source._take(publication(Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S)))
+        source._refused[1] = 0x8034_0000
+        await source.finish()
+        await recorder.drain()
+        assert [(s.value, s.quality) for s in store.of("a/1")] == [(1.0, 0), (None, BAD_OUT_OF_SERVICE)]
+        assert [s.value for s in store.of("a/2")] == [1.0, 2.0]
+
+    story()
 
 
 class MuteSession:
