@@ -44,7 +44,7 @@ class _Plan:
 
 
 def check(
-    stream: str, sealed: Sequence[bytes], definitions: Sequence[ReceivedDefinition], *, is_opened: bool
+    stream: str, sealed: Sequence[bytes | Batch], definitions: Sequence[ReceivedDefinition], *, is_opened: bool
 ) -> list[Batch]:
     """Parse batches and, by default, open each once; raises BatchError for bytes that may not be stored in `stream`, and
     FactsRefused for definitions that no reader could understand."""
@@ -53,7 +53,7 @@ def check(
             TagDefinition.from_json(definition.body)
         except MessageError as error:
             raise FactsRefused(f"definition {definition.number} of {definition.origin}: {error}") from error
-    batches = [batch_format.parse(one) for one in sealed]
+    batches = [one if isinstance(one, Batch) else batch_format.parse(one) for one in sealed]
     for batch in batches:
         header = batch.header
         if header.is_slice:

@@ -164,7 +164,7 @@ class FactStore:
         self,
         peer: str,
         stream: str,
-        sealed: Sequence[bytes],
+        sealed: Sequence[bytes | Batch],
         definitions: Sequence[ReceivedDefinition],
         position: PeerPosition,
         *,
@@ -172,14 +172,15 @@ class FactStore:
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
 
-        Checked (with `verify`, opened) in another thread before the transaction. Through the future: BatchError, ForkError,
-        DefinitionsMissing, StoreFull; at once: StoreBusy.
+        Bytes are parsed and, with `verify`, opened in another thread before the transaction; a `Batch` has been parsed by
+        whoever made it. Through the future: BatchError, ForkError, DefinitionsMissing, StoreFull; at once: StoreBusy.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
         if len(position.epoch) != EPOCH_BYTES or not 0 <= position.offset <= _OFFSET_MAX:
             raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
-        size = sum(map(len, sealed)) + sum(len(one.body) for one in definitions)
+        lengths = [len(one.sealed if isinstance(one, Batch) else one) for one in sealed]
+        size = sum(lengths) + sum(len(one.body) for one in definitions)
         call = Call(f"{stream} from {peer}", size, time.monotonic_ns())
         self._writer.reserve(call)
         page = partial(ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position)

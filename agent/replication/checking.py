@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.batch import BatchError, Header, Origin, parse, verify
+from agent.batch import Batch, BatchError, Header, Origin, parse, verify
 from agent.replication.errors import ReplicationError
 from agent.replication.protocol import Answer, DefinitionEntry, FetchAnswer
 from agent.replication.receiver_words import Page
@@ -82,9 +82,10 @@ def check_batches(
     origins: frozenset[str],
     *,
     is_opened: bool,
-) -> None:
-    """Raise PageRefused unless each batch is whole, what the page says of it, of this stream, of an origin that this peer may
+) -> list[Batch]:
+    """The batches, parsed. Raises PageRefused unless each is whole, what the page says of it, of this stream, of an origin that this peer may
     bring, and (with `is_opened`) readable to its last fact."""
+    batches = []
     for (first, last, _), data in zip(entries, sealed, strict=True):
         where = f"batch at offset {first}"
         try:
@@ -94,6 +95,8 @@ def check_batches(
                 verify(batch)
         except BatchError as error:
             raise PageRefused(f"{where}: {error}") from error
+        batches.append(batch)
+    return batches
 
 
 def _check_header(header: Header, where: str, count: int, stream: str, origins: frozenset[str]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Literal, Protocol
 
-from agent.batch import Origin
+from agent.batch import Batch, Origin
 from agent.replication.checking import Position, ReceivedDefinition
 
 
@@ -141,7 +141,7 @@ class ReceivingStore(Protocol):
         self,
         peer: str,
         stream: str,
-        sealed: Sequence[bytes],
+        sealed: Sequence[bytes | Batch],
         definitions: Sequence[ReceivedDefinition],
         position: Position,
         *,

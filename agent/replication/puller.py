@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from agent.batch import Origin
+from agent.batch import Batch, Origin
 from agent.replication.asker import Asker
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
 from agent.replication.errors import MalformedMessage, TransportError
@@ -74,10 +74,10 @@ class PullSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A page's content, and the end of its check: a PageRefused, or nothing."""
+    """A page's content, and its batches once they are checked, or a PageRefused."""
 
     content: PageContent
-    checked: asyncio.Future[None]
+    checked: asyncio.Future[list[Batch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +258,9 @@ class Puller:
             definitions += page.content.content.definitions
         settings = self._settings
         position = Position(bytes.fromhex(effect.epoch), effect.offset)
-        sealed = arrived.content.sealed
         try:
             future = self._store.put_batches(
-                settings.peer_zone, settings.stream, sealed, definitions, position, verify=False
+                settings.peer_zone, settings.stream, arrived.checked.result(), definitions, position, verify=False
             )
         except self._store_errors as error:
             self._append_failed(error)
@@ -311,7 +310,7 @@ class Puller:
             self._peer_end_offset = page.end_offset
             self._tell(PageArrived(fetch_id, page))
 
-    def _start_check(self, content: PageContent) -> asyncio.Future[None]:
+    def _start_check(self, content: PageContent) -> asyncio.Future[list[Batch]]:
         settings = self._settings
         check = partial(
             check_batches,
@@ -322,7 +321,7 @@ class Puller:
             is_opened=settings.verify,
         )
         if self._checker is not None and sum(map(len, content.sealed)) > CHECKED_INLINE_BYTES_MAX:
-            checked: asyncio.Future[None] = self._loop.run_in_executor(self._checker, check)
+            checked: asyncio.Future[list[Batch]] = self._loop.run_in_executor(self._checker, check)
             checked.add_done_callback(_seen)  # a page that is dropped is not asked how its check ended
             return checked
         checked = self._loop.create_future()
@@ -334,7 +333,7 @@ class Puller:
         return checked
 
 
-def _seen(future: asyncio.Future[None]) -> None:
+def _seen(future: asyncio.Future[list[Batch]]) -> None:
     if not future.cancelled():
         future.exception()
 

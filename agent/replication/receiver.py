@@ -2,7 +2,7 @@
 
 A core: events and the time in, effects out.  The shell (`puller`) carries the effects out in their order and reports
 what became of them.  The loop it makes: ask for a page; when it arrives, hand it to the store and, if the peer has more,
-ask for the next one at once (one page is read ahead, never more); when the store has it durably, confirm on the next
+ask for the next one at once (two pages are read ahead, never more); when the store has it durably, confirm on the next
 request.  At the end of the log nothing is read ahead: the request that confirms the last page is the one that waits at
 the peer for new facts, so a confirmation is never delayed by the waiting.
 
@@ -46,6 +46,8 @@ from agent.replication.receiver_words import (
     Tick,
 )
 
+PAGES_AHEAD_MAX = 2
+"""One page under way while another waits for the disk: with one alone, the way of a page and its check add up."""
 DEFINITION_PAGES_MAX = 64
 """Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
 
@@ -70,7 +72,8 @@ class Receiver:
         self._definitions_accepted = dict(self._definitions_stored)
         self._definitions_before: list[Page] = []
         self._appending: Accepted | None = None
-        self._read_ahead: Accepted | None = None
+        self._read_ahead: tuple[Accepted, ...] = ()
+        self._is_proven = False
         self._peer_has_more = False
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
@@ -122,14 +125,15 @@ class Receiver:
 
     def _ask_next(self, now_ms: int) -> None:
         """Open a fetch if there is room for its page and nothing speaks against it."""
-        if self.asking is not Asking.HOLDING or self._read_ahead is not None:
+        if self.asking is not Asking.HOLDING or len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return
         if self._appending is not None and not self._peer_has_more:
             return  # the request after this append confirms it, and then waits at the peer
         settings = self._settings
         self._last_fetch_id += 1
         self.counters.fetches += 1
-        timeout_ms = settings.wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
+        wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that has just come is asked to say so at once
+        timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
         self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms)
         must_confirm = self.epoch is not None and self.stored_offset > self.frontier
         self._effects.append(
@@ -139,7 +143,7 @@ class Receiver:
                 self._accepted_offset,
                 self.stored_offset if must_confirm else None,
                 dict(self._definitions_accepted),
-                settings.wait_ms,
+                wait_ms,
             )
         )
         self._to(Asking.WAITING)
@@ -177,7 +181,7 @@ class Receiver:
 
         Where a log begins, after retention, is the peer's to say: to the newest fetch, if it asked from the beginning.
         """
-        if self._read_ahead is not None:
+        if len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return False
         if is_newest and self._accepted_offset in {None, 0}:
             return True
@@ -211,7 +215,7 @@ class Receiver:
 
     def _accept(self, page: Page) -> None:
         """Take the page: it goes to the store now, or as soon as the one before is there."""
-        assert self._read_ahead is None
+        assert len(self._read_ahead) < PAGES_AHEAD_MAX
         assert self._accepted_offset is not None
         self._answered()
         self.counters.pages += 1
@@ -219,7 +223,8 @@ class Receiver:
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
         self._definitions_accepted.update(page.definitions)
-        self._read_ahead = Accepted(page, self._accepted_offset, tuple(self._definitions_before))
+        accepted = Accepted(page, self._accepted_offset, tuple(self._definitions_before))
+        self._read_ahead = (*self._read_ahead, accepted)
         self._definitions_before.clear()
         self._close(Asking.HOLDING)
 
@@ -242,7 +247,7 @@ class Receiver:
         self.stored_offset = 0
         self.frontier = 0
         self._accepted_offset = 0
-        self._read_ahead = None
+        self._read_ahead = ()
         self._forget_definitions()
         self._close(Asking.HOLDING)
 
@@ -278,6 +283,7 @@ class Receiver:
 
     def _lose(self, kind: NoteKind, reason: str) -> None:
         """Say once why no facts come, and again only when a final reason replaces a passing one."""
+        self._is_proven = False
         if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
             self._effects.append(Note(kind, reason))
             self.lost_reason = reason
@@ -285,6 +291,7 @@ class Receiver:
     def _answered(self) -> None:
         """The peer is there.  If our store refused its page, it counts as lost until a page has been stored."""
         self._failures = 0
+        self._is_proven = True
         if self.lost_reason is not None and not self._is_page_refused:
             self._effects.append(Note(NoteKind.PEER_RETURNED, self.lost_reason))
             self.lost_reason = None
@@ -301,8 +308,9 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------------------- storing
 
     def _store_next(self) -> None:
-        if self.storing is Storing.IDLE and self._read_ahead is not None:
-            self._appending, self._read_ahead = self._read_ahead, None
+        if self.storing is Storing.IDLE and self._read_ahead:
+            self._appending, *later = self._read_ahead
+            self._read_ahead = tuple(later)
             self._offer()
 
     def _offer(self) -> None:
@@ -342,8 +350,8 @@ class Receiver:
         page = self._appending.page
         self._appending = None
         self._to_storing(Storing.IDLE)
-        if page.epoch == self.epoch:  # what was read ahead builds on the refused page: both are asked for again
-            self._read_ahead = None
+        if page.epoch == self.epoch:  # what was read ahead builds on the refused page: all are asked for again
+            self._read_ahead = ()
             self._accepted_offset = self.stored_offset
             self._definitions_stored = {}  # perhaps the store lacks what we believed it had: have all sent again
             self._forget_definitions()

@@ -62,7 +62,21 @@ def kinds(effects: list[Effect]) -> list[object]:
 def test_first_fetch_begins_at_the_oldest() -> None:
     """Nothing stored: ask after 0, in no epoch, confirming nothing."""
     asked = Driver()(LinkUp())
-    assert asked == [Fetch(1, None, 0, None, {}, 1_000)]
+    assert asked == [Fetch(1, None, 0, None, {}, 0)]
+
+
+def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
+    """After a start and after each loss the first fetch does not wait, so that a peer that is there is known to be; then
+    they wait again."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    assert driver.fetches[-1].wait_ms == 0
+    driver.answer(page(0, 0, frontier=10))
+    driver(Tick(), 200)
+    assert driver.fetches[-1].wait_ms == 1_000
+    driver(Tick(), 1_500)
+    driver(Tick(), 200)
+    assert driver.fetches[-1].wait_ms == 0
 
 
 def test_start_at_the_end_takes_the_peers_word() -> None:
@@ -76,17 +90,18 @@ def test_start_at_the_end_takes_the_peers_word() -> None:
     assert (newest.after_offset, newest.confirm_offset, newest.epoch) == (40, None, ONE)
 
 
-def test_reads_one_page_ahead_and_confirms_on_the_way() -> None:
-    """While a page is stored the next is asked for; a third is not, until the first is in; then it confirms the first."""
+def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
+    """While a page is stored two more are asked for; a fourth is not, until the first is in; then it confirms the first."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
     assert driver.fetches[-1].after_offset == 10
-    assert driver.answer(page(11, 20, more=True)) == []
+    assert kinds(driver.answer(page(11, 20, more=True))) == [Fetch]
+    assert driver.answer(page(21, 30, more=True)) == []
     assert driver.core.asking is Asking.HOLDING
     effects = driver(Appended())
     assert kinds(effects) == [Fetch, Append]
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].confirm_offset) == (20, 10)
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].confirm_offset) == (30, 10)
 
 
 def test_at_the_end_the_confirming_request_waits() -> None:
@@ -132,7 +147,7 @@ def test_other_epoch_starts_over() -> None:
     driver(LinkUp())
     failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
     assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 1_000)
+    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0)
     assert driver.answer(page(11, 20), fetch=0) == []
     assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
 

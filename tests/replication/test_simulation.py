@@ -9,7 +9,7 @@ import pytest
 
 from agent.replication.page import Refuse
 from agent.replication.protocol import FetchFacts
-from agent.replication.receiver import Receiver
+from agent.replication.receiver import PAGES_AHEAD_MAX, Receiver
 from agent.replication.receiver_words import (
     Appended,
     AppendFailed,
@@ -81,7 +81,7 @@ class TakesAnyPage(Receiver):
     """Takes whatever arrives, wherever it starts."""
 
     def _fits(self, page: object, *, is_newest: bool) -> bool:  # noqa: ARG002
-        return self._read_ahead is None
+        return len(self._read_ahead) < PAGES_AHEAD_MAX
 
 
 class TakesNewestOnly(Receiver):
