@@ -31,6 +31,13 @@ def named_statements(text: str) -> Iterator[tuple[str, str]]:
         name, lines = found[1], []
 
 
+def with_rows(insert: str, count: int) -> str:
+    """An INSERT of one row, made to insert as many rows as `count` at once."""
+    head, values, row = insert.rpartition("VALUES")
+    assert row.strip().startswith("("), insert
+    return head + values + ",".join([row] * count)
+
+
 def statements(script: str) -> Iterator[str]:
     """The statements of a script one by one; triggers, with their semicolons inside, stay whole."""
     lines: list[str] = []
