@@ -5,9 +5,9 @@
     blobs in    asks for pages, one ahead, inserts their blobs into a second SQLite, one FULL commit a page, and confirms
 
 They use what the product uses: paho, MQTT 5, the same broker with mutual TLS 1.3, TCP_NODELAY, SQLite in WAL mode with
-synchronous=FULL. They check nothing, know no fact, and survive nothing; in exchange they may do whatever is fastest: paho's
-own network thread, a second thread for the inserts, a page published before the confirmation that came with the request is
-stored.
+synchronous=FULL. They check nothing, know no fact, and survive nothing; in exchange they may do whatever is fastest: one
+loop in paho's own network thread, the next page asked for before one is stored, a page published before the confirmation
+that came with the request is stored.
 """
 
 from __future__ import annotations
@@ -155,11 +155,15 @@ class BlobsOut:
 
 
 class BlobsIn:
-    """The receiving end of the bare replication: asks for one page ahead, stores in a thread of its own."""
+    """The receiving end of the bare replication: asks for the next page, then stores the one that came.
 
-    def __init__(self, door: Door, file: Path, blobs: int) -> None:
+    One loop in paho's thread; with `storing_apart` the pages are stored in a thread of their own.
+    """
+
+    def __init__(self, door: Door, file: Path, blobs: int, *, storing_apart: bool) -> None:
         self.started_ns = 0
         self._blobs = blobs
+        self._storing_apart = storing_apart
         self._asked_for = 0
         self._stored = 0
         self._pages: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=1)
@@ -167,7 +171,7 @@ class BlobsIn:
         self._topic = request_topic(BARE_SERVING, door.zone)
         back = response_topic(BARE_SERVING, door.zone, INSTANCE)
         self._properties = _asking(back)
-        self._storing = threading.Thread(target=self._store, name="store", daemon=True)
+        self._storing = threading.Thread(target=self._store_apart, name="store", daemon=True)
         self._client = BareClient.connected(door, back, self._page_arrived)
 
     def start(self) -> None:
@@ -190,14 +194,20 @@ class BlobsIn:
         for length in lengths:
             blobs.append(payload[at : at + length])
             at += length
-        self._pages.put(blobs)
+        if self._storing_apart:
+            self._pages.put(blobs)
+        else:
+            self._store(blobs)
 
-    def _store(self) -> None:
+    def _store_apart(self) -> None:
         while (blobs := self._pages.get()) is not None:
-            insert_blobs(self._database, self._stored, blobs)
-            self._stored += len(blobs)
-            if self._stored == self._blobs:
-                self._ask()  # no page left to ask for: this request only confirms
+            self._store(blobs)
+
+    def _store(self, blobs: list[bytes]) -> None:
+        insert_blobs(self._database, self._stored, blobs)
+        self._stored += len(blobs)
+        if self._stored == self._blobs:
+            self._ask()  # no page left to ask for: this request only confirms
 
     def close(self) -> None:
         """Disconnect, end the thread, close the file."""

@@ -42,7 +42,7 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
         source.parent.mkdir()
         with on.part("fill", "fill", SERVING, file=source, blobs=blobs, facts=facts, seed=seed) as filling:
             filled = filling.result()
-        product, bare = [], []
+        product, bare, bare_apart = [], [], []
         at_rest = 0.0
         for number in range(repeats):
             target = on.folder / f"receiver-{number}" / "facts.db"
@@ -50,8 +50,9 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
             product.append(_product_round(on, number, source, target, facts))
             _check_equal(source, target)
             at_rest = files_bytes(target.parent) / facts
-            bare.append(_bare_round(on, number, blobs, filled["batches"]))
-    return _report(facts, seed, filled["sealed_bytes"], at_rest, product, bare, described)
+            bare.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=False))
+            bare_apart.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=True))
+    return _report(facts, seed, filled["sealed_bytes"], at_rest, product, bare, bare_apart, described)
 
 
 def _product_round(on: Stage, number: int, source: Path, target: Path, facts: int) -> Round:
@@ -65,12 +66,13 @@ def _product_round(on: Stage, number: int, source: Path, target: Path, facts: in
     return Round(sender["confirmed_ns"] - receiver["started_ns"], sender, receiver, broker_cpu_ns)
 
 
-def _bare_round(on: Stage, number: int, blobs: Path, count: int) -> Round:
+def _bare_round(on: Stage, number: int, blobs: Path, count: int, *, storing_apart: bool) -> Round:
     target = on.folder / f"blobs-in-{number}.db"
+    into = {"file": target, "blobs": count, "storing_apart": storing_apart}
     out = {"file": blobs, "asking": ASKING, "bytes_max": PAGE_BYTES}
     with on.part(f"blobs-out-{number}", "blobs-out", BARE_SERVING, **out) as sending:
         broker_cpu_ns = process_cpu_ns(on.broker.pid)
-        with on.part(f"blobs-in-{number}", "blobs-in", ASKING, file=target, blobs=count) as receiving:
+        with on.part(f"blobs-in-{number}", "blobs-in", ASKING, **into) as receiving:
             sender = sending.result_with(receiving)
             broker_cpu_ns = process_cpu_ns(on.broker.pid) - broker_cpu_ns
             receiver = receiving.ended()
@@ -91,10 +93,12 @@ def _report(
     at_rest: float,
     product: list[Round],
     bare: list[Round],
+    bare_apart: list[Round],
     described: Mapping[str, Any],
 ) -> Report:
     rate = median([one.facts_per_s(facts) for one in product])
     limit = median([one.facts_per_s(facts) for one in bare])
+    limit_apart = median([one.facts_per_s(facts) for one in bare_apart])
     cpu_us = _cpu_us(product, facts)
     peak_mib = {side: max(getattr(one, side)["peak_rss_mib"] for one in product) for side in ("sender", "receiver")}
     wire = median([one.receiver["received_bytes"] / facts for one in product])
@@ -105,6 +109,7 @@ def _report(
             "facts_per_s": round(limit),
             "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in bare],
             "cpu_us_per_fact": _cpu_us(bare, facts),
+            "storing_apart": {"facts_per_s": round(limit_apart), "ratio": rounded(rate / limit_apart)},
         },
         "ratio": rounded(rate / limit),
         "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in product],
@@ -125,6 +130,7 @@ def _report(
     lines = (
         f"replicate  {rate / 1e6:6.2f} M facts/s, {facts / 1e6:g} M facts, first request to last confirmation",
         f"limit      {limit / 1e6:6.2f} M facts/s in a bare loop with equal blobs; ratio {values['ratio']}",
+        f"           {limit_apart / 1e6:6.2f} M facts/s if it stores in a thread apart; ratio {rounded(rate / limit_apart)}",
         f"CPU        us a fact: {used}",
         f"bytes      {wire:.2f} a fact on the wire, {at_rest:.2f} at rest",
         f"memory     {peak_mib['sender']} MiB sender, {peak_mib['receiver']} MiB receiver, at most",

@@ -107,7 +107,7 @@ def _blobs_in(options: Options) -> None:
 
     stopped = _wait_for_stop()
     door = door_of(options)
-    side = BlobsIn(door, Path(options["file"]), options["blobs"])
+    side = BlobsIn(door, Path(options["file"]), options["blobs"], storing_apart=options["storing_apart"])
     say("READY")
     since_ns = time.process_time_ns()
     side.start()
