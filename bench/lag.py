@@ -3,8 +3,10 @@
 Two processes and the broker between them, as in `replicate`, but at the end of the log: the receiver's request waits at the
 sender, the sender answers when the fact is committed, the receiver stores it and confirms with its next request, the sender
 makes the frontier durable. Alone, and among 100,000 facts/s of data set A in the same stream, so that each probe travels in a
-batch with a thousand others. The first twentieth is left out: it meets the definitions and cold caches. The limit is what no such design can avoid, measured bare in the same run: two request/response
-round trips through the same broker, and two fsyncs (a preallocated page).
+batch with a thousand others. The first twentieth is left out: it meets the definitions and cold caches.
+
+The limit is what no such design can avoid, measured bare in the same run: two request/response round trips through the same
+broker, and two fsyncs (a preallocated page).
 """
 
 from __future__ import annotations
