@@ -28,6 +28,7 @@ import msgspec
 from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
+from agent.fact_store.errors import ConsumerNotYours
 from agent.message import CONSUMER, STREAM, Envelope, Fact, Message, MessageError, check_message, check_name
 
 SOCKET = "bsfg.sock"
@@ -154,6 +155,9 @@ class Door:
                 )
                 return Registered(state.stream, state.frontier)
             case ConfirmReceipt():
+                known = store.consumer(request.consumer_name)
+                if known is not None and known.zone != store.zone:
+                    raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
                 frontier = await asyncio.wrap_future(
                     store.confirm(request.consumer_name, request.offset, request.first_offset)
                 )
@@ -164,32 +168,43 @@ async def serve(door: Door, state_dir: Path) -> None:
     """Answer at the socket in `state_dir` until cancelled. A socket left by a killed node is replaced: the store's lock has
     already proven that nobody else owns it."""
     free = asyncio.Semaphore(CONNECTIONS_MAX)
+    open_connections: set[asyncio.StreamWriter] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with free:
-            with contextlib.suppress(
-                asyncio.IncompleteReadError, ConnectionError
-            ):  # the other side left: nothing to say
-                while True:
-                    await _talk_once(door, reader, writer)
-        writer.close()
+        if not server.is_serving():  # it came in the moment of the end
+            writer.transport.abort()
+            return
+        open_connections.add(writer)
+        try:
+            async with free:
+                while await _talk_once(door, reader, writer):
+                    pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the other side left: nothing to say
+        finally:
+            open_connections.discard(writer)
+            writer.close()
 
     with _address(state_dir) as address:
         (state_dir / SOCKET).unlink(missing_ok=True)
         server = await asyncio.start_unix_server(talk, address, limit=REQUEST_BYTES_MAX)
         (state_dir / SOCKET).chmod(0o600)
     try:
-        async with server:
-            await server.serve_forever()
+        await asyncio.get_running_loop().create_future()  # until cancelled; it serves already
     finally:
+        # Not by `async with server`: from Python 3.12 on that waits for clients, and one that says nothing stays for ever.
+        server.close()
+        for writer in open_connections:
+            writer.transport.abort()
         (state_dir / SOCKET).unlink(missing_ok=True)
 
 
-async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """One request and its answer. False when what follows cannot be told apart from another request."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if length > REQUEST_BYTES_MAX:
+    is_readable: bool = length <= REQUEST_BYTES_MAX
+    if not is_readable:
         answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
-        reader.feed_eof()  # what follows cannot be told apart from another request
     else:
         payload = await reader.readexactly(length)
         try:
@@ -201,13 +216,19 @@ async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.S
     encoded = msgspec.json.encode(answer)
     writer.write(_LENGTH.pack(len(encoded)) + encoded)
     await writer.drain()
+    return is_readable
 
 
 async def ask(state_dir: Path, request: Request) -> Answer:
-    """Ask the node that runs on this state folder. Raises FileNotFoundError or ConnectionRefusedError when none does, and
-    LocalError when it breaks off or does not answer in time."""
-    with _address(state_dir) as address:
-        reader, writer = await asyncio.open_unix_connection(address, limit=ANSWER_BYTES_MAX)
+    """Ask the node that runs on this state folder. Raises FileNotFoundError or ConnectionRefusedError when none does,
+    StateFolderUnusable when it cannot be looked for, and LocalError when it breaks off or does not answer in time."""
+    try:
+        with _address(state_dir) as address:
+            reader, writer = await asyncio.open_unix_connection(address, limit=ANSWER_BYTES_MAX)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise
+    except OSError as error:
+        raise StateFolderUnusable(f"{state_dir}: {error.strerror}") from error
     try:
         encoded = msgspec.json.encode(request)
         writer.write(_LENGTH.pack(len(encoded)) + encoded)

@@ -140,3 +140,55 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
             assert isinstance(await local.ask(deep, request()), local.Appended)
 
     asyncio.run(scenario())
+
+
+def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) -> None:
+    """What follows its length cannot be told from another request, so it is not read as one."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            with local._address(tmp_path) as address:
+                reader, writer = await asyncio.open_unix_connection(address)
+            writer.write(struct.pack("<I", 2**31) + bytes(1000))
+            told = await reader.read()
+            (length,) = struct.unpack_from("<I", told)
+            assert len(told) == 4 + length
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The door closes with clients inside; they see the end, and the log stays quiet."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            with local._address(tmp_path) as address:
+                reader, writer = await asyncio.open_unix_connection(address)
+        assert await reader.read() == b""
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 5))
+    assert not caplog.records
+
+
+def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None:
+    """Its facts would be released although that zone does not have them."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            await local.ask(tmp_path, request())
+            await asyncio.wrap_future(store.register_consumer("idmz.ops", "idmz", "facts.operational", "oldest"))
+            refused = await local.ask(tmp_path, local.ConfirmReceipt("idmz.ops", 1))
+            assert isinstance(refused, local.Refused)
+            assert "'idmz'" in refused.message
+            assert [consumer.frontier for consumer in store.consumers()] == [0]
+
+    asyncio.run(scenario())
+
+
+def test_a_state_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    """Not a traceback: what is wrong, and what to do."""
+    (tmp_path / "state").write_text("")
+    with pytest.raises(local.StateFolderUnusable, match="Not a directory"):
+        asyncio.run(local.ask(tmp_path / "state", request()))

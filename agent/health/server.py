@@ -51,14 +51,14 @@ async def serve(
         raise HealthPageUnavailable(f"health page: cannot listen on {listen_host} port {port}: {error}") from error
     listening = server.sockets[0].getsockname()[1]
     log.info("health_page_listening", extra={"host": listen_host, "port": listening})
-    async with server:
+    try:
         if ready:
             ready(listening)
-        try:
-            await server.serve_forever()
-        finally:
-            for writer in open_connections:
-                writer.transport.abort()
+        await asyncio.get_running_loop().create_future()  # until cancelled; it serves already
+    finally:
+        server.close()  # not by `async with server`: from Python 3.12 on that waits for clients
+        for writer in open_connections:
+            writer.transport.abort()
 
 
 async def _exchange(
