@@ -2,12 +2,13 @@
 
 Most figures are looks into memory. What costs a read from disk (the age of a consumer's oldest unconfirmed fact, free space,
 how long a certificate still lasts) is refreshed in a thread every second or minute and remembered, so that nobody who asks
-can slow the node down.
+can slow the node down. A figure that cannot be read is told once in the log and is missing; it never ends the node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import time
@@ -15,9 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from agent.batch import parse
+from agent.batch import BatchError, parse
 from agent.config import NodeSettings
 from agent.fact_store import FactStore
+from agent.fact_store.errors import StoreError
 from agent.health.snapshot import (
     ConsumerFigures,
     Latency,
@@ -37,6 +39,8 @@ from agent.replication.server import Server
 REFRESH_S = 1.0
 CERTIFICATE_REFRESHES = 60  # certificates are looked at once a minute
 STALL_S = 60.0  # a commit that takes a minute is a disk that will not come back by itself
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class Figures:
         self._started_unix_ms = _now_unix_ms()
         self._caught: dict[tuple[str, str], _Caught] = {}
         self._remembered = _Remembered()
+        self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
 
     async def run(self) -> None:
@@ -105,9 +110,10 @@ class Figures:
         )
 
     def progress(self) -> list[Progress]:
-        """Proof of work for the watchdog: commits while something waits for one, and this very event loop's turns."""
+        """Proof of work for the watchdog: commits, or refusals by a full disk, while something waits for one, and this very
+        event loop's turns."""
         counted = self._store.statistics()
-        return [Progress("store writer", counted.commits, counted.queue_facts > 0, STALL_S)]
+        return [Progress("store writer", counted.commits + counted.appends_failed, counted.queue_facts > 0, STALL_S)]
 
     def _consumers(self) -> tuple[ConsumerFigures, ...]:
         figures = []
@@ -161,20 +167,42 @@ class Figures:
     # ---------------------------------------------------------------------------------------------- in a thread, from disk
 
     def _read_from_disk(self) -> tuple[dict[str, float], float]:
+        fill_percent = self._remembered.fill_percent
         folder = self._settings.node.state_dir
-        used = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-        free = shutil.disk_usage(folder).free
-        return self._ages_s(), 100 * used / max(1, used + free)
+        try:
+            used = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+            free = shutil.disk_usage(folder).free
+        except OSError as error:
+            self._note(str(folder), error)
+        else:
+            self._note(str(folder), None)
+            fill_percent = 100 * used / max(1, used + free)
+        return self._ages_s(), fill_percent
 
     def _ages_s(self) -> dict[str, float]:
         """How long ago the first fact that a consumer has not confirmed was observed."""
         ages_s, now_ns = {}, time.time_ns()
         for consumer in self._store.consumers():
-            page = self._store.read(consumer.stream, consumer.frontier, 1, 1)
-            if page.batches:
-                observed_ns = parse(page.batches[0].sealed).header.time_max_ns
-                ages_s[consumer.name] = max(0.0, (now_ns - observed_ns) / 1e9)
+            what = f"{consumer.stream} after offset {consumer.frontier}"
+            try:
+                page = self._store.read(consumer.stream, consumer.frontier, 1, 1)
+                if page.batches:
+                    observed_ns = parse(page.batches[0].sealed).header.time_max_ns
+                    ages_s[consumer.name] = max(0.0, (now_ns - observed_ns) / 1e9)
+            except (BatchError, StoreError) as error:  # bit rot, or a disk in trouble: no reason to stop collecting
+                self._note(what, error)
+            else:
+                self._note(what, None)
         return ages_s
+
+    def _note(self, what: str, error: Exception | None) -> None:
+        """Say once what cannot be read."""
+        why = "" if error is None else str(error)
+        if why and self._unreadable.get(what) != why:
+            log.error("figure_unreadable", extra={"what": what, "why": why})
+            self._unreadable[what] = why
+        elif not why:
+            self._unreadable.pop(what, None)
 
     def _certificate_days_left(self) -> float | None:
         """Of the certificate that ends first; None when none can be read, which the link to its broker tells better."""

@@ -15,7 +15,7 @@ import logging
 import signal
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from agent import local
 from agent.config import BrokerSettings, NodeSettings
@@ -47,10 +47,11 @@ async def run_node(settings: NodeSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    mistake = _first_mistake(loop)
     tag_maps = load_tag_maps(settings.sources)
     with local.open_store(settings) as store:
         try:
-            await Node(settings, store, tag_maps).run(stop)
+            await Node(settings, store, tag_maps).run(stop, mistake)
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
 
@@ -72,13 +73,14 @@ class Node:
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
         self._figures = Figures(settings, store, self._servers, self._pullers, self._ingest)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Run all parts until `stop`, then end them in order."""
+    async def run(self, stop: asyncio.Event, mistake: asyncio.Future[None]) -> None:
+        """Run all parts until `stop`, then end them in order. `mistake` fails when an assertion did outside of any task."""
         health = self._settings.health
         async with asyncio.TaskGroup() as group:
             ingest = group.create_task(self._ingest.run(), name="ingest")
             watching = [
                 group.create_task(self._until_the_store_fails(), name="store"),
+                group.create_task(_until(mistake), name="mistakes"),
                 group.create_task(self._figures.run(), name="figures"),
                 group.create_task(
                     server.serve(health.listen_host, health.listen_port, self._figures.snapshot), name="health"
@@ -137,6 +139,24 @@ class Node:
 
     def _status(self) -> str:
         return assess(self._figures.snapshot()).summary()
+
+
+def _first_mistake(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    """Fails with the first AssertionError of a callback, which asyncio would log and forget, leaving a part standing still."""
+    mistake: asyncio.Future[None] = loop.create_future()
+
+    def noticed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if isinstance(error, AssertionError) and not mistake.done():
+            mistake.set_exception(error)
+
+    loop.set_exception_handler(noticed)
+    return mistake
+
+
+async def _until(ended: asyncio.Future[None]) -> None:
+    await ended
 
 
 def _access(broker: BrokerSettings, zone: str) -> Access:

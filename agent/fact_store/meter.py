@@ -56,14 +56,14 @@ class Meter:
         if isinstance(outcome, StoreError):
             self.appends_failed += 1
             return
-        if isinstance(work, AppendSamples) and not work.is_awaited:
-            return  # nobody waits: it ripens for commit_interval_ms on purpose, which says nothing of the disk
+        if isinstance(work, AppendSamples):
+            self.facts_appended += work.count
+            if not work.is_awaited:
+                return  # nobody waits: it ripens for commit_interval_ms on purpose, which says nothing of the disk
         took_s = (now_ns - work.queued_ns) / 1e9
         self._counts[bisect_left(BOUNDS_S, took_s)] += 1
         self._sum_s += took_s
-        if isinstance(work, AppendSamples):
-            self.facts_appended += work.count
-        else:
+        if isinstance(work, AppendMessages):
             results: list[AppendOutcome] = outcome
             self.facts_appended += sum(one.outcome == "applied" for one in results)
             self.facts_duplicate += sum(one.outcome == "noop_already_applied" for one in results)

@@ -249,7 +249,7 @@ class Puller:
         if arrived.checked.cancelled():
             return  # we are being stopped
         refused = arrived.checked.exception()
-        if refused is not None:
+        if isinstance(refused, PageRefused):
             self._append_failed(refused)
             return
         definitions: list[ReceivedDefinition] = []

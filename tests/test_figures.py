@@ -1,0 +1,96 @@
+"""The node's figures: what cannot be read is missing and told once, and never ends the node."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from agent import local
+from agent.config import IdentitySettings, NodeSettings
+from agent.fact_store import FactStore
+from agent.figures import Figures
+from agent.ingest.supervisor import Ingest
+from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+
+STREAM = "facts.operational"
+
+
+def figures_of(store: FactStore, folder: Path) -> Figures:
+    """Figures of a node without peers and sources."""
+    settings = NodeSettings(IdentitySettings("plant-a", folder))
+    return Figures(settings, store, (), (), Ingest("plant-a", (), {}, store, ()))
+
+
+def with_a_consumer_behind(folder: Path) -> FactStore:
+    """A store with one message that a consumer has not confirmed."""
+    store = FactStore.open(folder / "facts.db", "plant-a")
+    envelope = Envelope("m1", "plant-a", "*", 1_700_000_000_000)
+    store.append_message(STREAM, Message(envelope, Fact("batch:B-1", "done", b"1"))).result(20)
+    store.register_consumer("mes", "plant-a", STREAM, "oldest").result(20)
+    return store
+
+
+def damage(file: Path) -> None:
+    """Bit rot: one bit of the first batch, and no error from SQLite."""
+    with sqlite3.connect(file) as connection:
+        (refusing,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'batch_update_refused'").fetchone()
+        (body,) = connection.execute("SELECT body FROM batch WHERE id = 1").fetchone()
+        connection.execute("DROP TRIGGER batch_update_refused")
+        connection.execute("UPDATE batch SET body = ? WHERE id = 1", (body[:-1] + bytes([body[-1] ^ 1]),))
+        connection.execute(refusing)
+    connection.close()
+
+
+def test_a_damaged_batch_costs_a_figure_and_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The age of a consumer cannot be told any more; everything else can, and the log says it once."""
+    with_a_consumer_behind(tmp_path).close()
+    damage(tmp_path / "facts.db")
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        figures = figures_of(store, tmp_path)
+        for _ in range(3):
+            figures._read_from_disk()
+        (consumer,) = figures.snapshot().consumers
+        assert (consumer.behind_facts, consumer.oldest_unconfirmed_age_s) == (1, None)
+    (record,) = caplog.records
+    assert record.message == "figure_unreadable"
+    assert f"{STREAM} after offset 0" in vars(record)["what"]
+
+
+def test_a_file_that_goes_meanwhile_costs_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A state folder that cannot be listed leaves the fill where it was."""
+    with with_a_consumer_behind(tmp_path) as store:
+        ages_s, fill_percent = figures_of(store, tmp_path / "gone")._read_from_disk()
+        assert ages_s.keys() == {"mes"}
+        assert fill_percent == 0
+    assert [record.message for record in caplog.records] == ["figure_unreadable"]
+
+
+def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
+    """The watchdog must not end a node whose disk is full: it serves what it holds."""
+    with with_a_consumer_behind(tmp_path) as store:
+        (before,) = figures_of(store, tmp_path).progress()
+        with pytest.raises(Exception, match="cannot be sealed"):  # counted as a full disk would be
+            store.append_samples(STREAM, [Sample(9, 1, 1.0, 0)], awaited=True).result(20)
+        (after,) = figures_of(store, tmp_path).progress()
+        assert after.counter > before.counter
+
+
+def test_samples_nobody_waits_for_are_counted(tmp_path: Path) -> None:
+    """They stay out of the latency, not out of the count."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        store.define([TagDefinition("tag:line1/t1")]).result(20)
+        store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result(20)
+        counted = store.statistics()
+        assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
+
+
+def test_the_figures_of_a_node_that_answers_locally(tmp_path: Path) -> None:
+    """An append at the local door moves what the health page tells."""
+
+    async def scenario() -> None:
+        with with_a_consumer_behind(tmp_path) as store:
+            await local.Door(store).answer(local.ConfirmReceipt("mes", 1))
+            assert figures_of(store, tmp_path).snapshot().requests.confirms_total == 1
+
+    asyncio.run(scenario())
