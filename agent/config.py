@@ -13,6 +13,7 @@ them all by their types and holds the rules that span several parts. It decides 
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 import types
 import typing
@@ -25,6 +26,8 @@ from agent.errors import BsfgError
 from agent.fact_store.settings import StoreSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
+
+STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 
 SettingsT = TypeVar("SettingsT")
 _WRONG: Any = object()  # a value that was reported and must not be used
@@ -73,6 +76,8 @@ class IdentitySettings:
     def problems(self) -> Iterator[tuple[str, str]]:
         if not ZONE.fullmatch(self.zone):
             yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
+        if len(os.fsencode(self.state_dir)) > STATE_DIR_BYTES_MAX:
+            yield "state_dir", f"SQLite opens no file below a path of more than {STATE_DIR_BYTES_MAX} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,9 @@ class BrokerSettings:
     optional: bool = False
 
     def problems(self) -> Iterator[tuple[str, str]]:
+        for name in ("name", "host"):
+            if not getattr(self, name):
+                yield name, "must not be empty"
         if not 1 <= self.port <= 65_535:
             yield "port", "a TCP port is 1 to 65535"
 
@@ -124,6 +132,8 @@ class HealthSettings:
     listen_port: int = 9180
 
     def problems(self) -> Iterator[tuple[str, str]]:
+        if not self.listen_host:
+            yield "listen_host", "must not be empty; 0.0.0.0 listens everywhere, and shows the page to everybody"
         if not 0 <= self.listen_port <= 65_535:
             yield "listen_port", "a TCP port is 0 to 65535"
 
@@ -206,32 +216,34 @@ class _Reader:
         self.problems: list[Problem] = []
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
-        """One settings object from one table, or `_WRONG` when it cannot be made."""
+        """One settings object from one table, or `_WRONG` when it cannot be made. Its rules are checked even so, with the
+        default in place of a plain value that is wrong, so that one mistake does not hide another."""
         if not isinstance(found, Mapping):
             self._wrong(path, found, "must be a table")
             return typing.cast(SettingsT, _WRONG)
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-        before = len(self.problems)
         for name in found.keys() - known.keys():
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             self.problems.append(Problem(_join(path, name), found[name], f"is not a setting; {hint}"))
-        given = {}
+        given: dict[str, Any] = {}
         for name, setting in known.items():
             if name in found:
                 given[name] = self.value(hints[name], found[name], _join(path, name))
             elif setting.default is MISSING and setting.default_factory is MISSING:
-                self._wrong(_join(path, name), MISSING, "is required")
+                given[name] = self._wrong(_join(path, name), MISSING, "is required")
             elif isinstance(setting.default, Path):
                 given[name] = self.folder / setting.default
-        if any(value is _WRONG for value in given.values()) or len(self.problems) > before:
-            return typing.cast(SettingsT, _WRONG)
-        settings = kind(**given)
+        wrong = {name for name, value in given.items() if value is _WRONG}
+        if any(known[name].default is MISSING or isinstance(known[name].default, tuple) for name in wrong):
+            return typing.cast(SettingsT, _WRONG)  # nothing can stand in for these
+        settings = kind(**{name: value for name, value in given.items() if name not in wrong})
         if isinstance(settings, Checked):
             for name, why in settings.problems():
-                self.problems.append(Problem(_join(path, name), given.get(name, MISSING), why))
-        return settings
+                if name not in wrong:
+                    self.problems.append(Problem(_join(path, name), given.get(name, MISSING), why))
+        return typing.cast(SettingsT, _WRONG) if wrong else settings
 
     def value(self, kind: Any, found: object, path: str) -> Any:
         """One value of the type a field declares, or `_WRONG`."""

@@ -106,19 +106,32 @@ def problems_of_text(text: str, folder: Path) -> dict[str, str]:
 
 
 def test_all_problems_are_told_together() -> None:
-    """Five mistakes in four sections are five lines, not one."""
+    """Nine mistakes in five sections are nine lines: neither a wrong type nor a misspelt name hides a broken rule beside
+    it."""
     found = problems_of(
         {
             "node": {"zone": "Plant A", "stat_dir": "x"},
-            "broker": [{**BROKER, "port": "8883"}],
-            "peer": [{"zone": "idmz", "broker": "b", "pulls": ["facts.*"]}],
-            "modbus": [{"name": "m", "host": "h", "tags_file": "t.csv", "address_base": 7}],
+            "store": {"commit_interval_ms": -5, "batch_facts_target": "x"},
+            "broker": [{**BROKER, "host": "", "optional": 1}],
+            "peer": [{"zone": "idmz", "broker": "nope", "pulls": ["facts.*"]}],
+            "modbus": [{"name": "m", "host": "h", "tags_file": "t.csv", "address_base": 7, "port": "502"}],
         }
     )
+    assert set(found) == {
+        "node.zone", "node.stat_dir", "store.commit_interval_ms", "store.batch_facts_target", "broker[0].host",
+        "broker[0].optional", "peer[0].pulls", "modbus[0].address_base", "modbus[0].port",
+    }  # fmt: skip
     assert "did you mean state_dir?" in found["node.stat_dir"]
-    assert found["broker[0].port"] == "must be a whole number"
     assert "not a stream name" in found["peer[0].pulls"]
     assert found["modbus[0].address_base"].startswith("must be 0")
+
+
+def test_a_rule_across_sections_is_told_beside_other_problems() -> None:
+    """A peer at a broker that does not exist is named although another section breaks a rule of its own."""
+    found = problems_of(
+        {"node": {"zone": "A"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}], "health": {"listen_host": ""}}
+    )
+    assert set(found) == {"node.zone", "peer[0].broker", "health.listen_host"}
 
 
 @pytest.mark.parametrize(

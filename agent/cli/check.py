@@ -65,8 +65,12 @@ def summary(settings: NodeSettings) -> str:
 
 def _state_problems(folder: Path) -> Iterator[str]:
     existing = folder
-    while not existing.exists():
-        existing = existing.parent
+    try:
+        while not existing.exists():
+            existing = existing.parent
+    except OSError as error:  # a name too long, a folder above that may not be entered
+        yield f"{folder}: {error.strerror}; correct state_dir"
+        return
     if not existing.is_dir():
         yield f"{existing}: is not a folder; state_dir must name one"
     elif not os.access(existing, os.W_OK | os.X_OK):
