@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 import click
 
 from agent import local
-from agent.batch import Kind, Origin, open_messages, open_samples, parse
+from agent.batch import BatchError, Kind, Origin, open_messages, open_samples, parse
 from agent.cli import config_option, json_option
 from agent.config import NodeSettings, load
 from agent.fact_store.reader import StoreReader
@@ -140,7 +140,14 @@ def presented(reader: StoreReader, stream: str, after_offset: int, limit: int) -
     while limit > 0:
         page = reader.read(stream, after_offset, min(limit, 100_000), PAGE_BYTES_MAX)
         for stored in page.batches:
-            for offset, message in _messages(reader, stored, definitions):
+            try:
+                messages = list(_messages(reader, stored, definitions))
+            except BatchError as error:
+                raise BatchError(
+                    f"{stream}: the batch at offset {stored.first_offset} is damaged: {error}; keep a copy of the store, and "
+                    "check the disk"
+                ) from error
+            for offset, message in messages:
                 if offset > after_offset and limit > 0:
                     yield _line(offset, message)
                     limit -= 1

@@ -120,8 +120,9 @@ def lock(path: Path) -> int:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)
         raise StoreLocked(f"{path} is open in another process (pid {holder})") from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # who it is, for `StoreLocked`; a full disk must not keep a node from serving what it holds
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 

@@ -16,7 +16,6 @@
             FactsRefused            samples, messages or definitions that cannot be sealed
             ForkError               a batch contradicts the history held of its origin
             DefinitionsMissing      a batch names tag definitions that did not come with it
-            UnknownStream           no stream of this name is held
             UnknownConsumer         no consumer of this name is registered
             ConsumerNotYours        the name was registered by another zone
             ConsumerStreamMismatch  the name is bound to another stream
@@ -57,7 +56,7 @@ class StoreMissing(StoreUnusable):
 class StoreLocked(StoreUnusable):
     """Another process has the store open."""
 
-    hint = "one process writes a store; stop the other one (systemctl status bsfg) and try again"
+    hint = "one process writes a store; stop the other one (systemctl status 'bsfg@*') and try again"
 
 
 class StoreForeign(StoreUnusable):
@@ -127,14 +126,10 @@ class DefinitionsMissing(Refused):
     hint = "fetch again and name the definitions really held"
 
 
-class UnknownStream(Refused):
-    """No stream of this name is held."""
-
-
 class UnknownConsumer(Refused):
     """No consumer of this name is registered."""
 
-    hint = "register it first, or correct the name (bsfg consumer list)"
+    hint = "a first fetch registers it; or correct the name (bsfg status lists them)"
 
 
 class ConsumerNotYours(Refused):
