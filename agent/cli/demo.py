@@ -25,6 +25,7 @@ def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
     from agent.demo.view import View
 
     def report(outcome: Outcome) -> None:
+        view.end()
         view.console.print(_spark_table(Table, outcome.spark))
         counts = [f"{zone} {count:,}" for zone, count in outcome.facts.items()]
         view.console.print(
@@ -60,9 +61,9 @@ def _spark_table(table_type: Any, spark: dict[str, Any]) -> Any:
 
 
 def _cell(name: str, value: object) -> str:
-    """A figure of the rollup as it fits a terminal: times of the day, tags without their kind, six digits."""
+    """A figure of the rollup as it fits a terminal: times of the day, tags without their kind, two decimals."""
     if value is None:
         return "-"
     if name == "minute":
         return str(value)[11:16]
-    return f"{value:,.6g}" if isinstance(value, float) else str(value).removeprefix("tag:")
+    return f"{value:,.2f}" if isinstance(value, float) else str(value).removeprefix("tag:")

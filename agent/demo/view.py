@@ -74,9 +74,14 @@ class View:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Leave the table as it stands; what is printed from now on comes below it."""
         if self._live is not None:
             self._live.update(self._picture())
             self._live.stop()
+            self._live = None
 
     def say(self, headline: str) -> None:
         """What is happening now."""

@@ -148,6 +148,8 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
         return StoreDamaged(f"{path}: {error}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreLocked(f"{path}: {error}")
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):
+        return StoreUnusable(f"{path}: {error} ({name})", "the disk is full; opening needs 100 kB of it, free some")
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
         return StoreUnusable(
             f"{path}: {error}", "check owner and mode of the file and its folder, and that the disk is writable"
