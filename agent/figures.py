@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -21,6 +21,7 @@ from agent.config import NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.errors import StoreError
 from agent.health.snapshot import (
+    BrokerFigures,
     ConsumerFigures,
     Latency,
     NodeSnapshot,
@@ -32,6 +33,7 @@ from agent.health.snapshot import (
 from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.replication.errors import ReplicationError
+from agent.replication.link import Link, LinkStatistics
 from agent.replication.pki import describe, load_certificates
 from agent.replication.puller import Puller, PullStatistics
 from agent.replication.server import Server
@@ -67,6 +69,7 @@ class Figures:
         self,
         settings: NodeSettings,
         store: FactStore,
+        links: Mapping[str, Link],
         servers: Sequence[Server],
         pullers: Sequence[Puller],
         ingest: Ingest,
@@ -74,7 +77,7 @@ class Figures:
     ) -> None:
         self._settings = settings
         self._store = store
-        self._servers, self._pullers, self._ingest = servers, pullers, ingest
+        self._links, self._servers, self._pullers, self._ingest = links, servers, pullers, ingest
         self._clock_s = clock_s
         self._started_unix_ms = _now_unix_ms()
         self._caught: dict[tuple[str, str], _Caught] = {}
@@ -103,6 +106,7 @@ class Figures:
             store_fill_percent=remembered.fill_percent,
             streams=tuple(StreamFigures(s.name, s.first_offset, s.end_offset, s.bytes) for s in store.streams()),
             consumers=self._consumers(),
+            brokers=tuple(_broker(name, link.statistics()) for name, link in self._links.items()),
             peers=tuple(self._peer(puller.statistics()) for puller in self._pullers),
             sources=tuple(_source(source) for source in self._ingest.statistics()),
             requests=self._requests(),
@@ -214,6 +218,10 @@ class Figures:
                 continue
             days += [describe(certificate, now).days_left for certificate in certificates]
         return min(days, default=None)
+
+
+def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
+    return BrokerFigures(name, link.is_up, link.connects, link.down_reason or "")
 
 
 def _source(source: SourceStatistics) -> SourceFigures:

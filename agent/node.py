@@ -71,7 +71,7 @@ class Node:
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._pullers = list(self._make_pullers())
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
-        self._figures = Figures(settings, store, self._servers, self._pullers, self._ingest)
+        self._figures = Figures(settings, store, self._links, self._servers, self._pullers, self._ingest)
 
     async def run(self, stop: asyncio.Event, mistake: asyncio.Future[None]) -> None:
         """Run all parts until `stop`, then end them in order. `mistake` fails when an assertion did outside of any task."""

@@ -19,7 +19,7 @@ STREAM = "facts.operational"
 def figures_of(store: FactStore, folder: Path) -> Figures:
     """Figures of a node without peers and sources."""
     settings = NodeSettings(IdentitySettings("plant-a", folder))
-    return Figures(settings, store, (), (), Ingest("plant-a", (), {}, store, ()))
+    return Figures(settings, store, {}, (), (), Ingest("plant-a", (), {}, store, ()))
 
 
 def with_a_consumer_behind(folder: Path) -> FactStore:

@@ -46,6 +46,9 @@ def text(found: dict[str, Any]) -> str:
             f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "
             f"{consumer['behind_facts']:,} behind{behind}"
         )
+    for broker in found["brokers"]:
+        link = "connected" if broker["connected"] else "not connected"
+        lines.append(f"  broker    {broker['name']:<24} {link}")
     for peer in found["peers"]:
         link = "connected" if peer["connected"] else f"not connected {peer['trouble']}".rstrip()
         lines.append(

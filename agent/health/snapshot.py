@@ -66,6 +66,16 @@ class ConsumerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerFigures:
+    """A broker where this node meets its peers: without it nobody can pull from here, nor we from anybody."""
+
+    name: str
+    connected: bool
+    connects_total: int = 0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFigures:
     """A stream we pull from another zone. `lag_seconds` is the age of the oldest fact that is there and not yet here; 0 when
     nothing is outstanding, growing while the peer cannot be asked, None before the first answer."""
@@ -116,6 +126,7 @@ class NodeSnapshot:
     store_fill_percent: float
     streams: tuple[StreamFigures, ...] = ()
     consumers: tuple[ConsumerFigures, ...] = ()
+    brokers: tuple[BrokerFigures, ...] = ()
     peers: tuple[PeerFigures, ...] = ()
     sources: tuple[SourceFigures, ...] = ()
     requests: RequestFigures = RequestFigures()

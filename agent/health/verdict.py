@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from agent.health.snapshot import ConsumerFigures, NodeSnapshot, PeerFigures, SourceFigures
+from agent.health.snapshot import BrokerFigures, ConsumerFigures, NodeSnapshot, PeerFigures, SourceFigures
 
 
 class Level(Enum):
@@ -99,6 +99,8 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     found = [*_node_reasons(snapshot)]
     for source in snapshot.sources:
         found += _source_reasons(source, snapshot.taken_unix_ms)
+    for broker in snapshot.brokers:
+        found += _broker_reasons(broker)
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
     for consumer in snapshot.consumers:
@@ -151,6 +153,13 @@ def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]
         text,
         f"check the device and the way to it; values are not being read ({source.kind})",
     )
+
+
+def _broker_reasons(broker: BrokerFigures) -> Iterator[Reason]:
+    if not broker.connected:
+        text = "not connected" + (f": {broker.trouble}" if broker.trouble else "")
+        hint = "facts wait on both sides until it is back; bsfg broker check tries each step"
+        yield Reason(Level.BROKEN, False, f"broker {broker.name}", text, hint)
 
 
 def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:

@@ -3,6 +3,7 @@
 import pytest
 
 from agent.health.snapshot import (
+    BrokerFigures,
     ConsumerFigures,
     Latency,
     NodeSnapshot,
@@ -29,6 +30,7 @@ def healthy() -> NodeSnapshot:
         consumers=(
             ConsumerFigures("enterprise.facts.telemetry", "facts.telemetry", "enterprise", "online", 12_000, 0),
         ),
+        brokers=(BrokerFigures("site", True, 1),),
         peers=(PeerFigures("plant", "facts.telemetry", True, 12_000, 12_000, 0.0, 0.4),),
         sources=(SourceFigures("line1", "opcua", True, NOW_MS - 500, 9_000, 0),),
         requests=RequestFigures(400, 390, 100, 0, Latency(counts, 0.07)),

@@ -49,6 +49,7 @@ def test_the_figures_arrive(healthy: NodeSnapshot) -> None:
     found = samples(healthy)
     assert found["bsfg_frontier_offset"] == {("enterprise.facts.telemetry", "facts.telemetry", "enterprise"): 12_000}
     assert found["bsfg_replication_lag_high_watermark"] == {("plant", "facts.telemetry"): 0.4}
+    assert (found["bsfg_broker_up"], found["bsfg_broker_connects_total"]) == ({("site",): 1}, {("site",): 1})
     assert found["bsfg_fetch_requests_total"] == {(): 400}
     assert found["bsfg_source_last_value_timestamp_seconds"] == {("opcua", "line1"): 1_794_999_999.5}
     assert found["bsfg_node_verdict"] == {("good",): 1, ("late",): 0, ("full",): 0, ("broken",): 0}
