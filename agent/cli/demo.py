@@ -29,9 +29,8 @@ def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
         view.console.print(_spark_table(Table, outcome.spark))
         counts = [f"{zone} {count:,}" for zone, count in outcome.facts.items()]
         view.console.print(
-            f"facts appended and received: {', '.join(counts)}; rolled up by Spark: {outcome.rolled_up:,}; "
-            f"messages in every zone: {max(outcome.messages.values())}; "
-            f"{'all equal' if outcome.equal else 'NOT EQUAL'}",
+            f"{'all equal' if outcome.equal else 'NOT EQUAL'}: facts appended and received {', '.join(counts)}, "
+            f"rolled up by Spark {outcome.rolled_up:,}; messages in every zone {max(outcome.messages.values())}",
             style="bold green" if outcome.equal else "bold red",
             highlight=False,
             soft_wrap=True,

@@ -104,7 +104,9 @@ def _streams_and_consumers(snapshot: NodeSnapshot) -> Iterator[Metric]:
 def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
     reached = [((b.name,), b) for b in snapshot.brokers]
     yield _gauge("bsfg_broker_up", "1 while connected.", ("broker",), [(n, float(b.connected)) for n, b in reached])
-    yield _counter("bsfg_broker_connects", "Connections made.", ("broker",), [(n, b.connects_total) for n, b in reached])
+    yield _counter(
+        "bsfg_broker_connects", "Connections made.", ("broker",), [(n, b.connects_total) for n, b in reached]
+    )
     labels = ("peer", "stream")
     named = [((p.zone, p.stream), p) for p in snapshot.peers]
     yield _gauge("bsfg_peer_up", "1 while the peer answers.", labels, [(n, float(p.connected)) for n, p in named])

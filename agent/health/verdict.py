@@ -179,7 +179,9 @@ def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float) -> Iterator[R
     if age is None or not consumer.behind_facts:
         return
     text = f"{_duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
-    yield from _judge("consumer_age", age, subject, text, "is its process running? If it will not return, remove it")
+    yield from _judge(
+        "consumer_age", age, subject, text, "is its process running? What it has not confirmed is kept for it"
+    )
     used = 100 * age / (ttl_hours * 3600)
     text = f"its oldest fact has used {used:.0f} % of {ttl_hours:g} h; then it is dropped unconfirmed"
     yield from _judge("consumer_ttl_used", used, subject, text, "bring it back, or raise the stream's time to live")

@@ -24,8 +24,8 @@ from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.sampling import SamplingRule
 from agent.message import PREDICATE, STREAM, MessageError, TagDefinition, check_definition
 
-ROWS_MAX = 100_000  # ten times the tags a node is measured with; beyond that it is another kind of file
-FILE_BYTES_MAX = 64 * 1024 * 1024
+ROWS_MAX = 50_000  # five times the tags a node is measured with; the unit's MemoryMax is made for no more
+FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of the usual length; read whole, so it costs memory
 INTERVAL_MS_MAX = 86_400_000  # a day: a heartbeat slower than that tells nobody anything
 DEFAULT_STREAM = "facts.telemetry"
 

@@ -112,7 +112,7 @@ _ROWS = (
         Fault.ASKER,
         False,
         "The zone has registered as many consumers as one zone may.",
-        "Remove abandoned consumers at the serving node: bsfg consumer remove NAME.",
+        "Ask with the names registered before; the serving node lists them in bsfg status.",
     ),
     ErrorRow(
         "stream_not_exported",

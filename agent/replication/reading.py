@@ -72,7 +72,7 @@ def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
         stored = page.batches[piece.row]
         try:
             sealed = stored.sealed if piece.is_whole else _slice(stored, piece.first_offset, piece.last_offset)
-        except BatchError as error:  # bit rot: named here, and by `bsfg store verify`
+        except BatchError as error:  # bit rot: named here, for nobody reads it otherwise
             return Refuse("store_unavailable", f"the batch at offset {stored.first_offset} is damaged: {error}")
         entries.append((piece.first_offset, piece.last_offset, len(sealed)))
         batches.append(sealed)

@@ -134,7 +134,7 @@ class Receiver:
         self.counters.fetches += 1
         wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that has just come is asked to say so at once
         timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
-        self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms)
+        self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms, wait_ms)
         must_confirm = self.epoch is not None and self.stored_offset > self.frontier
         self._effects.append(
             Fetch(
@@ -196,7 +196,7 @@ class Receiver:
             return
         self._answered()
         self.is_caught_up = not page.more
-        if now_ms - self._open.sent_ms < self._settings.empty_ms_min:
+        if self._open.wait_ms and now_ms - self._open.sent_ms < self._settings.empty_ms_min:
             self._ask_at_ms = self._open.sent_ms + self._settings.empty_ms_min
             self._close(Asking.BACKOFF)
         else:

@@ -199,6 +199,7 @@ class OpenFetch:
     after_offset: int | None
     sent_ms: int
     deadline_ms: int
+    wait_ms: int
 
 
 @dataclass(frozen=True, slots=True)

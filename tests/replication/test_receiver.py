@@ -71,8 +71,7 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert driver.fetches[-1].wait_ms == 0
-    driver.answer(page(0, 0, frontier=10))
-    driver(Tick(), 200)
+    assert kinds(driver.answer(page(0, 0, frontier=10))) == [Fetch]
     assert driver.fetches[-1].wait_ms == 1_000
     driver(Tick(), 1_500)
     driver(Tick(), 200)
@@ -207,9 +206,10 @@ def test_final_and_passing_refusals_differ() -> None:
 
 
 def test_empty_answer_too_soon_does_not_spin() -> None:
-    """A peer that does not wait is not asked more than five times a second."""
+    """A peer that does not wait, though it was asked to, is not asked more than five times a second."""
     driver = Driver(ONE, 5)
     driver(LinkUp())
+    assert kinds(driver.answer(page(0, 0))) == [Fetch]
     assert driver.answer(page(0, 0)) == []
     assert driver.core.asking is Asking.BACKOFF
     assert kinds(driver(Tick(), 199)) == [Fetch]
