@@ -44,7 +44,8 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         described = machine(on.folder)
         source, blobs = on.folder / "sender" / "facts.db", on.folder / "blobs.db"
         source.parent.mkdir()
-        with on.part("fill", "fill", SERVING, file=source, blobs=blobs, facts=facts, seed=seed) as filling:
+        filled = {"file": source, "blobs": blobs, "facts": facts, "seed": seed, "batch_facts": BATCH_FACTS}
+        with on.part("fill", "fill", SERVING, **filled) as filling:
             filling.result()
         with (
             on.part("serve", "serve", SERVING, file=source, asking=ASKING, until=0),

@@ -65,13 +65,13 @@ def batches(file: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def fill(options: Options) -> dict[str, Any]:
-    """A backlog in `file`, and the same bytes in `blobs` if that is named."""
-    file = Path(options["file"])
+    """A backlog in `file` in batches of `batch_facts`, and the same bytes in `blobs`."""
+    file, batch_facts = Path(options["file"]), options["batch_facts"]
     facts = 0
-    with closing(FactStore.open(file, SERVING, settings=SETTINGS)) as store:
+    with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
         store.define(definitions()).result()
         flying: list[Future[Any]] = []
-        for run in runs("A", options["seed"], options["facts"], BATCH_FACTS):
+        for run in runs("A", options["seed"], options["facts"], batch_facts):
             flying.append(store.append_samples(STREAM, run, awaited=True))
             facts += len(run)
             if len(flying) == IN_FLIGHT:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import Report, files_bytes, machine, median, process_cpu_ns, rounded
-from bench.product import BATCH_FACTS, batches, pull_settings
+from bench.product import batches, pull_settings
 from bench.stage import ASKING, BARE_SERVING, SERVING, Stage, stage
 
 PAGE_BYTES = pull_settings().bytes_max
@@ -34,13 +34,14 @@ class Round:
         return 1e9 * facts / self.duration_ns
 
 
-def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
+def run(facts: int, repeats: int, seed: int, below: Path | None, batch_facts: int) -> Report:
     """Replicate `facts` samples, `repeats` times in turns with the bare loop."""
     with stage(below) as on:
         described = machine(on.folder)
         source, blobs = on.folder / "sender" / "facts.db", on.folder / "blobs-out.db"
         source.parent.mkdir()
-        with on.part("fill", "fill", SERVING, file=source, blobs=blobs, facts=facts, seed=seed) as filling:
+        filled_with = {"file": source, "blobs": blobs, "facts": facts, "seed": seed, "batch_facts": batch_facts}
+        with on.part("fill", "fill", SERVING, **filled_with) as filling:
             filled = filling.result()
         product, bare, bare_apart = [], [], []
         at_rest = 0.0
@@ -52,7 +53,8 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
             at_rest = files_bytes(target.parent) / facts
             bare.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=False))
             bare_apart.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=True))
-    return _report(facts, seed, filled["sealed_bytes"], at_rest, product, bare, bare_apart, described)
+    chosen = {"batch_facts": batch_facts, "seed": seed}
+    return _report(facts, chosen, filled["sealed_bytes"], at_rest, product, bare, bare_apart, described)
 
 
 def _product_round(on: Stage, number: int, source: Path, target: Path, facts: int) -> Round:
@@ -88,7 +90,7 @@ def _check_equal(source: Path, target: Path) -> None:
 
 def _report(
     facts: int,
-    seed: int,
+    chosen: Mapping[str, int],
     sealed_bytes: int,
     at_rest: float,
     product: list[Round],
@@ -121,14 +123,14 @@ def _report(
         "equal": True,
         "facts": facts,
         "distinct_facts": facts,
-        "batch_facts": BATCH_FACTS,
+        "batch_facts": chosen["batch_facts"],
         "page_bytes": PAGE_BYTES,
         "pages": product[-1].receiver["pages"],
-        "seed": seed,
+        "seed": chosen["seed"],
     }
     used = ", ".join(f"{side} {us:.3f}" for side, us in cpu_us.items())
     lines = (
-        f"replicate  {rate / 1e6:6.2f} M facts/s, {facts / 1e6:g} M facts, first request to last confirmation",
+        f"replicate  {rate / 1e6:6.2f} M facts/s, {facts / 1e6:g} M facts in batches of {chosen['batch_facts']}",
         f"limit      {limit / 1e6:6.2f} M facts/s in a bare loop with equal blobs; ratio {values['ratio']}",
         f"           {limit_apart / 1e6:6.2f} M facts/s if it stores in a thread apart; ratio {rounded(rate / limit_apart)}",
         f"CPU        us a fact: {used}",

@@ -62,14 +62,24 @@ def append(facts: int, seconds: float, seed: int, folder: Path | None, as_json: 
 @bench.command()
 @_facts_option(4_000_000)
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; medians are told.")
+@click.option(
+    "--batch-facts", type=click.IntRange(1, 16_384), default=2000, show_default=True, help="Facts of a batch."
+)
 @_seed_option
 @_folder_option
 @json_option
-def replicate(facts: int, repeats: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+def replicate(
+    facts: int,
+    repeats: int,
+    batch_facts: int,
+    seed: int,
+    folder: Path | None,
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
     """A backlog from store to store through a broker, beside a bare loop that moves the same bytes."""
     from bench import replicate as benchmark
 
-    _print(benchmark.run(facts, repeats, seed, folder), as_json=as_json)
+    _print(benchmark.run(facts, repeats, seed, folder, batch_facts), as_json=as_json)
 
 
 @bench.command()

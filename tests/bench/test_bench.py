@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from agent.cli.bench import bench
+from agent.fact_store import StoreSettings
 from agent.message import check_sample
 from bench import data, figures
 
@@ -147,3 +149,9 @@ def test_percentiles_are_values_that_were_measured() -> None:
         assert figures.percentile(values, 1.0) == values[-1]
         assert figures.percentile(values, 0.5) == values[-(-count // 2) - 1] == figures.median(values)
         assert figures.percentile(values, 0.99) == values[-(-99 * count // 100) - 1]
+
+
+def test_a_backlog_has_the_batches_a_node_makes() -> None:
+    """`bsfg bench replicate` measures, unless told otherwise, batches of the size the store makes by default."""
+    option = next(parameter for parameter in bench.commands["replicate"].params if parameter.name == "batch_facts")
+    assert option.default == StoreSettings().batch_facts_target
