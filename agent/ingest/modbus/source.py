@@ -105,6 +105,10 @@ class ModbusSource:
             slot_ns = time.time_ns()
             await self._retag()
             await self._poll_all(line)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # pymodbus waits with asyncio.wait_for, which in Python 3.11 forgets a cancellation that meets the answer.
+                raise asyncio.CancelledError
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"none of the units at {self._settings.host}:{self._settings.port} answers any more")
             missed = int((time.monotonic() - start_s) / interval_s) - slot
