@@ -105,10 +105,7 @@ class ModbusSource:
             slot_ns = time.time_ns()
             await self._retag()
             await self._poll_all(line)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # pymodbus waits with asyncio.wait_for, which in Python 3.11 forgets a cancellation that meets the answer.
-                raise asyncio.CancelledError
+            end_if_cancelled()
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"none of the units at {self._settings.host}:{self._settings.port} answers any more")
             missed = int((time.monotonic() - start_s) / interval_s) - slot
@@ -165,6 +162,7 @@ class ModbusSource:
             try:
                 async with AsyncExitStack() as stack:
                     await self._question(await self._side_line(stack, main), unit)
+                end_if_cancelled()
             except UnitSilent:
                 unit.fell_silent(time.monotonic_ns())
 
@@ -202,6 +200,14 @@ class ModbusSource:
         interval_ns = self._settings.poll_interval_ms * MS
         first_ns, last_ns = slot_ns + interval_ns, slot_ns + missed * interval_ns
         self._delivery.add_gap(STORE_REFUSED, first_ns, last_ns, missed * len(tags), tags, exact=True)
+
+
+def end_if_cancelled() -> None:
+    """End a task whose cancellation was forgotten: pymodbus waits with asyncio.wait_for, and that of Python 3.11 forgets one
+    that meets the answer. Only for tasks that nobody but their group cancels."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def samples_of(read: Read, words: Sequence[int], tags: dict[Register, int], time_ns: int) -> list[Sample]:
