@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.errors import BsfgError
-from agent.fact_store.settings import StoreSettings
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
 
@@ -144,6 +144,7 @@ class NodeSettings:
 
     node: IdentitySettings
     store: StoreSettings = field(default_factory=StoreSettings)
+    stream: tuple[StreamSettings, ...] = ()
     broker: tuple[BrokerSettings, ...] = ()
     peer: tuple[PeerSettings, ...] = ()
     opcua: tuple[OpcuaSourceSettings, ...] = ()
@@ -160,6 +161,11 @@ class NodeSettings:
                 yield f"peer[{index}].zone", "this is our own zone; a node is not its own peer"
             if self.node.zone in peer.relays:
                 yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
+        kept_here = {stream.name for stream in self.stream if stream.write_class == "local"}
+        for index, peer in enumerate(self.peer):
+            if leaving := sorted(kept_here.intersection(peer.exports)):
+                yield f"peer[{index}].exports", f"{leaving[0]!r} has write_class local: its facts never leave this node"
+        yield from _twice([(f"stream[{i}].name", s.name) for i, s in enumerate(self.stream)])
         named = [(f"broker[{i}].name", b.name) for i, b in enumerate(self.broker)]
         yield from _twice(named)
         yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])

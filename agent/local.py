@@ -117,7 +117,9 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
         settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
-    with FactStore.open(settings.store_file, settings.node.zone, settings=settings.store) as store:
+    with FactStore.open(
+        settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream
+    ) as store:
         yield store
 
 

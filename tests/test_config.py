@@ -19,12 +19,13 @@ from agent.config import (
     load,
     read,
 )
-from agent.fact_store.settings import StoreSettings
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 
 SECTIONS = {
     "node": IdentitySettings,
     "store": StoreSettings,
+    "stream": StreamSettings,
     "health": HealthSettings,
     "broker": BrokerSettings,
     "peer": PeerSettings,
@@ -199,3 +200,15 @@ def test_every_section_is_covered_here() -> None:
     """A section added to NodeSettings must be added to the sample, and so to this test."""
     hints = typing.get_type_hints(NodeSettings)
     assert set(hints) == set(SECTIONS)
+
+
+def test_what_streams_may_not_be() -> None:
+    """Rules of a stream are told by name: a strong stream that waits for nobody, one kept longer than its time to live, a
+    local one that a peer may fetch, and two of one name."""
+    alone = [{"name": "facts.audit", "write_class": "strong"}, {"name": "facts.b", "keep_hours": 200, "bytes_max": 5}]
+    found = problems_of({"node": {"zone": "p"}, "stream": alone})
+    assert set(found) == {"stream[0].acks", "stream[1].keep_hours", "stream[1].bytes_max"}
+    together = [{"name": "facts.private", "write_class": "local"}, {"name": "facts.b"}, {"name": "facts.b"}]
+    peers = [{"zone": "idmz", "broker": "b", "exports": ["facts.private"]}]
+    found = problems_of({"node": {"zone": "p"}, "stream": together, "broker": [BROKER], "peer": peers})
+    assert set(found) == {"stream[2].name", "peer[0].exports"}

@@ -4,7 +4,7 @@ See DESIGN.md beside this file. `FactStore` is for the process that owns the sto
 """
 
 from agent.fact_store.reader import StoreReader
-from agent.fact_store.settings import StoreSettings
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
 
-__all__ = ["FactStore", "StoreReader", "StoreSettings"]
+__all__ = ["FactStore", "StoreReader", "StoreSettings", "StreamSettings"]

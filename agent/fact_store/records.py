@@ -103,11 +103,24 @@ class StoredBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets asked for that are no longer here: released before they were confirmed, or a batch the disk has damaged."""
+
+    first_offset: int
+    last_offset: int
+    reason: Literal["expired", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
-    """Whole batches, in order, and where the stream ended when they were read."""
+    """Whole batches, in order, and where the stream ended when they were read; `holes` are what was passed over on the way.
+
+    Batches and holes together cover without a break what lies between the offset asked for and the last of them.
+    """
 
     batches: list[StoredBatch]
     end_offset: int
+    holes: tuple[Hole, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from agent.batch import FACTS_MAX
+from agent.message import STREAM
+
+Acks = Literal["none", "local", "quorum", "all"]
+WriteClass = Literal["local", "append_only", "queued", "strong"]
+HOURS_MAX = 876_000  # a century: what is meant to stay for ever says 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,13 @@ class StoreSettings:
     # What may wait for the writer, in facts and in bytes. Full means StoreBusy: the source slows down.
     queue_facts_max: int = 200_000
     queue_bytes_max: int = 64 * 1024 * 1024
+    # What the store's file may hold, all streams together; 0 leaves it to the disk. Below the disk's size in any case: on a
+    # disk that is really full SQLite cannot even delete.
+    bytes_max: int = 0
+    # Space on the disk that appends leave free, for the log, for deleting, and for whoever else lives there.
+    disk_free_bytes_min: int = 256 * 1024 * 1024
+    # A file given up when the disk is full all the same, so that the store can be opened, served from and emptied.
+    ballast_bytes: int = 16 * 1024 * 1024
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, why) for each rule that does not hold."""
@@ -35,3 +48,55 @@ class StoreSettings:
             yield "queue_facts_max", "must hold at least one batch (batch_facts_target)"
         if self.queue_bytes_max < 1024 * 1024:
             yield "queue_bytes_max", "at least 1048576: one page of a peer must fit"
+        if self.bytes_max and self.bytes_max < 1024 * 1024:
+            yield "bytes_max", "0 (as much as the disk allows) or at least 1048576"
+        for name in ("disk_free_bytes_min", "ballast_bytes"):
+            if getattr(self, name) < 0:
+                yield name, "must not be negative; 0 does without it"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """[[stream]]: what is promised of the facts of one stream. A stream that is not named has these defaults."""
+
+    name: str
+    # When an append is answered: none, as soon as it is queued; local, durable here; quorum and all, durable also at
+    # consumers that keep up, at least min_in_sync of them. After acks_timeout_ms the answer is `queued`: the fact is
+    # durable here and goes on replicating.
+    acks: Acks = "local"
+    min_in_sync: int = 1
+    acks_timeout_ms: int = 5000
+    # A consumer keeps up while its last fetch that reached the end of the log is younger than this.
+    in_sync_lag_ms: int = 15_000
+    # Confirmed facts are kept this long for local readers; unconfirmed ones until ttl_hours are over (0: for ever). Only
+    # hours in which the node ran are counted, for only then could anybody fetch.
+    keep_hours: float = 24.0
+    ttl_hours: float = 168.0
+    # Sealed bytes the stream may hold, 0 for no limit of its own, and what happens at the limit.
+    bytes_max: int = 0
+    on_full: Literal["refuse", "drop_oldest"] = "refuse"
+    # local never leaves this node; append_only is replicated in its own time; queued asks consumers that keep up and does
+    # not wait where there are none; strong waits for them.
+    write_class: WriteClass = "append_only"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(field, why) for each rule that does not hold."""
+        if not STREAM.fullmatch(self.name):
+            yield "name", "a stream name is 1 to 64 of a-z, 0-9, . _ and -"
+        if not 1 <= self.min_in_sync <= 64:
+            yield "min_in_sync", "1 to 64"
+        for name, least in (("acks_timeout_ms", 1), ("in_sync_lag_ms", 1000)):
+            if not least <= getattr(self, name) <= 3_600_000:
+                yield name, f"{least} to 3600000"
+        if not 0 <= self.keep_hours <= HOURS_MAX:
+            yield "keep_hours", f"0 (until confirmed) to {HOURS_MAX}"
+        if not 0 <= self.ttl_hours <= HOURS_MAX:
+            yield "ttl_hours", f"0 (for ever) to {HOURS_MAX}"
+        if self.ttl_hours and self.keep_hours > self.ttl_hours:
+            yield "keep_hours", f"longer than ttl_hours ({self.ttl_hours:g}), after which facts go in any case"
+        if self.bytes_max and self.bytes_max < 1024 * 1024:
+            yield "bytes_max", "0 (no limit of its own) or at least 1048576"
+        if self.write_class == "strong" and self.acks in {"none", "local"}:
+            yield "acks", "a strong stream waits for others: quorum or all"
+        if self.write_class == "local" and self.acks in {"quorum", "all"}:
+            yield "acks", "nobody else ever has a fact of a local stream: none or local"

@@ -36,7 +36,7 @@ from agent.fact_store.records import (
     StoreStatistics,
     StreamInfo,
 )
-from agent.fact_store.settings import StoreSettings
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.work import Call
 from agent.fact_store.writer import OnCommit, Writer
 from agent.message import (
@@ -76,23 +76,38 @@ class FactStore:
 
     @classmethod
     def open(
-        cls, path: Path, zone: str, *, settings: StoreSettings | None = None, connect_to: Connect = connect
+        cls,
+        path: Path,
+        zone: str,
+        *,
+        settings: StoreSettings | None = None,
+        streams: Sequence[StreamSettings] = (),
+        connect_to: Connect = connect,
     ) -> FactStore:
         """Open the store of `zone`, or begin a new one; recovers by itself from whatever ended the last life.
+
+        Streams that `streams` does not name have the defaults of `StreamSettings`.
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
         check_name("zone", zone, ZONE)
         descriptor = lock(path)
         try:
-            return cls._open_locked(path, zone, settings or StoreSettings(), connect_to, descriptor)
+            policies = {one.name: one for one in streams}
+            return cls._open_locked(path, zone, settings or StoreSettings(), policies, connect_to, descriptor)
         except StoreError:
             unlock(descriptor)
             raise
 
     @classmethod
     def _open_locked(
-        cls, path: Path, zone: str, settings: StoreSettings, connect_to: Connect, descriptor: int
+        cls,
+        path: Path,
+        zone: str,
+        settings: StoreSettings,
+        policies: dict[str, StreamSettings],
+        connect_to: Connect,
+        descriptor: int,
     ) -> FactStore:
         connection = connect_writer(path, connect_to)
         try:
@@ -107,7 +122,7 @@ class FactStore:
         except StoreError:
             connection.close()
             raise
-        writer = Writer(path, connection, catalog, settings)
+        writer = Writer(path, connection, catalog, settings, policies)
         writer.start()
         return cls(path, writer, reader, descriptor, catalog.origin)
 

@@ -27,7 +27,7 @@ from agent.fact_store.group_commit import Commit, Pace, Wait, decide
 from agent.fact_store.meter import Meter
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import StoreStatistics
-from agent.fact_store.settings import StoreSettings
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.transaction import Transaction
 from agent.fact_store.work import Call, Group, Queue, Work
 
@@ -38,8 +38,16 @@ _Outcomes = list[tuple[Work, Any]]
 class Writer:
     """Owns the connection, the catalog and the thread."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, catalog: Catalog, settings: StoreSettings) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        catalog: Catalog,
+        settings: StoreSettings,
+        policies: Mapping[str, StreamSettings],
+    ) -> None:
         self.catalog = catalog
+        self._policies = policies
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()
         self.meter = Meter()
