@@ -151,6 +151,14 @@ def append_messages(
     return outcomes
 
 
+def append_notice(transaction: Transaction, stream: str, message: Message) -> None:
+    """Store what the store says of itself, beside what it tells of; a notice told before stays told once."""
+    key, content = message_key(message), content_digest(message)
+    notice = AppendMessages(stream, [message], [key], [content], 0, 0)
+    (outcome,) = append_messages(transaction, stream, [notice], 1)
+    assert not isinstance(outcome, Refused), outcome
+
+
 def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) -> int:
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
