@@ -41,7 +41,7 @@ SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS)
 
 
 @dataclass(slots=True)
-class _Stretches:
+class Stretches:
     """Durations of equal stretches, in ns, and what they held."""
 
     facts: list[int] = field(default_factory=list)
@@ -109,22 +109,22 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     return Report("append", values, lines, described)
 
 
-def _append_in_turns(folder: Path, facts: int, seed: int) -> _Stretches:
+def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
     """Stretch after stretch: batches awaited, each in turn with the same bytes raw; then as many sustained."""
-    found = _Stretches()
+    found = Stretches()
     stretch_batches = max(1, min(STRETCH_BATCHES, facts // BATCH_FACTS // 2))
     stretches = max(1, facts // BATCH_FACTS // stretch_batches // 2)
     source = runs("A", seed, 2 * stretches * stretch_batches * BATCH_FACTS, BATCH_FACTS)
-    with _store(folder) as store, _file(folder.with_suffix(".raw")) as file:
+    with new_store(folder) as store, file_of(folder.with_suffix(".raw")) as file:
         for _ in range(stretches):
-            _append_awaited(store, islice(source, stretch_batches), file, found)
-            _append_sustained(store, list(islice(source, stretch_batches)), found)
+            append_awaited(store, islice(source, stretch_batches), file, found)
+            append_sustained(store, list(islice(source, stretch_batches)), found)
             found.facts.append(stretch_batches * BATCH_FACTS)
         assert store.end_offset(STREAM) == 2 * sum(found.facts)
     return found
 
 
-def _append_sustained(store: FactStore, batches: list[list[Sample]], found: _Stretches) -> None:
+def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stretches) -> None:
     """Batches handed over with a few on their way, until the last is durable."""
     flying: deque[Future[Appended]] = deque(maxlen=IN_FLIGHT)
     commits = store.statistics().commits
@@ -140,7 +140,7 @@ def _append_sustained(store: FactStore, batches: list[list[Sample]], found: _Str
     found.sustained_commits += store.statistics().commits - commits
 
 
-def _append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int, found: _Stretches) -> None:
+def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int, found: Stretches) -> None:
     """Batches as a source has them, each made just before it is appended; then its sealed bytes to `file`."""
     awaited_ns = awaited_cpu_ns = raw_ns = 0
     for batch in batches:
@@ -164,7 +164,7 @@ def _single_in_turns(folder: Path, seconds: float, seed: int) -> tuple[Latency, 
     source = samples("A", seed)
     facts_ns: list[int] = []
     fsyncs_ns: list[int] = []
-    with _store(folder / "single") as store, _file(folder / "page") as file:
+    with new_store(folder / "single") as store, file_of(folder / "page") as file:
         os.pwrite(file, bytes(PREALLOCATED_PAGES * PAGE_BYTES), 0)
         os.fsync(file)
         end_ns = time.perf_counter_ns() + int(seconds * 1e9)
@@ -185,7 +185,7 @@ def _single_in_turns(folder: Path, seconds: float, seed: int) -> tuple[Latency, 
 def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
     """Bytes a fact of a closed store with so many facts, in batches of 1000."""
     count = 0
-    with _store(folder) as store:
+    with new_store(folder) as store:
         for batch in runs(data_set, seed, facts, BATCH_FACTS):
             store.append_samples(STREAM, batch, awaited=True).result()
             count += len(batch)
@@ -193,7 +193,7 @@ def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
 
 
 @contextmanager
-def _store(folder: Path) -> Iterator[FactStore]:
+def new_store(folder: Path) -> Iterator[FactStore]:
     """A new store with the 500 tags defined."""
     folder.mkdir()
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS)) as store:
@@ -202,7 +202,8 @@ def _store(folder: Path) -> Iterator[FactStore]:
 
 
 @contextmanager
-def _file(path: Path) -> Iterator[int]:
+def file_of(path: Path) -> Iterator[int]:
+    """A plain file, made if it is not there, for the length of a block."""
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         yield file

@@ -7,6 +7,7 @@
     echo        bare round trips, the answering end
     blobs-out   the bare loop's sending end
     blobs-in    the bare loop's receiving end
+    grow        a store that grows, and goes on growing until the process is killed
 
 It prints READY, then RESULT {...} once what it waits for has happened, and ENDED {...} when it is told to stop. Times are of
 the monotonic clock, which all processes of a machine share.
@@ -134,6 +135,12 @@ def _lag(options: Options) -> None:
     lag(options)
 
 
+def _grow(options: Options) -> None:
+    from bench.growth import grow
+
+    grow(options)
+
+
 ROLES: dict[str, Callable[[Options], None]] = {
     "fill": _fill,
     "serve": _serve,
@@ -142,6 +149,7 @@ ROLES: dict[str, Callable[[Options], None]] = {
     "echo": _echo,
     "blobs-out": _blobs_out,
     "blobs-in": _blobs_in,
+    "grow": _grow,
 }
 
 if __name__ == "__main__":

@@ -107,6 +107,25 @@ def fetch(facts: int, seconds: float, seed: int, folder: Path | None, as_json: b
     _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
 
 
+@bench.command()
+@_facts_option(5_000_000)
+@click.option(
+    "--gigabytes",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    help="Fill up to this size before opening.",
+)
+@_seed_option
+@_folder_option
+@json_option
+def growth(facts: int, gigabytes: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """A store that grows: the rate at its end beside that at its start; then kill -9, and opening it."""
+    from bench import growth as benchmark
+
+    _print(benchmark.run(facts, gigabytes, seed, folder), as_json=as_json)
+
+
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_dict()))

@@ -24,6 +24,7 @@ SMALL = {
     "replicate": ("--facts", "40000", "--repeats", "1"),
     "lag": ("--seconds", "0.5"),
     "fetch": ("--facts", "20000", "--seconds", "0.5"),
+    "growth": ("--facts", "20000"),
 }
 
 
