@@ -48,7 +48,7 @@ class BareClient:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(door.cert_file, door.key_file)
         self.client.tls_set_context(context)
-        self.client.on_socket_open = _no_delay
+        self.client.on_socket_open = no_delay
         self.client.on_connect = lambda client, *_: client.subscribe(topic)
         self.client.on_subscribe = lambda *_: self._subscribed.set()
         self.client.on_message = lambda _client, _data, message: on_message(message)
@@ -243,5 +243,6 @@ def _asking(back: str) -> Properties:
     return properties
 
 
-def _no_delay(_client: Client, _data: Any, opened: Any) -> None:
+def no_delay(_client: Client, _data: Any, opened: Any) -> None:
+    """Send at once, as the product does: for paho's `on_socket_open`."""
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -5,6 +5,8 @@ its receiver. Timed from the first request to the moment when the confirmation o
 bare loop moves the same sealed bytes, in pages of the same size, through the same broker, from one SQLite file into another.
 Both take turns, each round into new files. At the end of every round the two stores must hold the same batches, digest by
 digest: a fast replication that lost something is not a result.
+
+Beside it stands what many use instead today: the same facts, one a message, in the broker's own persistent queue (`queued`).
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import queued
 from bench.figures import Report, files_bytes, machine, median, process_cpu_ns, rounded
 from bench.product import batches, pull_settings
 from bench.stage import ASKING, BARE_SERVING, SERVING, Stage, stage
 
 PAGE_BYTES = pull_settings().bytes_max
+QUEUED_FACTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,9 @@ def run(facts: int, repeats: int, seed: int, below: Path | None, batch_facts: in
             at_rest = files_bytes(target.parent) / facts
             bare.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=False))
             bare_apart.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=True))
+    queue = queued.drain(min(QUEUED_FACTS, facts), seed, below)
     chosen = {"batch_facts": batch_facts, "seed": seed}
-    return _report(facts, chosen, filled["sealed_bytes"], at_rest, product, bare, bare_apart, described)
+    return _report(facts, chosen, filled["sealed_bytes"], at_rest, product, bare, bare_apart, queue, described)
 
 
 def _product_round(on: Stage, number: int, source: Path, target: Path, facts: int) -> Round:
@@ -96,6 +101,7 @@ def _report(
     product: list[Round],
     bare: list[Round],
     bare_apart: list[Round],
+    queue: queued.Queued,
     described: Mapping[str, Any],
 ) -> Report:
     rate = median([one.facts_per_s(facts) for one in product])
@@ -114,6 +120,7 @@ def _report(
             "storing_apart": {"facts_per_s": round(limit_apart), "ratio": rounded(rate / limit_apart)},
         },
         "ratio": rounded(rate / limit),
+        "queued": queue.to_dict(),
         "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in product],
         "cpu_us_per_fact": cpu_us,
         "bytes_per_fact": rounded(at_rest),
@@ -133,6 +140,7 @@ def _report(
         f"replicate  {rate / 1e6:6.2f} M facts/s, {facts / 1e6:g} M facts in batches of {chosen['batch_facts']}",
         f"limit      {limit / 1e6:6.2f} M facts/s in a bare loop with equal blobs; ratio {values['ratio']}",
         f"           {limit_apart / 1e6:6.2f} M facts/s if it stores in a thread apart; ratio {rounded(rate / limit_apart)}",
+        f"queued     {queue.facts_per_s / 1e6:6.3f} M facts/s drained from Mosquitto's own persistent QoS 1 queue",
         f"CPU        us a fact: {used}",
         f"bytes      {wire:.2f} a fact on the wire, {at_rest:.2f} at rest",
         f"memory     {peak_mib['sender']} MiB sender, {peak_mib['receiver']} MiB receiver, at most",

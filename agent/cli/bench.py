@@ -108,6 +108,19 @@ def fetch(facts: int, seconds: float, seed: int, folder: Path | None, as_json: b
 
 
 @bench.command()
+@_facts_option(2_000_000)
+@_seconds_option(5.0)
+@_seed_option
+@_folder_option
+@json_option
+def retention(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Appends while as many facts are forgotten, beside a store that keeps everything."""
+    from bench import retention as benchmark
+
+    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
+
+
+@bench.command()
 @_facts_option(5_000_000)
 @click.option(
     "--gigabytes",
