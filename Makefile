@@ -16,11 +16,12 @@ test: export PYTHONASYNCIODEBUG = 1
 # Our own mistakes are asserts; an interpreter without them is refused, so none may be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test style types pytest format bench lock clean venv system
+.PHONY: help demo test sim style types pytest format bench lock clean venv system
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
 	echo 'make test           style, types and every test'
+	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
 	echo 'make style types    those alone; "make format" repairs what it can'
 	echo 'make bench          the benchmarks, a JSON object each; NAME=append for one'
 	echo 'make lock           requirements.lock anew from the ranges in pyproject.toml'
@@ -41,6 +42,10 @@ types: venv
 
 pytest: system
 	$(VENV)/python -m pytest -q $(PYTEST)
+
+# No limit of time for one test; what each printed (its seed, its figures) is shown at the end.
+sim: system
+	SIM=1 $(VENV)/python -m pytest -q -rP -m sim -o timeout=0 -o faulthandler_timeout=0 $(PYTEST)
 
 format: venv
 	$(VENV)/ruff check --quiet --fix

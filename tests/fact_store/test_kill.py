@@ -5,19 +5,21 @@ synchronous=FULL, which test_opening reads back.
 """
 
 import contextlib
-import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from agent import batch
 from agent.fact_store import FactStore
 from tests.fact_store.killed import CONSUMER, RUN
 from tests.fact_store.making import OPERATIONAL, TELEMETRY, chain_is_whole, ids_in, plant, sealed_in, values_in
+from tests.sim import first_seed, scaled
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("STORE_KILL_ROUNDS", "20"))
+ROUNDS = scaled(50, 500)
 AT_START_EVERY = 5  # so many rounds are killed while they open or create the store
 
 
@@ -57,12 +59,11 @@ def check(store: FactStore, last: dict[str, int]) -> None:
     assert (consumer.frontier if consumer else 0) >= last["C"]
 
 
+@pytest.mark.sim
 def test_kill_at_random_moments(tmp_path: Path) -> None:
     """Invariant 2: each acknowledged append survives a kill, at whatever moment, of a process that appends, receives, and
     confirms in four threads; the store opens by itself each time and goes on where it was."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(first_seed())
     path = tmp_path / "facts.db"
     next_numbers = [1, 1, 1]
     acknowledged = 0

@@ -1,7 +1,6 @@
 """Sender and receiver cores in simulation: hundreds of seeded schedules, and cores broken on purpose that must be caught."""
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,9 +20,10 @@ from agent.replication.receiver_words import (
     Settings,
 )
 from tests.replication.simulation import Faults, Violation, World
+from tests.sim import first_seed, scaled
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "40"))
-"""Schedules per fault; `SIM_SEEDS=1000 pytest tests/replication/test_simulation.py` for a long run."""
+SEEDS = scaled(40, 1000)
+"""Schedules per fault."""
 
 FAULTS: dict[str, Faults] = {
     "none": Faults(),
@@ -56,10 +56,14 @@ FAULTS: dict[str, Faults] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_cores_keep_their_promises_under(name: str) -> None:
     """Whatever the fault: nothing lost, doubled or reordered, no confirmation ahead of the disk, and it converges."""
-    for seed in range(SEEDS):
-        print(f"fault {name}, seed {seed}")
+    first = first_seed(default=0)
+    for seed in range(first, first + SEEDS):
         world = World(seed, replace(FAULTS[name], injected={}))
-        world.run()
+        try:
+            world.run()
+        except Violation as error:
+            error.add_note(f"fault {name}, SEED={seed}")
+            raise
         assert any(log.end_offset for log in world.logs)
     if name not in {"none", "slow_network", "slow_append"}:
         assert world.faults.injected, "the fault never bit"
