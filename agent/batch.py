@@ -85,9 +85,11 @@ __all__ = [
     "Origin",
     "SampleArrays",
     "SampleColumns",
+    "Unpacked",
     "cut",
     "open_arrays",
     "open_messages",
+    "open_packed",
     "open_samples",
     "parse",
     "seal_columns",
@@ -285,6 +287,11 @@ def open_samples(batch: Batch) -> SampleColumns:
 def open_arrays(batch: Batch) -> SampleArrays:
     """The samples of a batch as typed arrays, values apart by kind: for Arrow. Raises as `open_samples`."""
     return _unpacked(batch).arrays()
+
+
+def open_packed(batch: Batch) -> Unpacked:
+    """The samples of a batch, checked but not yet built: for who looks for a few of them. Raises as `open_samples`."""
+    return _unpacked(batch)
 
 
 def open_messages(batch: Batch) -> list[Message]:

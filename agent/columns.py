@@ -46,6 +46,7 @@ _KIND_OF: dict[type, int] = {
     Json: OTHER,
     type(None): OTHER,
 }
+_FEW = 8  # where fewer than one fact in so many is asked for, looking each up costs less than building the column
 _TURN_COST = 8  # in the time that one turn takes, accumulate and min and max see so many tags
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SIGNED = {1: "b", 2: "h", 4: "i", 8: "q"}
@@ -295,20 +296,49 @@ class Unpacked(NamedTuple):
     def arrays(self) -> SampleArrays:
         """As typed memory."""
         return SampleArrays(
-            array("I", self._tags()), array("q", self._times_ns()), self.kinds, self._floats(), array("q", self._ints()),
-            self.bools, self._others(), array("I", _on_top(*self.qualities, self.frame.facts)),
+            array("I", self.all_tags()), array("q", self.all_times_ns()), self.kinds, self._floats(),
+            array("q", self._ints()), self.bools, self._others(), array("I", self.all_qualities()),
         )  # fmt: skip
 
     def columns(self) -> SampleColumns:
         """As lists."""
-        qualities = _on_top(*self.qualities, self.frame.facts)
-        return SampleColumns(self._tags(), self._times_ns(), self._values(), qualities)
+        return SampleColumns(self.all_tags(), self.all_times_ns(), self.all_values(), self.all_qualities())
 
-    def _tags(self) -> list[int]:
+    def times_ns_at(self, places: Sequence[int]) -> list[int]:
+        """The source times of some facts, by their places in the batch."""
+        if len(places) * _FEW > self.frame.facts:
+            return list(map(self.all_times_ns().__getitem__, places))
+        earliest, above = self.frame.time_min_ns, self.times_above
+        if above is None:
+            return [earliest] * len(places)
+        return [earliest + above[place] * self.unit for place in places]
+
+    def values_at(self, places: Sequence[int]) -> list[Value]:
+        """The values of some facts, by their places in the batch."""
+        if len(places) * _FEW > self.frame.facts:
+            return list(map(self.all_values().__getitem__, places))
+        apart: dict[int, Sequence[Any]] = {}
+        makers = (self._floats, self._ints, lambda: list(map(bool, self.bools)), self._others)
+        found: list[Value] = []
+        for place in places:
+            kind = self.kinds[place]
+            if kind not in apart:
+                apart[kind] = makers[kind]()
+            found.append(apart[kind][self.kinds.count(kind, 0, place)])
+        return found
+
+    def qualities_at(self, places: Sequence[int]) -> list[int]:
+        """The qualities of some facts, by their places in the batch."""
+        least, above = self.qualities
+        return [least] * len(places) if above is None else [least + above[place] for place in places]
+
+    def all_tags(self) -> list[int]:
+        """The tag number of each fact."""
         first, step, steps = self.tags
         return list(accumulate(repeat(step, self.frame.facts - 1) if steps is None else steps, initial=first))
 
-    def _times_ns(self) -> list[int]:
+    def all_times_ns(self) -> list[int]:
+        """The source time of each fact."""
         earliest, above = self.frame.time_min_ns, self.times_above
         if above is None or self.unit == 1:
             return _on_top(earliest, above, self.frame.facts)
@@ -325,7 +355,12 @@ class Unpacked(NamedTuple):
         count = self.kinds.count(OTHER)
         return self.others if len(self.others) == count else self.others * count
 
-    def _values(self) -> list[Value]:
+    def all_qualities(self) -> list[int]:
+        """The quality of each fact."""
+        return _on_top(*self.qualities, self.frame.facts)
+
+    def all_values(self) -> list[Value]:
+        """The value of each fact."""
         columns: list[Iterable[Any]] = [self._floats(), self._ints(), map(bool, self.bools), self._others()]
         kind = self.kinds[0]
         if self.kinds.count(kind) == len(self.kinds):

@@ -30,6 +30,10 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
     "agent.fact_store": GROUND,
+    "agent.query": (  # reads, and only through the reader
+        *GROUND,
+        *(f"agent.fact_store.{name}" for name in ("errors", "reader", "records")),
+    ),
     "agent.ingest": ("agent.errors", "agent.message"),  # appends through a port
     "agent.replication": GROUND,  # stores through a port
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
@@ -39,8 +43,8 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.figures": WHOLE,  # what the parts say of themselves, in health's words
     "agent.node": (*WHOLE, "agent.local", "agent.figures"),
     "agent.demo": (*WHOLE, "agent.local", "agent.node"),
-    "bench": (*WHOLE, "agent.local", "agent.node", "agent.demo"),
-    "agent.cli": (*WHOLE, "agent.local", "agent.node", "agent.demo", "bench"),
+    "bench": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo"),
+    "agent.cli": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo", "bench"),
 }
 
 # Modules that decide: values and a time in, values out.
@@ -54,6 +58,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_change", "tag_map")),
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
+    *(f"agent/query/{name}.py" for name in ("bounds", "facts", "times")),
     *(f"agent/replication/{name}.py" for name in ("page", "protocol", "receiver", "sender", "topics")),
     *(f"spark/pyspark_bsfg/{name}.py" for name in ("columns", "dictionary", "options", "ranges", "schema", "values")),
 )
@@ -77,7 +82,7 @@ EXCUSE = re.compile(r"# (tidy: |bounded by )\w+")
 # Adapters of one kind have the same rooms: whoever knows one finds the way in the other.
 SIBLINGS = (("agent/ingest/opcua", "agent/ingest/modbus", {"address.py", "decode.py", "plan.py", "source.py"}),)
 
-PACKAGES_WITH_DESIGN = ("fact_store", "ingest", "replication", "health")
+PACKAGES_WITH_DESIGN = ("fact_store", "query", "ingest", "replication", "health")
 DESIGN_HEADINGS = ("Purpose", "Background", "Components", "Decisions and their price")
 
 SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", "spark-warehouse"}

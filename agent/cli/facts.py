@@ -20,24 +20,14 @@ from typing import Any, Literal, cast
 import click
 
 from agent import local
-from agent.batch import BatchError, Kind, Origin, open_messages, open_samples, parse
 from agent.cli import config_option, json_option
 from agent.config import NodeSettings, load
 from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import StoredBatch
-from agent.message import (
-    Envelope,
-    Fact,
-    Message,
-    TagDefinition,
-    canonical_json,
-    parse_json,
-    sample_message,
-    sample_message_id,
-)
+from agent.fact_store.records import Hole
+from agent.message import Envelope, Fact, canonical_json, parse_json
+from agent.query.presented import presented
 
 OPERATIONAL = "facts.operational"
-PAGE_BYTES_MAX = 4 * 1024 * 1024
 FOLLOW_S = 0.2
 
 stream_option = click.option("--stream", default=OPERATIONAL, show_default=True, help="The stream.")
@@ -97,8 +87,11 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Literal["oldest"
     settings = load(config_file)
     registered = cast(local.Registered, _ask(settings, local.RegisterConsumer(consumer, stream, start)))
     with _reader(settings) as reader:
-        for line in presented(reader, registered.stream, registered.frontier, limit):
-            click.echo(json.dumps(line, ensure_ascii=False))
+        damaged = False
+        for one in presented(reader, registered.stream, registered.frontier, limit):
+            _print(one, registered.stream)
+            damaged |= isinstance(one, Hole) and one.reason == "damaged"
+    sys.exit(1 if damaged else 0)
 
 
 @click.command()
@@ -126,61 +119,20 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
     with _reader(settings) as reader, contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         after = max(0, reader.end_offset(stream) - limit)
         while True:
-            for line in presented(reader, stream, after, sys.maxsize):
-                click.echo(json.dumps(line, ensure_ascii=False))
-                after = line["offset"]
+            for one in presented(reader, stream, after, sys.maxsize):
+                after = _print(one, stream)
             if not follow:
                 return
             _pause()
 
 
-def presented(reader: StoreReader, stream: str, after_offset: int, limit: int) -> Iterator[dict[str, Any]]:
-    """The facts after an offset as the specification shows them: offset, envelope, fact."""
-    definitions: dict[Origin, list[TagDefinition]] = {}
-    while limit > 0:
-        page = reader.read(stream, after_offset, min(limit, 100_000), PAGE_BYTES_MAX)
-        for stored in page.batches:
-            try:
-                messages = list(_messages(reader, stored, definitions))
-            except BatchError as error:
-                raise BatchError(
-                    f"{stream}: the batch at offset {stored.first_offset} is damaged: {error}; keep a copy of the store, and "
-                    "check the disk"
-                ) from error
-            for offset, message in messages:
-                if offset > after_offset and limit > 0:
-                    yield _line(offset, message)
-                    limit -= 1
-        if not page.batches:
-            return
-        after_offset = page.batches[-1].last_offset
-
-
-def _messages(
-    reader: StoreReader, stored: StoredBatch, definitions: dict[Origin, list[TagDefinition]]
-) -> Iterator[tuple[int, Message]]:
-    batch = parse(stored.sealed)
-    if batch.header.kind is Kind.MESSAGES:
-        yield from enumerate(open_messages(batch), stored.first_offset)
-        return
-    origin = stored.origin
-    known = definitions.setdefault(origin, [])
-    bodies = reader.definitions(origin, len(known), stored.definition_count)
-    known.extend(TagDefinition.from_json(body) for body in bodies)
-    for position, sample in enumerate(open_samples(batch).rows()):
-        sequence = batch.header.first_sequence + position
-        message_id = sample_message_id(batch.header.stream, origin.zone, origin.epoch, sequence)
-        yield stored.first_offset + position, sample_message(known[sample.tag - 1], sample, message_id, origin.zone)
-
-
-def _line(offset: int, message: Message) -> dict[str, Any]:
-    envelope, fact = message.envelope, message.fact
-    named = {name: getattr(envelope, name) for name in Envelope.__slots__}
-    return {
-        "offset": offset,
-        "envelope": {name: value for name, value in named.items() if value not in (None, {})},
-        "fact": {"subject": fact.subject, "predicate": fact.predicate, "object": json.loads(fact.object_json)},
-    }
+def _print(one: dict[str, Any] | Hole, stream: str) -> int:
+    """A fact as a line; a hole is said beside the facts. The offset that has been told."""
+    if isinstance(one, Hole):
+        click.echo(f"bsfg: {stream}: offsets {one.first_offset} to {one.last_offset} are {one.reason}", err=True)
+        return one.last_offset
+    click.echo(json.dumps(one, ensure_ascii=False))
+    return int(one["offset"])
 
 
 def _content_id(subject: str, predicate: str, content: bytes) -> str:

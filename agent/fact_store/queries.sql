@@ -74,6 +74,31 @@ WHERE stream = :stream
     AND last_offset >= :offset
 ORDER BY first_offset;
 
+-- select_heads: what batches say of themselves, from the one that holds an offset up to another, oldest first
+SELECT
+    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count, length(body)
+FROM batch
+WHERE stream = :stream
+    AND first_offset >= coalesce(
+        (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
+    )
+    AND first_offset <= :until_offset
+    AND last_offset >= :offset
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
+ORDER BY first_offset
+LIMIT :limit;
+
+-- select_heads_back: the same from the end, newest first
+SELECT
+    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count, length(body)
+FROM batch
+WHERE stream = :stream
+    AND first_offset <= :until_offset
+    AND last_offset >= :offset
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
+ORDER BY first_offset DESC
+LIMIT :limit;
+
 -- select_end_offset: where a stream ends
 SELECT coalesce(
     (SELECT last_offset FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1), released_offset

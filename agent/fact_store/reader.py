@@ -21,7 +21,7 @@ from agent.fact_store.connection import Connect, connect, connect_reader, openin
 from agent.fact_store.errors import StoreClosed
 from agent.fact_store.migrations import check_known
 from agent.fact_store.queries import QUERIES
-from agent.fact_store.records import ConsumerState, Incident, Page, PeerPosition, StoredBatch, StreamInfo
+from agent.fact_store.records import BatchHead, ConsumerState, Incident, Page, PeerPosition, StoredBatch, StreamInfo
 from agent.fact_store.recovery import identity, load
 
 OFFSET_MAX = 2**63 - 2
@@ -84,6 +84,22 @@ class StoreReader:
                 rows.close()  # an unfinished statement would keep the writer's log from being reused
             end_offset = connection.execute(QUERIES["select_end_offset"], (number,)).fetchone()[0]
         return Page(batches, end_offset)
+
+    def heads(
+        self, stream: str, offset: int, until_offset: int, limit: int, *, newest_first: bool = False
+    ) -> list[BatchHead]:
+        """What the batches that hold offsets `offset` to `until_offset` say of themselves, at most so many; no body is read.
+
+        For a search that skips what it need not open. A batch named here may be released before it is read.
+        """
+        query = QUERIES["select_heads_back"] if newest_first else QUERIES["select_heads"]
+        with self._reading() as connection:
+            if (number := self._stream(connection, stream)) is None:
+                return []
+            asked = {"stream": number, "offset": offset, "until_offset": until_offset, "limit": limit}
+            rows = connection.execute(query, asked).fetchall()
+            origins = {row[2]: self._origins.get(row[2]) or self._origin(connection, row[2]) for row in rows}
+        return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of the definitions of an origin, after one number up to another; fewer where fewer are known."""

@@ -102,6 +102,20 @@ class StoredBatch:
     definition_count: int
 
 
+class BatchHead(NamedTuple):
+    """What the table says of a batch without its body: where it lies, whose it is, which times it spans."""
+
+    first_offset: int
+    last_offset: int
+    origin: Origin
+    first_sequence: int
+    time_min_ns: int
+    time_max_ns: int
+    kind: int
+    definition_count: int
+    body_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Hole:
     """Offsets asked for that are no longer here: released before they were confirmed, or a batch the disk has damaged."""

@@ -1,0 +1,152 @@
+"""Facts of a store within bounds, batch by batch: reads what batches say of themselves, then only those that may matter.
+
+Promised: every fact within the bounds that was there when the scan was made and has not been released since, once, in the
+order of streams and offsets (or backwards); what could not be read is named in `holes` and does not end the scan. Between two
+statements nothing is open, so the node can go on reusing its log while a long question is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.batch import BatchError, Kind, open_messages, open_packed, parse
+from agent.fact_store.errors import StoreDamaged
+from agent.fact_store.reader import StoreReader
+from agent.fact_store.records import BatchHead, Hole, StoredBatch
+from agent.query.bounds import Bounds
+from agent.query.dictionary import Dictionary, Wanted
+from agent.query.facts import Facts
+
+HEADS_PAGE = 4096  # some milliseconds for each statement
+READ_BYTES_MAX = 4 * 1024 * 1024
+HOLES_MAX = 1000  # named one by one; more are counted
+
+
+@dataclass(slots=True)
+class Effort:
+    """What a scan has done: batches it looked at, and of those read and opened; holes it met."""
+
+    heads: int = 0
+    batches_read: int = 0
+    batches_opened: int = 0
+    facts: int = 0
+    holes: list[tuple[str, Hole]] = field(default_factory=list)
+    holes_total: int = 0
+
+    def met(self, stream: str, hole: Hole) -> None:
+        """Note a hole."""
+        self.holes_total += 1
+        if len(self.holes) < HOLES_MAX:
+            self.holes.append((stream, hole))
+
+
+class Scanner:
+    """Scans of one store up to the ends its streams had when this was made: several scans see the same facts."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self.reader = reader
+        self.dictionary = Dictionary(reader)
+        self.ends: Mapping[str, int] = {one.name: one.end_offset for one in reader.streams()}
+        self.effort = Effort()
+
+    def scan(self, bounds: Bounds, *, newest_first: bool = False) -> Iterator[Facts]:
+        """The facts within the bounds, by batch; in a batch they are in the order of `Facts.places`, which may be backwards."""
+        wanted = Wanted(self.dictionary, bounds)
+        for stream in sorted(self.ends, reverse=newest_first):
+            if bounds.streams is None or stream in bounds.streams:
+                yield from self._scan_stream(stream, bounds, wanted, newest_first=newest_first)
+
+    def heads(
+        self, stream: str, first_offset: int, last_offset: int, *, newest_first: bool = False
+    ) -> Iterator[list[BatchHead]]:
+        """What the batches of a range say of themselves, by page."""
+        while first_offset <= last_offset:
+            page = self.reader.heads(stream, first_offset, last_offset, HEADS_PAGE, newest_first=newest_first)
+            self.effort.heads += len(page)
+            if not page:
+                return
+            yield page
+            if newest_first:
+                last_offset = page[-1].first_offset - 1
+            else:
+                first_offset = page[-1].last_offset + 1
+
+    def read(self, stream: str, first_offset: int, last_offset: int) -> list[StoredBatch]:
+        """The batches of a range, as far as they can be read; the rest is noted as holes."""
+        found = list[StoredBatch]()
+        after = first_offset - 1
+        while after < last_offset:
+            page = self.reader.read(stream, after, last_offset - after, READ_BYTES_MAX, until_offset=last_offset)
+            for hole in page.holes:
+                self.effort.met(stream, hole)
+            found += page.batches
+            ends = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
+            if not ends:
+                self.effort.met(stream, Hole(after + 1, last_offset, "expired"))
+                break
+            after = max(ends)
+        self.effort.batches_read += len(found)
+        return found
+
+    def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
+        """The facts of a batch that are asked for, if it has any. A batch that does not open is noted as a hole."""
+        try:
+            batch = parse(stored.sealed)
+            self.effort.batches_opened += 1
+            if batch.header.kind is Kind.MESSAGES:
+                messages = open_messages(batch)
+                places = bounds.message_places(stored.first_offset, messages)
+                facts = Facts(stream, stored.first_offset, batch, places, None, messages, ())
+            else:
+                numbers = wanted.numbers(stored.origin, stored.definition_count)
+                samples = open_packed(batch)
+                places = bounds.sample_places(stored.first_offset, samples, numbers)
+                definitions = self.dictionary.of(stored.origin, stored.definition_count)
+                facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions)
+        except BatchError:
+            self.effort.met(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
+            return None
+        self.effort.facts += len(places)
+        return facts if places else None
+
+    def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
+        group_max = 1  # small first, for whoever asks for the first ten
+        first, last = bounds.offset_min, min(bounds.offset_max, self.ends[stream])
+        for page in self.heads(stream, max(first, 1), last, newest_first=newest_first):
+            kept = [head for head in page if bounds.may_hold(head) and self._names_some(head, wanted)]
+            at = 0
+            while at < len(kept):
+                group = _contiguous(kept, at, group_max, newest_first=newest_first)
+                group_max = min(group_max * 2, HEADS_PAGE)
+                at += len(group)
+                ends = group[0], group[-1]
+                stored = self.read(stream, min(h.first_offset for h in ends), max(h.last_offset for h in ends))
+                for one in reversed(stored) if newest_first else stored:
+                    if facts := self.opened(stream, one, bounds, wanted):
+                        yield replace(facts, places=facts.places[::-1]) if newest_first else facts
+
+    def _names_some(self, head: BatchHead, wanted: Wanted) -> bool:
+        """Whether one of the tags that are asked for was defined when the batch was sealed."""
+        if head.kind != Kind.SAMPLES:
+            return True
+        try:
+            numbers = wanted.numbers(head.origin, head.definition_count)
+        except (BatchError, StoreDamaged):
+            return True  # whoever opens it says so
+        return numbers is None or bool(numbers)
+
+
+def _contiguous(heads: list[BatchHead], at: int, count: int, *, newest_first: bool) -> list[BatchHead]:
+    """Batches that follow one another from `at` on, not too many and not too large for one read."""
+    group, size = [heads[at]], heads[at].body_bytes
+    for head in heads[at + 1 : at + count]:
+        last = group[-1]
+        follows = (
+            last.first_offset - 1 == head.last_offset if newest_first else last.last_offset + 1 == head.first_offset
+        )
+        size += head.body_bytes
+        if not follows or size > READ_BYTES_MAX:
+            break
+        group.append(head)
+    return group

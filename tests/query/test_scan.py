@@ -1,0 +1,224 @@
+"""Facts of a store within bounds: all of them, no others, and no batch opened that cannot hold one."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.batch import FACTS_MAX
+from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.reader import Page
+from agent.fact_store.records import Hole
+from agent.message import Json, Sample, Value
+from agent.query.bounds import Bounds
+from agent.query.facts import exact_value, sql_value, value_text, value_type
+from agent.query.presented import presented
+from agent.query.scan import Scanner
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
+
+NAMES = (
+    "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
+    "source_time", "source_time_ns", "object_json", "message_id",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with everything in it, three times."""
+    return everything(tmp_path_factory.mktemp("query"), rounds=3)
+
+
+@pytest.fixture(scope="module")
+def facts(file: Path) -> list[dict[str, Any]]:
+    """Its facts, by the plainest code."""
+    return naive(file)
+
+
+@pytest.fixture
+def scanner(file: Path) -> Iterator[Scanner]:
+    """A scanner of it."""
+    with closing(StoreReader(file)) as reader:
+        yield Scanner(reader)
+
+
+def rows(scanner: Scanner, bounds: Bounds, *, newest_first: bool = False) -> list[dict[str, Any]]:
+    """What a scan finds, as dicts."""
+    scanned = scanner.scan(bounds, newest_first=newest_first)
+    return [dict(zip(NAMES, row, strict=True)) for found in scanned for row in found.rows(NAMES)]
+
+
+def plain(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The columns that both have."""
+    return [{name: fact[name] for name in NAMES} for fact in facts]
+
+
+def test_a_scan_without_bounds_is_everything(scanner: Scanner, facts: list[dict[str, Any]]) -> None:
+    """Every fact once, in the order of streams and offsets, each column as the batch says; and the same backwards."""
+    assert rows(scanner, Bounds()) == plain(facts)
+    assert rows(scanner, Bounds(), newest_first=True) == plain(facts)[::-1]
+    assert scanner.effort.holes == []
+
+
+def test_values_come_back_to_the_bit(scanner: Scanner, facts: list[dict[str, Any]]) -> None:
+    """Type, SQL value and exact text of every kind of value lead back to its bits."""
+    scanned = [row for found in scanner.scan(Bounds()) for row in found.rows(("value_type", "value", "value_text"))]
+    assert [bits(exact_value(*row)) for row in scanned] == [fact["exact"] for fact in facts]
+
+
+@given(st.floats() | st.integers(-(2**63), 2**64 - 1) | st.booleans() | st.text() | st.binary() | st.none())
+def test_any_value_comes_back_to_the_bit(value: Value) -> None:
+    """The same for whatever a tag can hold, and what SQL sees is never out of SQLite's range."""
+    found = sql_value(value)
+    assert bits(exact_value(value_type(value), found, value_text(value))) == bits(value)
+    assert not isinstance(found, int) or -(2**63) <= found < 2**63
+
+
+moments = st.integers(BASE_NS - SECOND_NS, BASE_NS + 1100 * SECOND_NS)
+
+
+@given(st.data())
+def test_bounds_leave_out_exactly_what_they_exclude(
+    file: Path, facts: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """Any combination of bounds finds what a plain filter over all facts finds."""
+    subjects = data.draw(st.none() | st.frozensets(st.sampled_from([tag.subject for tag in TAGS] + ["order:line1/1"])))
+    bounds = Bounds(
+        streams=data.draw(st.none() | st.frozensets(st.sampled_from([TELEMETRY, OPERATIONAL, "no.such"]))),
+        zones=data.draw(st.none() | st.frozensets(st.sampled_from(["plant", "north"]))),
+        offset_min=data.draw(st.integers(0, 110)),
+        offset_max=data.draw(st.integers(0, 110)),
+        time_min_ns=data.draw(moments),
+        time_max_ns=data.draw(moments),
+        numbers=data.draw(st.none() | st.frozensets(st.integers(0, 6))),
+        subject_tests=() if subjects is None else (subjects.__contains__,),
+    )
+    expected = [
+        fact
+        for fact in facts
+        if (bounds.streams is None or fact["stream"] in bounds.streams)
+        and (bounds.zones is None or fact["zone"] in bounds.zones)
+        and bounds.offset_min <= fact["offset"] <= bounds.offset_max
+        and bounds.time_min_ns <= fact["source_time_ns"] <= bounds.time_max_ns
+        and (bounds.numbers is None or fact["tag"] in bounds.numbers)
+        and (subjects is None or fact["subject"] in subjects)
+    ]
+    with closing(StoreReader(file)) as reader:
+        assert rows(Scanner(reader), bounds) == plain(expected)
+
+
+def batches_opened(file: Path, bounds: Bounds) -> int:
+    """How many batches a scan opened."""
+    with closing(StoreReader(file)) as reader:
+        scanner = Scanner(reader)
+        list(scanner.scan(bounds))
+        return scanner.effort.batches_opened
+
+
+def test_what_a_batch_says_of_itself_saves_opening_it(file: Path) -> None:
+    """A time, an offset, a stream, a zone or a tag that was not yet defined opens only the batches that may hold it."""
+    everywhere = batches_opened(file, Bounds())
+    assert everywhere == 3 * 3 + 1 + 2 + 9  # telemetry, the last two samples, north's, and each message alone
+    assert batches_opened(file, Bounds(time_min_ns=BASE_NS, time_max_ns=BASE_NS + 5 * SECOND_NS)) == 1 + 9
+    assert batches_opened(file, Bounds(offset_min=12, offset_max=13, streams=frozenset([TELEMETRY]))) == 1
+    assert batches_opened(file, Bounds(zones=frozenset(["north"]))) == 2
+    silent = Bounds(subject_tests=("tag:line2/silent".__eq__,), kinds=frozenset([1]))
+    assert batches_opened(file, silent) == 1
+    assert batches_opened(file, replace(silent, subject_tests=("tag:nobody/has".__eq__,))) == 0
+
+
+def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
+    """Whoever stops after the first batch has read one."""
+    file = everything(tmp_path, rounds=20)
+    with closing(StoreReader(file)) as reader:
+        scanner = Scanner(reader)
+        next(scanner.scan(Bounds(streams=frozenset([TELEMETRY])), newest_first=True))
+        assert scanner.effort.batches_read == 1
+
+
+def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
+    """Two passes of one scanner agree although somebody appends between them."""
+    file = everything(tmp_path)
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
+        scanner = Scanner(reader)
+        before = rows(scanner, Bounds())
+        done(store.append_samples(TELEMETRY, [Sample(1, 1, 1.0)], awaited=True))
+        assert rows(scanner, Bounds()) == before
+        assert len(rows(Scanner(reader), Bounds())) == len(before) + 1
+
+
+def damage(file: Path, first_offset: int) -> None:
+    """Flip a bit in the body of a telemetry batch, behind the triggers' back."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DROP TRIGGER batch_update_refused")
+        rows = "SELECT batch.id, body FROM batch JOIN stream ON stream.id = stream WHERE first_offset = ? AND name = ?"
+        number, body = connection.execute(rows, (first_offset, TELEMETRY)).fetchone()
+        changed = body[:-1] + bytes([body[-1] ^ 1])
+        connection.execute("UPDATE batch SET body = ? WHERE id = ?", (changed, number))
+        connection.commit()
+
+
+def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
+    """A batch whose digest no longer holds is a hole in scans and in messages; all others are served."""
+    file = everything(tmp_path)
+    whole = naive(file)
+    damage(file, 11)
+    hole = Hole(11, 20, "damaged")
+    kept = [fact for fact in whole if fact["stream"] != TELEMETRY or not 11 <= fact["offset"] <= 20]
+    with closing(StoreReader(file)) as reader:
+        scanner = Scanner(reader)
+        assert rows(scanner, Bounds()) == plain(kept)
+        assert scanner.effort.holes == [(TELEMETRY, hole)]
+        shown = list(presented(reader, TELEMETRY, 0, 1000))
+    assert shown[10] == hole
+    assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
+        fact["offset"] for fact in kept if fact["stream"] == TELEMETRY
+    ]
+
+
+def test_what_the_reader_calls_a_hole_is_passed_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holes of a page are noted, and reading goes on behind them."""
+    with closing(StoreReader(file)) as reader:
+        scanner, read = Scanner(reader), reader.read
+
+        def with_hole(stream: str, after: int, *limits: int, **more: int) -> Page:
+            page = read(stream, after, *limits, **more)
+            if page.batches and page.batches[0].first_offset == 1:
+                return replace(page, batches=page.batches[1:], holes=(Hole(1, page.batches[0].last_offset, "expired"),))
+            return page
+
+        monkeypatch.setattr(reader, "read", with_hole)
+        found = rows(scanner, Bounds(streams=frozenset([TELEMETRY])))
+        shown = list(presented(reader, TELEMETRY, 0, 12))
+    assert found[0]["offset"] == 11
+    assert scanner.effort.holes == [(TELEMETRY, Hole(1, 10, "expired"))]
+    assert shown[0] == Hole(1, 10, "expired")
+    assert len(shown) == 13
+
+
+def test_messages_are_presented_as_rows_are(file: Path, facts: list[dict[str, Any]]) -> None:
+    """`tail` and a scan say the same of each fact."""
+    with closing(StoreReader(file)) as reader:
+        for stream in (TELEMETRY, OPERATIONAL):
+            shown = list(presented(reader, stream, 0, FACTS_MAX))
+            expected = [fact for fact in facts if fact["stream"] == stream]
+            assert len(shown) == len(expected)
+            for one, fact in zip(shown, expected, strict=True):
+                assert isinstance(one, dict)
+                assert (one["offset"], one["envelope"]["message_id"]) == (fact["offset"], fact["message_id"])
+                assert one["fact"]["subject"] == fact["subject"]
+                if fact["kind"] == "sample":
+                    assert one["fact"]["object"]["value"] == fact["json"]
+                    assert one["fact"]["object"]["source_time"] == fact["source_time"]
+
+
+def test_every_type_of_value_is_in_the_store(facts: list[dict[str, Any]]) -> None:
+    """The data these tests rest on holds what it says."""
+    assert {fact["exact"] for fact in facts} >= set(map(bits, VALUES))
+    assert Json(b"[]") in VALUES
