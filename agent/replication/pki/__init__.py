@@ -1,0 +1,87 @@
+"""Who a zone is: a small certificate authority, and the checks on certificates whoever issued them.
+
+The common name of a certificate is the zone, and the broker turns it into the user name that its access list speaks
+of.  The authority is therefore a root of its own: whatever it signs may connect, so it signs zones and brokers and
+nothing else.  It lives in one folder, which belongs on a machine that is neither a gateway nor a broker:
+
+    ca.pem  ca.key  ca.crl          the authority, and its (at first empty) list of revoked certificates
+    zones/ZONE.pem  .key            what a node gets, together with ca.pem
+    brokers/NAME.pem  .key          what a broker gets, together with ca.pem and ca.crl
+    issued/SERIAL.pem               every certificate ever signed, so that it can be named when it has to be revoked
+
+Promised: a key is never readable by others, not even for a moment; a file is replaced whole or not at all; nothing that
+exists is overwritten unless `force` is said; a certificate does not outlive its authority; and every refusal says what
+to do.  The current time is an argument.  Not done here: passwords on keys (a gateway starts without a human),
+RSA keys of our own (they are accepted from a site's PKI), and any trust in a certificate by its file name.
+
+One room for each idea: `files` reads and writes PEM, `certificates` says what a certificate says, `checks` says what is wrong
+with one, `signing` makes them, `authority` keeps the folder, `crl` the list.
+"""
+
+from agent.replication.pki.authority import (
+    CA_DAYS,
+    DAYS_MAX,
+    HOSTS_MAX,
+    LEAF_DAYS,
+    Authority,
+    Issued,
+    check_days,
+    check_zone,
+    create_authority,
+    issue_broker,
+    issue_zone,
+    load_authority,
+)
+from agent.replication.pki.certificates import CertificateFacts, describe
+from agent.replication.pki.checks import (
+    CHAIN_LENGTH_MAX,
+    check_broker_identity,
+    check_identity,
+    check_times,
+    client_context,
+)
+from agent.replication.pki.crl import check_crl
+from agent.replication.pki.files import (
+    FILE_BYTES_MAX,
+    RSA_BITS_MIN,
+    check_key_rights,
+    load_certificates,
+    load_crl,
+    load_key,
+    write_file,
+)
+from agent.replication.pki.problem import PkiError, Problem
+from agent.replication.pki.signing import BACKDATED
+
+__all__ = [
+    "BACKDATED",
+    "CA_DAYS",
+    "CHAIN_LENGTH_MAX",
+    "DAYS_MAX",
+    "FILE_BYTES_MAX",
+    "HOSTS_MAX",
+    "LEAF_DAYS",
+    "RSA_BITS_MIN",
+    "Authority",
+    "CertificateFacts",
+    "Issued",
+    "PkiError",
+    "Problem",
+    "check_broker_identity",
+    "check_crl",
+    "check_days",
+    "check_identity",
+    "check_key_rights",
+    "check_times",
+    "check_zone",
+    "client_context",
+    "create_authority",
+    "describe",
+    "issue_broker",
+    "issue_zone",
+    "load_authority",
+    "load_certificates",
+    "load_crl",
+    "load_key",
+    "write_file",
+]

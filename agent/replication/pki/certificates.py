@@ -1,0 +1,95 @@
+"""What a certificate says, as plain values, and how two of them belong together.
+
+Nothing is judged here but signatures: whether dates, names and purposes are the right ones is for `checks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from agent.replication.pki.files import Key
+from agent.replication.topics import is_zone
+
+_T = TypeVar("_T", bound=x509.ExtensionType)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFacts:
+    """What a person wants to know of a certificate; `zone` is empty where the common name is not a zone's."""
+
+    subject: str
+    zone: str
+    issuer: str
+    serial: str
+    purposes: tuple[str, ...]
+    hosts: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+    days_left: int
+    valid_now: bool
+    is_ca: bool
+    fingerprint_sha256: str
+
+
+def describe(certificate: x509.Certificate, now: datetime) -> CertificateFacts:
+    """What `certificate` says, as plain values."""
+    common_name = common_name_of(certificate)
+    usage = extension_of(certificate, x509.ExtendedKeyUsage)
+    hosts = extension_of(certificate, x509.SubjectAlternativeName)
+    purposes = {ExtendedKeyUsageOID.CLIENT_AUTH: "client", ExtendedKeyUsageOID.SERVER_AUTH: "server"}
+    return CertificateFacts(
+        subject=certificate.subject.rfc4514_string(),
+        zone=common_name if is_zone(common_name) else "",
+        issuer=certificate.issuer.rfc4514_string(),
+        serial=f"{certificate.serial_number:x}",
+        purposes=tuple(purposes.get(oid, oid.dotted_string) for oid in usage) if usage else (),
+        hosts=tuple(str(host.value) for host in hosts) if hosts else (),
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+        days_left=(certificate.not_valid_after_utc - now).days,
+        valid_now=certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc,
+        is_ca=is_ca(certificate),
+        fingerprint_sha256=certificate.fingerprint(hashes.SHA256()).hex(":"),
+    )
+
+
+def common_name_of(certificate: x509.Certificate) -> str:
+    """The one common name; none or several make no identity, because broker and node might read different ones."""
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if len(names) == 1 else ""
+
+
+def is_ca(certificate: x509.Certificate) -> bool:
+    """Whether it may sign others."""
+    constraints = extension_of(certificate, x509.BasicConstraints)
+    return constraints is not None and constraints.ca
+
+
+def extension_of(certificate: x509.Certificate, kind: type[_T]) -> _T | None:
+    """One extension; None where it is absent, twice there or unreadable."""
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return None
+
+
+def fits(certificate: x509.Certificate, key: Key) -> bool:
+    """Whether both hold the same public key."""
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return certificate.public_key().public_bytes(*form) == key.public_key().public_bytes(*form)
+
+
+def is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether `issuer` signed it."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+        return False  # another key, or a kind of key that we cannot check and therefore do not believe
+    return True

@@ -1,0 +1,151 @@
+"""What is wrong with an identity: everything at once, each with the file, the reason and what to do.
+
+The same checks serve our own certificates and those of a site's PKI: key and certificate fit, the dates hold by this
+machine's clock, the purpose is right, a root of the `ca_file` signed it, and the common name is the zone.
+"""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from agent.replication.pki.certificates import common_name_of, extension_of, fits, is_ca, is_signed_by
+from agent.replication.pki.files import Key, check_key_rights, load_certificates, load_key
+from agent.replication.pki.problem import PkiError, Problem, moment_text
+
+CHAIN_LENGTH_MAX = 8
+"""Certificates between a zone and its root; also what ends a walk around a circle of cross-signed ones."""
+
+
+def check_identity(
+    cert_file: Path, key_file: Path, ca_file: Path, zone: str, *, now: datetime | None = None
+) -> list[Problem]:
+    """Everything wrong with the identity of a node; empty when it can connect as `zone`."""
+    problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.CLIENT_AUTH, now)
+    if certificate is not None and (name := common_name_of(certificate)) != zone:
+        why = f"its common name is {name!r}, and the zone is {zone!r}" if name else "it has no single common name"
+        hint = f"give the files of zone {zone}, or correct the zone in the configuration"
+        problems.append(Problem(cert_file, why, hint))
+    return problems
+
+
+def check_broker_identity(
+    cert_file: Path, key_file: Path, ca_file: Path, *, now: datetime | None = None
+) -> list[Problem]:
+    """Everything wrong with the identity of a broker; empty when nodes will accept it under the names it carries."""
+    problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.SERVER_AUTH, now)
+    if certificate is not None and not extension_of(certificate, x509.SubjectAlternativeName):
+        why = "the certificate names no host, so no node will accept it"
+        problems.append(Problem(cert_file, why, "issue it again: bsfg pki issue --broker NAME --host HOST"))
+    return problems
+
+
+def client_context(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLContext:
+    """TLS 1.3 with this identity, towards a broker whose host name is checked.  Wrong files raise PkiError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    check_key_rights(key_file)
+    try:
+        context.load_verify_locations(ca_file)
+        # An empty password instead of none: a protected key then fails, where it would ask on the terminal.
+        context.load_cert_chain(cert_file, key_file, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise PkiError(
+            f"{cert_file}, {key_file} and {ca_file} make no identity: {error}",
+            "bsfg check names what is wrong with them",
+        ) from error
+    return context
+
+
+def _check_files(
+    cert_file: Path, key_file: Path, ca_file: Path, purpose: x509.ObjectIdentifier, now: datetime | None
+) -> tuple[list[Problem], x509.Certificate | None]:
+    """What is wrong with an identity whoever it is, and its certificate if that can be read."""
+    now = now or datetime.now(UTC)
+    problems: list[Problem] = []
+    key: Key | None = None
+    chain: list[x509.Certificate] = []
+    authorities: list[x509.Certificate] = []
+    try:
+        key = load_key(key_file)
+    except PkiError as error:
+        problems.append(Problem(key_file, error.why, error.hint))
+    try:
+        chain = load_certificates(cert_file)
+    except PkiError as error:
+        problems.append(Problem(cert_file, error.why, error.hint))
+    try:
+        authorities = load_certificates(ca_file)
+    except PkiError as error:
+        problems.append(Problem(ca_file, error.why, error.hint))
+    if not chain:
+        return problems, None
+    certificate = chain[0]
+    if key is not None and not fits(certificate, key):
+        why = f"the key does not fit the certificate {cert_file}"
+        problems.append(Problem(key_file, why, "give the key that was made with it, or issue both again"))
+    problems += check_times(cert_file, certificate, now)
+    usage = extension_of(certificate, x509.ExtendedKeyUsage)
+    # A certificate without the extension serves every purpose (RFC 5280, 4.2.1.12).
+    if usage is not None and purpose not in usage and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
+        who = "a client" if purpose == ExtendedKeyUsageOID.CLIENT_AUTH else "a server"
+        problems.append(
+            Problem(
+                cert_file,
+                f"the certificate is not for {who} (extended key usage)",
+                "issue it again with bsfg pki issue",
+            )
+        )
+    if authorities:
+        problems += _check_chain(cert_file, chain, ca_file, authorities, now)
+    return problems, certificate
+
+
+def check_times(path: Path, certificate: x509.Certificate, now: datetime) -> list[Problem]:
+    """Expired or not begun; a gateway without a battery starts in 1970, so the clock is named beside the certificate."""
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begins:
+        why = f"the certificate begins at {moment_text(begins)}, and the clock here says {moment_text(now)}"
+        return [Problem(path, why, "set the clock (timedatectl); if it is right, issue the certificate again")]
+    if now > ends:
+        why = f"the certificate ended at {moment_text(ends)}, and the clock here says {moment_text(now)}"
+        return [
+            Problem(
+                path, why, "if the clock is right, issue the certificate again; otherwise set the clock (timedatectl)"
+            )
+        ]
+    return []
+
+
+def _check_chain(
+    cert_file: Path,
+    chain: list[x509.Certificate],
+    ca_file: Path,
+    authorities: list[x509.Certificate],
+    now: datetime,
+) -> list[Problem]:
+    """Walk from the certificate to a root in `ca_file`, over the intermediate certificates that lie in either file."""
+    here = chain[0]
+    for _ in range(CHAIN_LENGTH_MAX):
+        above = [each for each in [*authorities, *chain[1:]] if each.subject == here.issuer]
+        issuer = next((each for each in above if is_signed_by(here, each)), None)
+        if issuer is None:
+            known = ", ".join(sorted({each.subject.rfc4514_string() for each in authorities}))
+            why = f"the certificate was signed by {here.issuer.rfc4514_string()}, and {ca_file} holds {known}"
+            if above:
+                why = f"{ca_file} holds another authority that is also called {here.issuer.rfc4514_string()}"
+            return [Problem(cert_file, why, "give the ca.pem of the authority that issued it, or issue it again")]
+        if not is_ca(issuer):
+            why = f"the certificate was signed by {issuer.subject.rfc4514_string()}, which is no authority"
+            return [Problem(cert_file, why, "issue it with bsfg pki issue")]
+        if problems := check_times(ca_file, issuer, now):
+            return problems
+        if issuer.subject == issuer.issuer and issuer in authorities:
+            return []
+        here = issuer
+    why = f"no root within {CHAIN_LENGTH_MAX} certificates"
+    return [Problem(ca_file, why, "give a file that holds the root and what lies between")]

@@ -1,0 +1,85 @@
+"""The parts of which certificates and lists are put together, each with the reason why it looks as it does.
+
+Nothing is signed here and no file is touched.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from agent.replication.pki.problem import PkiError
+
+BACKDATED = timedelta(hours=1)
+"""A certificate begins this much before it was signed, so that a gateway whose clock lags a little can use it."""
+
+_DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
+
+
+def builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, ends: datetime
+) -> x509.CertificateBuilder:
+    """A certificate with what all of ours have."""
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def named(common_name: str) -> x509.Name:
+    """A subject of this one common name."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def key_usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:
+    """What the key may do; everything that is not named, it may not."""
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=key_cert_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def authority_identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    """Which authority's key signed."""
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+
+
+def general_name(host: str) -> x509.GeneralName:
+    """A host name or address of a broker."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not _DNS_NAME.fullmatch(host.lower()):
+        raise PkiError(
+            f"{host[:80]!r} is neither a host name nor an address",
+            "give one name or address, without port, wildcard or path (names beyond ASCII in their xn-- form)",
+        )
+    return x509.DNSName(host.lower())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as it lies in its file."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
