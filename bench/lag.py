@@ -7,6 +7,8 @@ batch with a thousand others. The first twentieth is left out: it meets the defi
 
 The limit is what no such design can avoid, measured bare in the same run: two request/response round trips through the same
 broker, and two fsyncs (a preallocated page).
+
+When all has arrived, the pair is watched while it waits for nothing: what a gateway pays when its plant stands still.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.bare import BareAsker
-from bench.figures import Latency, Report, files_bytes, machine, rounded
-from bench.stage import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Stage, stage
+from bench.figures import Latency, Report, files_bytes, machine, process_cpu_ns, rounded
+from bench.stage import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Part, Stage, stage
 
 LOAD_FACTS_PER_S = 100_000
 ROUND_TRIPS = 2
@@ -28,6 +30,7 @@ BARE_INTERVAL_S = 0.005  # paced like the facts: a loop that never rests finds e
 BARE_BYTES = 400  # a request and a page of one fact are of this order
 PAGE_BYTES = 4096
 PREALLOCATED_PAGES = 256
+IDLE_S = 5.0
 
 
 def run(seconds: float, seed: int, below: Path | None) -> Report:
@@ -64,17 +67,19 @@ def run(seconds: float, seed: int, below: Path | None) -> Report:
             "cpu_share": found[LOAD_FACTS_PER_S]["cpu_share"],
         },
         "cpu_share": found[0]["cpu_share"],
+        "idle_cpu_share": found[0]["idle_cpu_share"],
         "bytes_per_fact": found[LOAD_FACTS_PER_S]["bytes_per_fact"],
         "bytes_per_fact_alone": found[0]["bytes_per_fact"],
         "seconds": seconds,
         "seed": seed,
     }
     used = [", ".join(f"{side} {share:.0%}" for side, share in one["cpu_share"].items()) for one in found.values()]
+    idle = ", ".join(f"{side} {share:.2%}" for side, share in found[0]["idle_cpu_share"].items())
     lines = (
         f"lag        {alone}, a fact every 10 ms, append to confirmed",
         f"limit      p50 {limit_p50_ms:.2f} ms: {ROUND_TRIPS} round trips, {FSYNCS} fsyncs, bare; ratio {values['ratio']}",
         f"loaded     {loaded}, among {LOAD_FACTS_PER_S:,} facts/s; ratio {rounded(loaded.p50_ms / limit_p50_ms)}",
-        f"CPU        of a core: {used[0]}; loaded: {used[1]}",
+        f"CPU        of a core: {used[0]}; loaded: {used[1]}; waiting for nothing: {idle}",
     )
     return Report("lag", values, lines, described)
 
@@ -90,14 +95,23 @@ def _probe(on: Stage, load_facts_per_s: int, seconds: float, seed: int) -> dict[
         on.part(f"pull-{name}", "pull", ASKING, file=target / "facts.db") as pulling,
     ):
         sender = sending.result_with(pulling, RESULT_S_MAX + seconds)
+        idle = {} if load_facts_per_s else _idle(min(IDLE_S, seconds), sender=sending, receiver=pulling)
         receiver = pulling.ended()
     assert receiver["facts_stored"] == sender["facts"], (sender["facts"], receiver)
     share = {side: rounded(one["cpu_ns"] / 1e9 / seconds) for side, one in (("sender", sender), ("receiver", receiver))}
     return {
         "lags_ns": sender["lags_ns"],
         "cpu_share": share,
+        "idle_cpu_share": idle,
         "bytes_per_fact": rounded(files_bytes(source) / sender["facts"]),
     }
+
+
+def _idle(seconds: float, **parts: Part) -> dict[str, float]:
+    """Processor time of each process while nothing happens, as a share of one core."""
+    before = {name: process_cpu_ns(one.pid) for name, one in parts.items()}
+    time.sleep(seconds)
+    return {name: rounded((process_cpu_ns(one.pid) - before[name]) / 1e9 / seconds) for name, one in parts.items()}
 
 
 def _limit(on: Stage, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:
