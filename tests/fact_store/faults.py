@@ -1,4 +1,5 @@
-"""SQLite connections that fail where a test says: the writer's, at the n-th statement that matches."""
+"""SQLite connections that are not as the store made them: other pragmas, or failures where a test says (the writer's, at the n-th
+statement that matches)."""
 
 import sqlite3
 from collections.abc import Callable
@@ -43,6 +44,29 @@ class Faults:
         if self.count == 0:
             self.start = None
             raise self.error()
+
+
+def connect_with(pragmas: dict[str, str | int], vfs: str = "") -> Callable[[str], sqlite3.Connection]:
+    """A `Connect` whose writer has these pragmas from its first transaction on, after the store has set and read its own."""
+
+    class Altered(sqlite3.Connection):
+        is_altered = False
+
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if sql.startswith("BEGIN") and not self.is_altered:
+                self.is_altered = True
+                for name, value in pragmas.items():
+                    super().execute(f"PRAGMA {name} = {value}").close()
+                    assert super().execute(f"PRAGMA {name}").fetchone()[0] == value
+            return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+    def connect_altered(uri: str) -> sqlite3.Connection:
+        if uri.endswith("mode=ro"):
+            return connect(uri)
+        uri += f"&vfs={vfs}" if vfs else ""
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Altered)
+
+    return connect_altered
 
 
 def _error(name: str, text: str) -> sqlite3.Error:

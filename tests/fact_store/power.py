@@ -14,10 +14,13 @@ Mapped memory (`-shm`) is not seen and not needed: SQLite builds it anew.
 
 import random
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 SECTOR = 512
 CALLS = (
@@ -32,6 +35,17 @@ _RESULT = re.compile(r"(.*)\) += (-?\d+)[^)]*$", re.DOTALL)
 _DESCRIPTOR = re.compile(r"\d+<((?:\\x[0-9a-f]{2})+)>(?!\(deleted\))")
 _STRING = re.compile(r'"([^"]*)"')
 _NAMING = {"openat", "creat", "unlink", "unlinkat", "rename", "renameat", "renameat2"}
+
+
+def require_strace(folder: Path) -> None:
+    """Skip, with the reason, where programs cannot be traced."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: apt-get install strace")
+    tried = subprocess.run(
+        ["strace", "-o", str(folder / "tried"), "true"], capture_output=True, text=True, check=False, timeout=60
+    )
+    if tried.returncode:
+        pytest.skip(f"strace may not trace here (ptrace is forbidden): {tried.stderr.strip()[:200]}")
 
 
 def record(command: Sequence[str], folder: Path, log: Path) -> None:

@@ -6,6 +6,7 @@ of samples count up from 1 in the order they were appended, ids of messages and 
     D n              definitions up to n          S n              samples up to value n
     M n              messages up to id-n          P n              batches of north up to n, and the position n with them
     R name           consumer registered          C name a b f     offsets a to b confirmed, frontier answered f
+    E error          something failed with it
 
 `Promises` hears those lines; `broken` compares a store with them and returns every complaint, `lost: ...` where something
 acknowledged is not there and `wrong: ...` where the store contradicts itself. A store may hold more than was acknowledged: the
@@ -40,6 +41,7 @@ class Promises:
     batches: int = 0
     confirmed: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     frontiers: dict[str, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
     count: int = 0
 
     def hear(self, said: bytes) -> None:
@@ -62,6 +64,8 @@ class Promises:
                     first, last, frontier = map(int, words[1:])
                     self.confirmed.setdefault(words[0], []).append((first, last))
                     self.frontiers[words[0]] = max(self.frontiers.get(words[0], 0), frontier)
+                case "E":
+                    self.errors += words
                 case _:
                     raise AssertionError(f"{line!r} is no acknowledgement")
 

@@ -10,7 +10,6 @@ Checkpoints come every hundred pages instead of every thousand, so that a short 
 """
 
 import random
-import sqlite3
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,35 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from agent.fact_store import FactStore
-from agent.fact_store.connection import connect
+from agent.fact_store.errors import StoreError
 from agent.fact_store.records import PeerPosition
+from tests.fact_store.faults import connect_with
 from tests.fact_store.making import AT_ONCE, EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag
 from tests.fact_store.promises import NORTH, RUN, origin_of_north, say
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 CHECKPOINT_PAGES = 100
-
-
-def connect_to(settings: dict[str, str | int]) -> Callable[[str], sqlite3.Connection]:
-    """A `Connect` whose writer has these pragmas from its first transaction on, after the store has set and read its own."""
-
-    class Altered(sqlite3.Connection):
-        altered = False
-
-        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
-            if sql.startswith("BEGIN") and not self.altered:
-                self.altered = True
-                for name, value in settings.items():
-                    super().execute(f"PRAGMA {name} = {value}").close()
-                    assert super().execute(f"PRAGMA {name}").fetchone()[0] == value
-            return super().execute(sql, *parameters)
-
-    def connect_altered(uri: str) -> sqlite3.Connection:
-        if uri.endswith("mode=ro"):
-            return connect(uri)
-        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Altered)
-
-    return connect_altered
 
 
 class Recorded:
@@ -68,7 +46,11 @@ class Recorded:
         for _ in range(self.rng.randint(1, 4)):
             self.rng.choice((self.append, self.append, self.append_message, self.put, self.confirm, self.define))(store)
         for future, tell in self.asked:
-            tell(done(future))
+            try:
+                tell(done(future))
+            except StoreError as error:
+                say("E", type(error).__name__)
+                raise SystemExit from error
         self.asked.clear()
 
     def append(self, store: FactStore) -> None:
@@ -118,7 +100,11 @@ def main() -> None:
     if normal:
         pragmas["synchronous"] = 1
     for _ in range(2):
-        store = FactStore.open(Path(path), "plant", settings=AT_ONCE, connect_to=connect_to(pragmas))
+        try:
+            store = FactStore.open(Path(path), "plant", settings=AT_ONCE, connect_to=connect_with(pragmas))
+        except StoreError as error:
+            say("E", type(error).__name__)
+            return
         if not recorded.definitions:
             recorded.define(store)
         for _ in range(int(turns) // 2):

@@ -7,15 +7,11 @@ Seen to catch, with the product broken on purpose: an answer before the commit, 
 a confirmed range that is not written, and synchronous=NORMAL.
 """
 
-import os
 import random
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -25,7 +21,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.connection import connect
 from agent.fact_store.errors import StoreError
 from tests.fact_store.making import AT_ONCE
-from tests.fact_store.power import ENDINGS, KINDS, Crash, crashes, record
+from tests.fact_store.power import ENDINGS, KINDS, Crash, crashes, record, require_strace
 from tests.fact_store.promises import Promises, broken
 from tests.sim import first_seed, scaled
 
@@ -33,25 +29,6 @@ ROOT = Path(__file__).parents[2]
 STATES = scaled(2_000, 100_000)
 TURNS = 60
 STATES_OF_A_RECORDING = 10_000
-
-
-@pytest.fixture
-def ram() -> Iterator[Path]:
-    """A folder in memory, where there is one: syncs cost nothing there."""
-    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="bsfg-power-", dir=where) as folder:
-        yield Path(folder)
-
-
-def require_strace(folder: Path) -> None:
-    """Skip, with the reason, where programs cannot be traced."""
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: apt-get install strace")
-    tried = subprocess.run(
-        ["strace", "-o", str(folder / "tried"), "true"], capture_output=True, text=True, check=False, timeout=60
-    )
-    if tried.returncode:
-        pytest.skip(f"strace may not trace here (ptrace is forbidden): {tried.stderr.strip()[:200]}")
 
 
 def recording(folder: Path, seed: int, *how: str) -> tuple[Path, Path]:
