@@ -1,6 +1,8 @@
 """The face: what a person types, what comes back, and with which exit status."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -162,3 +164,50 @@ def test_every_command_explains_itself(bsfg: Bsfg) -> None:
     assert {"init", "check", "run", "status", "append", "fetch", "confirm", "tail"} <= set(names)
     for name in names:
         assert bsfg(name, "--help").returncode == 0, name
+
+
+def test_sql_answers_as_a_table_csv_and_json(node: Bsfg, tmp_path: Path) -> None:
+    """One statement in three forms, from the node's store, from a named file and from standard input."""
+    node("append", "batch:1", "done", '{"a":"x, y"}')
+    statement = "select subject, offset, object_json ->> 'a' as a from facts"
+    assert node("sql", statement).stdout.splitlines() == [
+        "subject  offset  a",
+        "-------  ------  ----",
+        "batch:1       1  x, y",
+    ]
+    assert node("sql", "--csv", statement).stdout.splitlines() == ["subject,offset,a", 'batch:1,1,"x, y"']
+    file = str(next(tmp_path.rglob("facts.db")))
+    assert json.loads(node("sql", "--json", "--file", file, statement).stdout) == {
+        "subject": "batch:1",
+        "offset": 1,
+        "a": "x, y",
+    }
+    assert node("sql", "select * from facts where 0").stdout.startswith("stream")
+
+
+def test_sql_that_cannot_be_run_is_a_sentence(node: Bsfg) -> None:
+    """Wrong SQL, writing and a missing store end with status 1 and no traceback."""
+    assert "does not exist" in node("sql", "select 1").stderr
+    node("append", "batch:1", "done", "{}")
+    for statement, why in (
+        ("selec", "syntax error"),
+        ("drop table facts", "SELECT"),
+        ("select x from facts", "no such column"),
+    ):
+        done = node("sql", statement)
+        assert done.returncode == 1
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_what_the_page_on_asking_shows_works(node: Bsfg) -> None:
+    """Each command of docs/operate/query.md succeeds on a node with a fact."""
+    node("append", "batch:1", "done", "{}")
+    shown = re.search(
+        r"<!-- test: query -->\n(.*?)<!-- end -->", (ROOT / "docs/operate/query.md").read_text("utf-8"), re.DOTALL
+    )
+    assert shown
+    for line in shown[1].strip().splitlines():
+        program, *arguments = shlex.split(line)
+        done = node(*arguments)
+        assert (program, done.returncode) == ("bsfg", 0), done.stderr

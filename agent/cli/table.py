@@ -1,0 +1,93 @@
+"""Rows as people and programs read them: an aligned table, CSV, or a JSON object a line.
+
+A table is aligned by its first rows, which are the only ones that wait; what follows them streams.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import itertools
+import json
+import math
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+ALIGNED_ROWS = 1000
+CELL_CHARACTERS_MAX = 80
+
+Form = Literal["table", "csv", "json"]
+
+
+def lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Form) -> Iterator[str]:
+    """The rows as lines of text, the names of the columns first (in JSON with each value)."""
+    match form:
+        case "json":
+            yield from (
+                json.dumps(dict(zip(columns, map(_json, row), strict=True)), ensure_ascii=False) for row in rows
+            )
+        case "csv":
+            yield _csv(columns)
+            yield from (_csv(list(map(_plain, row))) for row in rows)
+        case "table":
+            yield from _aligned(columns, iter(rows))
+
+
+def _aligned(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> Iterator[str]:
+    first = list(itertools.islice(rows, ALIGNED_ROWS))
+    numbers = [
+        bool(first) and all(type(row[n]) in {int, float, type(None)} for row in first) for n in range(len(columns))
+    ]
+    cells = [list(map(_cell, row)) for row in first]
+    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
+
+    def line(texts: Sequence[str]) -> str:
+        padded = (
+            " " * (width - _width(text)) + text if is_number else text + " " * (width - _width(text))
+            for text, width, is_number in zip(texts, widths, numbers, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    yield line(columns)
+    yield line(["-" * width for width in widths])
+    yield from map(line, cells)
+    yield from (line(list(map(_cell, row))) for row in rows)
+
+
+def _cell(value: Any) -> str:
+    """One line of limited length; what cannot be seen is escaped, so that a value cannot paint over the terminal."""
+    if value is None:
+        return ""
+    text = f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
+    text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 3] + "..."
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
+    )
+
+
+def _csv(row: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(row)
+    return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _json(value: Any) -> Any:
+    """As the messages have it: bytes as {"base64": text}, infinities as text."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
