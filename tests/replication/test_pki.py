@@ -560,8 +560,9 @@ def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
     shown = _run("pki", "show", "--json", "--pki", folder)
     assert shown.exit_code == 0
     rows = [json.loads(line) for line in shown.output.splitlines()]
-    assert [Path(row["file"]).name for row in rows] == ["ca.pem", "b1.pem", "idmz.pem", "plant-a.pem"]
-    assert [row["zone"] for row in rows] == ["", "", "idmz", "plant-a"]
+    assert [Path(row["file"]).name for row in rows] == ["ca.pem", "b1.pem", "idmz.pem", "plant-a.pem", "ca.crl"]
+    assert [row["zone"] for row in rows[:-1]] == ["", "", "idmz", "plant-a"]
+    assert rows[-1]["crl_number"] == 1
     assert all(row["problems"] == [] and row["days_left"] > 300 for row in rows)
 
 

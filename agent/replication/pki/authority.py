@@ -1,6 +1,6 @@
 """The authority's folder: making it, opening it, and signing zones and brokers with it.
 
-The record of what was signed comes first: a certificate that exists must be one that can be revoked.
+What was signed is recorded before anybody gets it, and nothing here ever removes a record.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.replication.pki.certificates import CertificateFacts, describe, fits
-from agent.replication.pki.crl import empty_crl
+from agent.replication.pki.crl import make_crl
 from agent.replication.pki.files import (
     KEY_MODE,
     PUBLIC_MODE,
@@ -26,11 +27,20 @@ from agent.replication.pki.files import (
     load_certificates,
     load_key,
     make_folder,
+    pem_of,
     refuse_existing,
     write_file,
 )
 from agent.replication.pki.problem import PkiError
-from agent.replication.pki.signing import authority_identifier, builder, general_name, key_pem, key_usage, named
+from agent.replication.pki.signing import (
+    authority_identifier,
+    builder,
+    common_name_of_broker,
+    general_name,
+    key_pem,
+    key_usage,
+    named,
+)
 from agent.replication.topics import is_zone
 
 CA_DAYS = 3650
@@ -87,11 +97,11 @@ def create_authority(
         .add_extension(key_usage(key_cert_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    crl = empty_crl(certificate, key, now)
+    crl = make_crl(certificate, key, 1, [], now, certificate.not_valid_after_utc)
     with disk_errors(folder):
         make_folder(folder)
         write_file(folder / "ca.key", key_pem(key), KEY_MODE)
-        write_file(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM), PUBLIC_MODE)
+        write_file(folder / "ca.pem", pem_of(certificate), PUBLIC_MODE)
         write_file(folder / "ca.crl", crl.public_bytes(serialization.Encoding.PEM), PUBLIC_MODE)
     return describe(certificate, now)
 
@@ -127,8 +137,7 @@ def issue_broker(
             "name each way by which nodes reach it: --host NAME or --host ADDRESS",
         )
     alternatives = [general_name(host) for host in hosts]
-    # The space keeps the name from ever being a zone's, and so from being a user the access list knows.
-    common_name = f"broker {name}"
+    common_name = common_name_of_broker(name)
     return _issue(
         folder, "brokers", name, common_name, alternatives, ExtendedKeyUsageOID.SERVER_AUTH, now, days, force=force
     )
@@ -158,8 +167,31 @@ def _issue(
     *,
     force: bool,
 ) -> Issued:
-    check_days(days)
     authority = load_authority(folder)
+    cert_file, key_file = folder / subfolder / f"{name}.pem", folder / subfolder / f"{name}.key"
+    refuse_existing([cert_file, key_file], "whoever uses them needs the new ones", force=force)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = sign(authority, folder, common_name, hosts, purpose, key.public_key(), now, days)
+    with disk_errors(folder):
+        record(folder, certificate)
+        make_folder(folder / subfolder)
+        write_file(key_file, key_pem(key), KEY_MODE)
+        write_file(cert_file, pem_of(certificate), PUBLIC_MODE)
+    return Issued(cert_file, key_file, folder / "ca.pem", describe(certificate, now))
+
+
+def sign(
+    authority: Authority,
+    folder: Path,
+    common_name: str,
+    hosts: Sequence[x509.GeneralName],
+    purpose: x509.ObjectIdentifier,
+    public_key: CertificatePublicKeyTypes,
+    now: datetime,
+    days: int,
+) -> x509.Certificate:
+    """A certificate of `authority`, which lies in `folder`, for this key; it does not outlive its authority."""
+    check_days(days)
     ends = now + timedelta(days=days)
     if ends > authority.certificate.not_valid_after_utc:
         left = (authority.certificate.not_valid_after_utc - now).days
@@ -169,11 +201,8 @@ def _issue(
             if left >= 1
             else f"make a new one: bsfg pki ca --pki {folder} --force",
         )
-    cert_file, key_file = folder / subfolder / f"{name}.pem", folder / subfolder / f"{name}.key"
-    refuse_existing([cert_file, key_file], "whoever uses them needs the new ones", force=force)
-    key = ec.generate_private_key(ec.SECP256R1())
     unsigned = (
-        builder(named(common_name), authority.certificate.subject, key.public_key(), now, ends)
+        builder(named(common_name), authority.certificate.subject, public_key, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -181,13 +210,10 @@ def _issue(
     )
     if hosts:
         unsigned = unsigned.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    certificate = unsigned.sign(authority.key, hashes.SHA256())
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    with disk_errors(folder):
-        make_folder(folder / "issued")
-        make_folder(folder / subfolder)
-        # The record comes first: a certificate that exists must be one that can be revoked.
-        write_file(folder / "issued" / f"{certificate.serial_number:x}.pem", pem, PUBLIC_MODE)
-        write_file(key_file, key_pem(key), KEY_MODE)
-        write_file(cert_file, pem, PUBLIC_MODE)
-    return Issued(cert_file, key_file, folder / "ca.pem", describe(certificate, now))
+    return unsigned.sign(authority.key, hashes.SHA256())
+
+
+def record(folder: Path, certificate: x509.Certificate) -> None:
+    """Keep what was signed.  First, before anybody gets it: a certificate that exists must be one that can be revoked."""
+    make_folder(folder / "issued")
+    write_file(folder / "issued" / f"{certificate.serial_number:x}.pem", pem_of(certificate), PUBLIC_MODE)

@@ -1,4 +1,4 @@
-"""The list of revoked certificates: what is wrong with one, and how it is made.
+"""The list of revoked certificates: what it says, what is wrong with one, and how it is made.
 
 A broker that cannot read its list lets revoked certificates in, and one whose list has ended refuses everybody, so a list is
 looked at before a broker sees it.
@@ -6,6 +6,8 @@ looked at before a broker sees it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,26 +15,100 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from agent.replication.pki.files import load_certificates, load_crl
+from agent.replication.pki.files import load_certificates, load_crls
 from agent.replication.pki.problem import PkiError, Problem, moment_text
 from agent.replication.pki.signing import BACKDATED, authority_identifier
+
+CRL_WARN_DAYS = 30
+"""From here on the list's end is worth a word, as a certificate's is: when it is over, nobody gets in."""
+
+REASONS = {
+    "unspecified": x509.ReasonFlags.unspecified,
+    "key-compromise": x509.ReasonFlags.key_compromise,
+    "superseded": x509.ReasonFlags.superseded,
+    "cessation-of-operation": x509.ReasonFlags.cessation_of_operation,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """One certificate on the list: which, since when, and why."""
+
+    serial: str
+    at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CrlFacts:
+    """What a person wants to know of a list; `next_update` is None, and `days_left` too, where it says no end."""
+
+    issuer: str
+    number: int
+    last_update: datetime
+    next_update: datetime | None
+    days_left: int | None
+    revoked: tuple[Revoked, ...]
+
+
+def describe_crl(crl: x509.CertificateRevocationList, now: datetime) -> CrlFacts:
+    """What `crl` says, as plain values."""
+    ends = crl.next_update_utc
+    begins = crl.last_update_utc
+    return CrlFacts(
+        issuer=crl.issuer.rfc4514_string(),
+        number=number_of(crl),
+        last_update=begins,
+        next_update=ends,
+        days_left=None if ends is None else (ends - now).days,
+        revoked=tuple(_revoked(entry) for entry in crl),
+    )
+
+
+def number_of(crl: x509.CertificateRevocationList) -> int:
+    """Its number, by which the newer of two lists is known; 0 where it has none."""
+    try:
+        return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return 0
 
 
 def check_crl(crl_file: Path, ca_file: Path, *, now: datetime | None = None) -> list[Problem]:
     """Everything wrong with a revocation list: the broker would let everybody in, or nobody, and not say which."""
     now = now or datetime.now(UTC)
     try:
-        crl = load_crl(crl_file)
+        lists = load_crls(crl_file)
         authorities = load_certificates(ca_file)
     except PkiError as error:
         return [Problem(crl_file, error.why, error.hint)]
     problems = []
-    if not any(is_crl_of(crl, authority) for authority in authorities):
-        why = f"the list was signed by {crl.issuer.rfc4514_string()}, which is not in {ca_file}"
-        problems.append(Problem(crl_file, why, "use the ca.crl that lies beside that ca.pem"))
-    if crl.next_update_utc is not None and crl.next_update_utc < now:
-        why = f"the list ended at {moment_text(crl.next_update_utc)} (clock here: {moment_text(now)}): the broker would refuse everybody"
-        problems.append(Problem(crl_file, why, "check the clock first (timedatectl); if it is right, make a new list"))
+    for crl in lists:
+        if not any(is_crl_of(crl, authority) for authority in authorities):
+            why = f"the list was signed by {crl.issuer.rfc4514_string()}, which is not in {ca_file}"
+            problems.append(Problem(crl_file, why, "use the ca.crl that lies beside that ca.pem"))
+        clock = f"(clock here: {moment_text(now)}): the broker would refuse everybody"
+        if crl.next_update_utc is not None and crl.next_update_utc < now:
+            hint = "check the clock first (timedatectl); if it is right, make a new list: bsfg pki crl"
+            problems.append(Problem(crl_file, f"the list ended at {moment_text(crl.next_update_utc)} {clock}", hint))
+        if crl.last_update_utc > now:
+            why = f"the list begins at {moment_text(crl.last_update_utc)} {clock}"
+            problems.append(Problem(crl_file, why, "set the clock (timedatectl)"))
+    return problems
+
+
+def check_not_revoked(cert_file: Path, crl_file: Path) -> list[Problem]:
+    """Whether the certificate is on its authority's list; a list that cannot be read is `check_crl`'s to tell."""
+    try:
+        certificate, lists = load_certificates(cert_file)[0], load_crls(crl_file)
+    except PkiError:
+        return []
+    problems = []
+    for crl in lists:
+        entry = crl.get_revoked_certificate_by_serial_number(certificate.serial_number)
+        if entry is not None and certificate.issuer == crl.issuer:
+            found = _revoked(entry)
+            why = f"the certificate was revoked at {moment_text(found.at)} ({found.reason})"
+            problems.append(Problem(cert_file, why, "issue another: bsfg pki renew NAME"))
     return problems
 
 
@@ -44,20 +120,45 @@ def is_crl_of(crl: x509.CertificateRevocationList, authority: x509.Certificate) 
     return crl.issuer == authority.subject and crl.is_signature_valid(key)
 
 
-def empty_crl(
-    certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, now: datetime
+def make_crl(
+    certificate: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
+    number: int,
+    revoked: Iterable[x509.RevokedCertificate],
+    now: datetime,
+    ends: datetime,
 ) -> x509.CertificateRevocationList:
-    """A list that revokes nobody and lasts as long as its authority.
+    """A list that begins a little in the past, for brokers whose clock lags.
 
-    A broker refuses everybody once its list is past its end, and a site without a route to its authority cannot fetch a
-    new one.  The list is a file that the operator puts there, so its end protects nothing.
+    By default lists last as long as their authority.  A broker refuses everybody once its list is past its end, and a site
+    without a route to its authority cannot fetch a new one.  The list is a file that the operator puts there, so its end
+    protects nothing.
     """
-    return (
+    builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(certificate.subject)
         .last_update(now - BACKDATED)
-        .next_update(certificate.not_valid_after_utc)
-        .add_extension(x509.CRLNumber(1), critical=False)
+        .next_update(ends)
+        .add_extension(x509.CRLNumber(number), critical=False)
         .add_extension(authority_identifier(certificate), critical=False)
-        .sign(key, hashes.SHA256())
     )
+    for each in revoked:
+        builder = builder.add_revoked_certificate(each)
+    return builder.sign(key, hashes.SHA256())
+
+
+def revoked_entry(certificate: x509.Certificate, now: datetime, reason: str) -> x509.RevokedCertificate:
+    """The line of the list for one certificate."""
+    builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number).revocation_date(now)
+    if reason != "unspecified":  # which is said by leaving it out (RFC 5280, 5.3.1)
+        builder = builder.add_extension(x509.CRLReason(REASONS[reason]), critical=False)
+    return builder.build()
+
+
+def _revoked(entry: x509.RevokedCertificate) -> Revoked:
+    try:
+        flag = entry.extensions.get_extension_for_class(x509.CRLReason).value.reason
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        flag = x509.ReasonFlags.unspecified
+    words = next((word for word, each in REASONS.items() if each is flag), flag.value)
+    return Revoked(f"{entry.serial_number:x}", entry.revocation_date_utc, words)

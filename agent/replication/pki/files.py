@@ -34,7 +34,7 @@ Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
 def load_certificates(path: Path) -> list[x509.Certificate]:
     """All certificates of a PEM file, at least one."""
-    data = _read(path)
+    data = read_file(path)
     try:
         return x509.load_pem_x509_certificates(data)
     except ValueError as error:
@@ -44,20 +44,28 @@ def load_certificates(path: Path) -> list[x509.Certificate]:
 
 
 def load_crl(path: Path) -> x509.CertificateRevocationList:
-    """The revocation list in a PEM file."""
-    data = _read(path)
+    """The revocation list in a PEM file, or the first of several."""
+    return load_crls(path)[0]
+
+
+def load_crls(path: Path) -> list[x509.CertificateRevocationList]:
+    """All revocation lists of a PEM file, at least one: a site's PKI has one for each authority on the way to its root."""
+    marker = b"-----BEGIN X509 CRL-----"
+    blocks = [marker + block for block in read_file(path).split(marker)[1:]]
     try:
-        return x509.load_pem_x509_crl(data)
+        if blocks:
+            return [x509.load_pem_x509_crl(block) for block in blocks]
     except ValueError as error:
         raise PkiError(
-            f"{path} is not a revocation list in PEM form", "it must begin with -----BEGIN X509 CRL-----"
+            f"{path} is not a revocation list in PEM form", f"it must begin with {marker.decode()}"
         ) from error
+    raise PkiError(f"{path} is not a revocation list in PEM form", f"it must begin with {marker.decode()}")
 
 
 def load_key(path: Path) -> Key:
     """The private key in `path`; refused when others may read it or when it wants a password."""
     check_key_rights(path)
-    data = _read(path)
+    data = read_file(path)
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except TypeError as error:
@@ -111,6 +119,11 @@ def write_file(path: Path, data: bytes, mode: int, group: int = -1) -> None:
         os.close(folder)
 
 
+def pem_of(thing: x509.Certificate | x509.CertificateRevocationList) -> bytes:
+    """As it lies in its file."""
+    return thing.public_bytes(serialization.Encoding.PEM)
+
+
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Name the folder and the way out when the disk refuses."""
@@ -134,7 +147,8 @@ def refuse_existing(files: Sequence[Path], price: str, *, force: bool) -> None:
         raise PkiError(f"{' and '.join(found)} exist already", f"--force replaces them, and {price}")
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """The bytes of a PEM file; nothing larger, and no device, is read."""
     try:
         if not path.is_file() and path.exists():
             raise PkiError(f"{path} is not a file", "give a PEM file")

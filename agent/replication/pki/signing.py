@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
 from agent.replication.pki.problem import PkiError
@@ -23,7 +24,7 @@ _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z
 
 
 def builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, ends: datetime
+    subject: x509.Name, issuer: x509.Name, key: CertificatePublicKeyTypes, now: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
     """A certificate with what all of ours have."""
     return (
@@ -41,6 +42,11 @@ def builder(
 def named(common_name: str) -> x509.Name:
     """A subject of this one common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def common_name_of_broker(name: str) -> str:
+    """The space keeps the name from ever being a zone's, and so from being a user the access list knows."""
+    return f"broker {name}"
 
 
 def key_usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:

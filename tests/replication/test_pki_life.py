@@ -1,0 +1,352 @@
+"""What becomes of a certificate after it was issued: renewed, rolled back, revoked, imported; and the list that says so."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.cli import bsfg
+from agent.errors import BsfgError
+from agent.replication import pki
+from agent.replication.pki import PkiError
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+LATER = NOW + timedelta(days=300)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority with two zones and a broker, made once."""
+    folder = tmp_path_factory.mktemp("made") / "pki"
+    pki.create_authority(folder, NOW)
+    pki.issue_zone(folder, "plant-a", NOW)
+    pki.issue_zone(folder, "idmz", NOW)
+    pki.issue_broker(folder, "b1", ["localhost", "127.0.0.1"], NOW)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, to change."""
+    return Path(shutil.copytree(made, tmp_path / "pki"))
+
+
+def _serial(file: Path) -> str:
+    return f"{pki.load_certificates(file)[0].serial_number:x}"
+
+
+def _good(folder: Path, zone: str = "idmz", now: datetime = LATER) -> list[str]:
+    """What is wrong with the identity in force."""
+    place = folder / "zones" / zone
+    return [
+        str(each)
+        for each in pki.check_identity(Path(f"{place}.pem"), Path(f"{place}.key"), folder / "ca.pem", zone, now=now)
+    ]
+
+
+# --- renewing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("same_key", [False, True])
+def test_renewed_zone(folder: Path, *, same_key: bool) -> None:
+    """The new certificate is in force with a key that fits, the old is kept, still valid, and both stay known."""
+    cert_file, key_file = folder / "zones/idmz.pem", folder / "zones/idmz.key"
+    old, old_key = _serial(cert_file), key_file.read_bytes()
+    issued = pki.renew(folder, "idmz", LATER, same_key=same_key)
+    assert issued.certificate.days_left == pki.LEAF_DAYS
+    assert (key_file.read_bytes() == old_key) is same_key
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    assert _good(folder) == []
+    assert _serial(folder / "zones/previous/idmz.pem") == old
+    assert {each.serial for each in pki.list_issued(folder, LATER) if each.name == "idmz"} == {old, _serial(cert_file)}
+    assert pki.check_not_revoked(folder / "zones/previous/idmz.pem", folder / "ca.crl") == []
+
+
+def test_renewed_broker_keeps_its_hosts(folder: Path) -> None:
+    """A broker is renewed for the names it had, as a server."""
+    before = pki.describe(pki.load_certificates(folder / "brokers/b1.pem")[0], NOW)
+    renewed = pki.renew(folder, "b1", LATER, broker=True).certificate
+    assert (renewed.hosts, renewed.purposes, renewed.subject) == (before.hosts, before.purposes, before.subject)
+    assert (
+        pki.check_broker_identity(folder / "brokers/b1.pem", folder / "brokers/b1.key", folder / "ca.pem", now=LATER)
+        == []
+    )
+
+
+def test_ended_certificate_can_be_renewed(folder: Path) -> None:
+    """Too late is not too late."""
+    late = NOW + timedelta(days=pki.LEAF_DAYS + 10)
+    pki.renew(folder, "idmz", late)
+    assert _good(folder, now=late) == []
+
+
+def test_rollback_brings_back_what_was(folder: Path) -> None:
+    """The way back, and back again: both pairs survive, each whole."""
+    cert_file = folder / "zones/idmz.pem"
+    old = _serial(cert_file)
+    pki.renew(folder, "idmz", LATER)
+    new = _serial(cert_file)
+    pki.roll_back(folder, "idmz", LATER)
+    assert (_serial(cert_file), _good(folder)) == (old, [])
+    pki.roll_back(folder, "idmz", LATER)
+    assert (_serial(cert_file), _good(folder)) == (new, [])
+
+
+def _expire(_folder: Path) -> datetime:
+    return NOW + timedelta(days=pki.LEAF_DAYS + 1)
+
+
+def _revoke_previous(folder: Path) -> datetime:
+    pki.revoke(folder, _serial(folder / "zones/previous/idmz.pem"), LATER)
+    return LATER
+
+
+def _lose_previous(folder: Path) -> datetime:
+    (folder / "zones/previous/idmz.pem").unlink()
+    return LATER
+
+
+@pytest.mark.parametrize(
+    "spoil,says",
+    [(_expire, "ended at"), (_revoke_previous, "was revoked at"), (_lose_previous, "no identity of idmz from before")],
+)
+def test_rollback_refuses_what_is_not_good(folder: Path, spoil: Callable[[Path], datetime], says: str) -> None:
+    """An identity that has ended or was revoked does not come back; what is in force stays."""
+    pki.renew(folder, "idmz", LATER)
+    now = spoil(folder)
+    new = _serial(folder / "zones/idmz.pem")
+    with pytest.raises(PkiError, match=says):
+        pki.roll_back(folder, "idmz", now)
+    assert _serial(folder / "zones/idmz.pem") == new
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_renewal_cut_short_at_any_step(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Whichever rename fails for good, the next renewal ends with a whole pair in force, and nothing half beside it."""
+    renames = 0
+    replace = Path.replace
+
+    def cut(self: Path, target: Path) -> Path:
+        nonlocal renames
+        renames += 1
+        if renames >= step:
+            raise OSError(5, "Input/output error")
+        return replace(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", cut)
+        with contextlib.suppress(PkiError):  # the last steps lie beyond the last rename
+            pki.renew(folder, "idmz", LATER)
+    assert (folder / "zones/idmz.pem").exists()
+    assert (folder / "zones/idmz.key").exists()
+    pki.renew(folder, "idmz", LATER)
+    assert _good(folder) == []
+    assert not [each for each in (folder / "zones/next").iterdir() if not each.name.startswith(".")]
+    pki.roll_back(folder, "idmz", LATER)
+    assert _good(folder) == []
+
+
+def test_unknown_name_is_not_renewed(folder: Path) -> None:
+    """Who was never issued is issued, not renewed."""
+    with pytest.raises(PkiError, match="to renew") as caught:
+        pki.renew(folder, "plant-b", NOW)
+    assert "bsfg pki issue plant-b" in caught.value.hint
+
+
+# --- revoking ----------------------------------------------------------------------------------------------------------
+
+
+def _revoked(folder: Path) -> set[str]:
+    return {each.serial for each in pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW).revoked}
+
+
+def test_revoke_by_name_takes_all_that_are_good(folder: Path) -> None:
+    """A zone's name revokes its renewed certificate and the one before, since both would let it in; nobody else's."""
+    first = _serial(folder / "zones/idmz.pem")
+    pki.renew(folder, "idmz", NOW)
+    second = _serial(folder / "zones/idmz.pem")
+    records = pki.revoke(folder, "idmz", NOW, reason="key-compromise")
+    assert {each.serial for each in records} == {first, second} == _revoked(folder)
+    assert [(each.revoked.at, each.revoked.reason) for each in records if each.revoked] == [(NOW, "key-compromise")] * 2
+    assert pki.check_crl(folder / "ca.crl", folder / "ca.pem", now=NOW) == []
+    (problem,) = pki.check_not_revoked(folder / "zones/idmz.pem", folder / "ca.crl")
+    assert "key-compromise" in problem.why
+    assert pki.check_not_revoked(folder / "zones/plant-a.pem", folder / "ca.crl") == []
+
+
+def test_revoke_by_serial_takes_one(folder: Path) -> None:
+    """A serial number revokes that certificate only, as after a renewal."""
+    first = _serial(folder / "zones/idmz.pem")
+    pki.renew(folder, "idmz", NOW)
+    pki.revoke(folder, first, NOW, reason="superseded")
+    assert _revoked(folder) == {first}
+
+
+def test_lists_are_numbered_and_kept(folder: Path) -> None:
+    """Each list has the next number, holds what the one before held, and is kept."""
+    pki.revoke(folder, "idmz", NOW)
+    pki.revoke(folder, "b1", NOW, broker=True)
+    facts = pki.reissue_crl(folder, NOW)
+    assert facts.number == 4
+    assert len(facts.revoked) == 2
+    assert sorted(file.name for file in folder.glob("crls/*")) == ["2.crl", "3.crl", "4.crl"]
+
+
+def test_openssl_refuses_the_revoked(folder: Path) -> None:
+    """Another implementation reads the list: the revoked one does not verify, the other does."""
+    pki.revoke(folder, "idmz", NOW)
+    command = ["openssl", "verify", "-x509_strict", "-crl_check", "-CAfile", str(folder / "ca.pem")]
+    command += ["-CRLfile", str(folder / "ca.crl")]
+    for zone, says in (("idmz", "certificate revoked"), ("plant-a", "OK")):
+        done = subprocess.run([*command, folder / f"zones/{zone}.pem"], capture_output=True, text=True, check=False)
+        assert says in done.stdout + done.stderr
+
+
+def test_list_keeps_the_life_it_was_given(folder: Path) -> None:
+    """A site that wants short lists says so once; a list never outlives its authority."""
+    assert pki.reissue_crl(folder, NOW, days=10).days_left == 10
+    pki.revoke(folder, "idmz", NOW + timedelta(days=5))
+    assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW + timedelta(days=5)).days_left == 10
+    facts = pki.reissue_crl(folder, NOW, days=pki.DAYS_MAX)
+    assert facts.next_update == pki.load_certificates(folder / "ca.pem")[0].not_valid_after_utc
+
+
+def _missing(folder: Path) -> None:
+    (folder / "ca.crl").unlink()
+
+
+def _older(folder: Path) -> None:
+    shutil.copy(folder / "crls/2.crl", folder / "ca.crl")
+
+
+def _foreign(folder: Path) -> None:
+    other = folder.parent / "other"
+    pki.create_authority(other, NOW)
+    shutil.copy(other / "ca.crl", folder / "ca.crl")
+
+
+@pytest.mark.parametrize(
+    "spoil,says",
+    [
+        (_missing, "what was revoked is unknown"),
+        (_older, "list 3 was made already"),
+        (_foreign, "not this authority's"),
+    ],
+)
+def test_nothing_is_signed_on_a_wrong_list(folder: Path, spoil: Callable[[Path], None], says: str) -> None:
+    """A lost, foreign or older list would let the revoked in again, so none is made from it; the way out is named."""
+    pki.revoke(folder, "idmz", NOW)
+    pki.revoke(folder, "plant-a", NOW)
+    spoil(folder)
+    for act in (lambda: pki.reissue_crl(folder, NOW), lambda: pki.revoke(folder, "b1", NOW, broker=True)):
+        with pytest.raises(PkiError, match=says) as caught:
+            act()
+        assert "crls/3.crl" in caught.value.hint
+    shutil.copy(folder / "crls/3.crl", folder / "ca.crl")
+    assert len(pki.reissue_crl(folder, NOW).revoked) == 2
+
+
+@pytest.mark.parametrize(
+    "what,says",
+    [("nobody", "never issued anything"), ("00ff", "never issued anything"), ("b1", "never issued anything")],
+)
+def test_revoke_of_the_unknown(folder: Path, what: str, says: str) -> None:
+    """A name or number that was never issued changes nothing; a broker's name is not a zone's."""
+    with pytest.raises(PkiError, match=says):
+        pki.revoke(folder, what, NOW)
+    assert _revoked(folder) == set()
+
+
+def test_revoke_twice(folder: Path) -> None:
+    """What is revoked already is told, and no list is made for it."""
+    pki.revoke(folder, "idmz", NOW)
+    with pytest.raises(PkiError, match="revoked or has ended already"):
+        pki.revoke(folder, "idmz", NOW)
+    assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW).number == 2
+
+
+# --- importing ---------------------------------------------------------------------------------------------------------
+
+
+def test_import_of_a_sites_own(made: Path, tmp_path: Path) -> None:
+    """Identity, root and list lie where ours would, with our rights; a second import is a renewal with a way back."""
+    folder = tmp_path / "taken"
+    source = shutil.copytree(made, tmp_path / "site")
+    (source / "zones/idmz.pem").chmod(0o600)
+
+    def take(*, force: bool = False) -> None:
+        files = (source / "zones/idmz.pem", source / "zones/idmz.key", source / "ca.pem")
+        pki.import_identity(folder, "idmz", *files, NOW, crl_file=source / "ca.crl", force=force)
+
+    take()
+    assert _good(folder, now=NOW) == []
+    assert (folder / "zones/idmz.pem").stat().st_mode & 0o777 == 0o644
+    assert (folder / "ca.crl").read_bytes() == (source / "ca.crl").read_bytes()
+    with pytest.raises(PkiError, match="exist already"):
+        take()
+    old = _serial(folder / "zones/idmz.pem")
+    pki.renew(source, "idmz", NOW)
+    take(force=True)
+    assert _serial(folder / "zones/previous/idmz.pem") == old != _serial(folder / "zones/idmz.pem")
+    pki.roll_back(folder, "idmz", NOW)
+    assert _serial(folder / "zones/idmz.pem") == old
+
+
+def test_import_refuses_what_could_not_be_used(made: Path, tmp_path: Path) -> None:
+    """Another's key, another zone, a revoked one, a folder of another authority: nothing is written."""
+    folder, source = tmp_path / "taken", shutil.copytree(made, tmp_path / "site")
+    pki.revoke(source, "idmz", NOW)
+
+    def take(name: str, cert: str, key: str, into: Path = folder) -> None:
+        pki.import_identity(into, name, source / cert, source / key, source / "ca.pem", NOW, crl_file=source / "ca.crl")
+
+    for name, cert, key, says in (
+        ("plant-a", "zones/plant-a.pem", "zones/idmz.key", "does not fit"),
+        ("plant-b", "zones/plant-a.pem", "zones/plant-a.key", "common name"),
+        ("idmz", "zones/idmz.pem", "zones/idmz.key", "was revoked"),
+    ):
+        with pytest.raises(PkiError, match=says):
+            take(name, cert, key)
+        assert not folder.exists()
+    other = tmp_path / "own"
+    pki.create_authority(other, NOW)
+    with pytest.raises(PkiError, match="authority of its own"):
+        take("plant-a", "zones/plant-a.pem", "zones/plant-a.key", other)
+
+
+# --- bsfg pki ----------------------------------------------------------------------------------------------------------
+
+
+def _run(folder: Path, *arguments: object) -> Result:
+    result = CliRunner().invoke(bsfg, ["pki", *map(str, arguments), "--pki", str(folder)])
+    assert result.exception is None or isinstance(result.exception, SystemExit | BsfgError), result.exception
+    return result
+
+
+def test_commands(folder: Path, tmp_path: Path) -> None:
+    """Renew, roll back, revoke, list, show and crl say what they did and what comes next, for people and programs."""
+    renewed = _run(folder, "renew", "idmz", "--same-key")
+    assert "next: the .pem" in renewed.output
+    assert json.loads(_run(folder, "renew", "idmz", "--rollback", "--json").output)["zone"] == "idmz"
+    assert "bsfg broker config" in _run(folder, "renew", "b1", "--broker").output
+    revoked = _run(folder, "revoke", "plant-a", "--reason", "key-compromise")
+    assert "bsfg broker deny plant-a" in revoked.output
+    rows = [json.loads(line) for line in _run(folder, "list", "--json").output.splitlines()]
+    assert [row["reason"] for row in rows if row["name"] == "plant-a"] == ["key-compromise"]
+    assert "revoked" in _run(folder, "list").output
+    assert json.loads(_run(folder, "crl", "--days", "20", "--json").output)["days_left"] in (19, 20)
+    shown = _run(folder, "show")
+    assert shown.exit_code == 1
+    assert "was revoked at" in shown.output
+    assert "list    3, 1 revoked" in shown.output
+    assert "SOON" in shown.output
+    taken = tmp_path / "taken"
+    files = ["--cert", folder / "zones/idmz.pem", "--key", folder / "zones/idmz.key", "--ca", folder / "ca.pem"]
+    assert "idmz:" in _run(taken, "import", "idmz", *files, "--crl", folder / "ca.crl").output
+    assert _run(taken, "show").exit_code == 0
