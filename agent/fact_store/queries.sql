@@ -133,10 +133,51 @@ SELECT stream, origin, first_sequence, last_sequence, first_previous_digest, las
 ORDER BY stream, origin, first_sequence;
 
 -- insert_message: where a message id was first stored
-INSERT INTO message_index (stream, message_key, content_digest, message_offset) VALUES (?, ?, ?, ?);
+INSERT INTO message_index (stream, generation, message_key, content_digest, message_offset) VALUES (?, ?, ?, ?, ?);
 
 -- select_message: content and offset first stored under a message id
-SELECT content_digest, message_offset FROM message_index WHERE stream = ? AND message_key = ?;
+SELECT content_digest, message_offset FROM message_index WHERE stream = ? AND generation = ? AND message_key = ?;
+
+-- select_message_streams: streams that have message ids
+SELECT id FROM stream
+WHERE EXISTS (SELECT 1 FROM message_index WHERE message_index.stream = stream.id)
+    OR EXISTS (SELECT 1 FROM message_filter WHERE message_filter.stream = stream.id)
+ORDER BY id;
+
+-- select_message_generations: the oldest and the newest generation of a stream's message ids
+SELECT
+    min(
+        coalesce((SELECT min(generation) FROM message_index WHERE stream = :stream), 9223372036854775807),
+        coalesce((SELECT min(generation) FROM message_filter WHERE stream = :stream), 9223372036854775807)
+    ),
+    max(
+        coalesce((SELECT max(generation) FROM message_index WHERE stream = :stream), 0),
+        coalesce((SELECT max(generation) FROM message_filter WHERE stream = :stream), 0)
+    );
+
+-- select_message_keys: the message ids of a generation
+SELECT message_key, message_offset FROM message_index WHERE stream = ? AND generation = ?;
+
+-- delete_messages: some message ids of a generation that is released
+DELETE FROM message_index
+WHERE stream = :stream AND generation = :generation AND message_key < coalesce(
+    (
+        SELECT message_key FROM message_index WHERE stream = :stream AND generation = :generation
+        ORDER BY message_key LIMIT 1 OFFSET :rows_max
+    ),
+    x'ffffffffffffffffffffffffffffffffff'
+);
+
+-- insert_message_filter: a generation of message ids is full
+INSERT INTO message_filter (stream, generation, last_offset, digest, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (stream, generation)
+DO UPDATE SET last_offset = excluded.last_offset, digest = excluded.digest, body = excluded.body;
+
+-- select_message_filters: the filters of a stream
+SELECT generation, last_offset, digest, body FROM message_filter WHERE stream = ? ORDER BY generation;
+
+-- delete_message_filter: the last row of a generation is gone
+DELETE FROM message_filter WHERE stream = ? AND generation = ? RETURNING body;
 
 -- insert_consumer: register a consumer
 INSERT INTO consumer (name, zone, stream, state, start_offset, frontier, registered_unix_ms)

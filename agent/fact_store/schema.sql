@@ -96,13 +96,26 @@ CREATE TABLE held (
 ) STRICT, WITHOUT ROWID;
 
 -- Messages that applications appended here: the digest of their id leads to the digest of their content and their offset.
+-- Generations of 65536 ids in the order they came keep inserts in a part of the table that the cache holds.
 CREATE TABLE message_index (
     stream INTEGER NOT NULL REFERENCES stream (id),
+    generation INTEGER NOT NULL CHECK (generation >= 0),
     message_key BLOB NOT NULL CHECK (length(message_key) = 16),
     content_digest BLOB NOT NULL CHECK (length(content_digest) = 16),
     message_offset INTEGER NOT NULL,
-    PRIMARY KEY (stream, message_key)
+    PRIMARY KEY (stream, generation, message_key)
 ) STRICT, WITHOUT ROWID;
+
+-- Generations that are full: which keys they may hold (message_filter.py), and where their last message lies. What is damaged
+-- or missing here is made again from message_index.
+CREATE TABLE message_filter (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    generation INTEGER NOT NULL CHECK (generation >= 0),
+    last_offset INTEGER NOT NULL,
+    digest BLOB NOT NULL CHECK (length(digest) = 16),
+    body BLOB NOT NULL,
+    PRIMARY KEY (stream, generation)
+) STRICT;
 
 -- Who reads a stream, and how far the prefix without a hole is confirmed.
 CREATE TABLE consumer (

@@ -21,6 +21,7 @@ from agent.fact_store.append import AppendMessages, AppendSamples, content_diges
 from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, unlock
 from agent.fact_store.definitions import define
 from agent.fact_store.errors import FactsRefused, StoreError
+from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.migrations import migrate
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.receive import ReceivedPage, check, put
@@ -115,6 +116,7 @@ class FactStore:
             recovery.begin_life(connection, path, zone, time.time_ns() // 1_000_000)
             recovery.check_zone(recovery.identity(connection, path), zone, path)
             catalog = recovery.load(connection, path)
+            index = MessageIndex.load(connection)
             reader = StoreReader(path, connect_to=connect_to)
         except recovery.DATABASE_ERROR as error:
             connection.close()
@@ -122,7 +124,7 @@ class FactStore:
         except StoreError:
             connection.close()
             raise
-        writer = Writer(path, connection, catalog, settings, policies)
+        writer = Writer(path, connection, catalog, index, settings, policies)
         writer.start()
         return cls(path, writer, reader, descriptor, catalog.origin)
 

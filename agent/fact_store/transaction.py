@@ -1,7 +1,8 @@
 """One transaction: the writer's connection and a draft of the catalog, changed together.
 
-The only place that writes rows. Callers decide first and write second: whoever refuses (raises Refused) must not have called
-a method that writes, so that the rest of the group commit goes on untouched. An SQLite error ends the whole transaction.
+The only place that writes rows, those of message ids apart (message_index.py). Callers decide first and write second: whoever
+refuses (raises Refused) must not have called a method that writes, so that the rest of the group commit goes on untouched. An
+SQLite error ends the whole transaction.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import chain
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
 from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.held import Range
+from agent.fact_store.message_index import Entry, MessageIndex
 from agent.fact_store.queries import QUERIES, with_rows
 from agent.fact_store.records import ConsumerState, PeerPosition
 
@@ -25,20 +27,17 @@ _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 class Transaction:
     """Rows and catalog between BEGIN and COMMIT."""
 
-    def __init__(self, connection: sqlite3.Connection, catalog: Catalog, now_unix_ms: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, catalog: Catalog, index: MessageIndex, now_unix_ms: int) -> None:
         self.catalog = catalog.draft()
+        self.index = index
         self.now_unix_ms = now_unix_ms
         self._execute = connection.execute
-        self._executemany = connection.executemany
 
     # ----------------------------------------------------------------------------------------------------------- reading
 
     def message(self, stream: StreamState | None, key: bytes) -> tuple[bytes, int] | None:
         """Content digest and offset of the message first stored under an id, if there is one."""
-        if stream is None:
-            return None
-        found: tuple[bytes, int] | None = self._execute(QUERIES["select_message"], (stream.id, key)).fetchone()
-        return found
+        return None if stream is None else self.index.find(stream.id, key)
 
     def definition_digest(self, origin: int, number: int) -> bytes | None:
         """Running digest over an origin's definitions up to `number`, as stored."""
@@ -120,9 +119,9 @@ class Transaction:
             self._execute(QUERIES["insert_definition"], (origin, known.count, known.digest, body))
         self.catalog.definitions[origin] = known
 
-    def add_messages(self, stream: StreamState, entries: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Remember (key, content digest, offset) of messages just stored."""
-        self._executemany(QUERIES["insert_message"], [(stream.id, *entry) for entry in entries])
+    def add_messages(self, stream: StreamState, entries: Sequence[Entry]) -> None:
+        """Remember the ids of messages just stored."""
+        self.index.add(stream.id, entries)
 
     def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
         """How far a peer's stream is stored; within one epoch of the peer it never moves back."""

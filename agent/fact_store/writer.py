@@ -24,6 +24,7 @@ from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import SecondWriter, file_bytes, running_error
 from agent.fact_store.errors import ForkError, Refused, StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFull
 from agent.fact_store.group_commit import Commit, Pace, Wait, decide
+from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.meter import Meter
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import StoreStatistics
@@ -43,10 +44,12 @@ class Writer:
         path: Path,
         connection: sqlite3.Connection,
         catalog: Catalog,
+        index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
     ) -> None:
         self.catalog = catalog
+        self._index = index
         self._policies = policies
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()
@@ -200,9 +203,10 @@ class Writer:
         try:
             execute(QUERIES["begin"])
             self._check_alone()
-            transaction = Transaction(self._connection, self.catalog, time.time_ns() // 1_000_000)
+            transaction = Transaction(self._connection, self.catalog, self._index, time.time_ns() // 1_000_000)
             outcomes = self._perform(transaction, group)
             execute(QUERIES["commit"])
+            self._index.settle(is_durable=True)
         except sqlite3.Error as error:
             self._give_up(group, error)
             return
@@ -254,6 +258,7 @@ class Writer:
                 self._connection.execute(QUERIES["rollback"])
         except sqlite3.Error as second:
             found = running_error(self._path, second)
+        self._index.settle(is_durable=False)
         found.__cause__ = error
         if not isinstance(found, StoreFull | StoreBusy):
             with self._changed:

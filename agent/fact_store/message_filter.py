@@ -1,0 +1,135 @@
+"""Which generations of message ids may hold a key: a few bytes of each key, so that a new id is known to be new without
+looking into the tables. Core: no IO.
+
+Keys are digests, so any of their bits are as good as a hash. The first 13 choose one of 8192 buckets; a bucket holds, in the
+order in which keys came, three bytes each: two more of the key (its fingerprint) and the generation, modulo 256. One search
+through one bucket answers for all generations at once: 1.2 kB to go through for every four million keys.
+
+Promised: a key that was added is always among the candidates. A key that was not is one with a chance of one in 500,000
+for each key of its bucket (1.9 % with ten million keys in all); that costs a look into the table and nothing else.
+
+A generation that is full is summed up (`Summary`: how many keys in each bucket, then their fingerprints), kept in a table, and
+taken in again when the store is opened.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+BUCKETS = 8192
+_ENTRY = 3  # bytes: two of fingerprint, one of generation
+_PRINT = 2
+_KEPT = 256  # generations that their byte can tell apart
+_COUNTS_BYTES = 4 * BUCKETS
+
+Summary = bytes
+"""A generation's keys: BUCKETS counts as u32, then two bytes for each key, bucket after bucket."""
+
+
+class MessageFilter:
+    """What is remembered of the keys of one stream."""
+
+    def __init__(self) -> None:
+        self._buckets: list[bytearray | None] = [None] * BUCKETS  # made when needed: most streams have few messages
+        self._marks = array("I", bytes(_COUNTS_BYTES))  # where the open generation begins in each bucket
+
+    def __len__(self) -> int:
+        """How many keys are remembered."""
+        return sum(len(bucket) for bucket in self._buckets if bucket) // _ENTRY
+
+    def add(self, key: bytes, generation: int) -> None:
+        """Remember a key; generations never go back."""
+        number = (key[0] << 8 | key[1]) >> 3
+        bucket = self._buckets[number]
+        if bucket is None:
+            bucket = self._buckets[number] = bytearray()
+        bucket += key[2:4]
+        bucket.append(generation & 0xFF)
+
+    def undo(self, key: bytes) -> None:
+        """Forget the key that was added last to its bucket: of several, undo the last first."""
+        bucket = self._bucket(key)
+        assert bucket, "nothing was added"
+        assert bucket[-_ENTRY:-1] == key[2:4]
+        del bucket[-_ENTRY:]
+
+    def candidates(self, key: bytes, first_generation: int, last_generation: int) -> Iterator[int]:
+        """Generations between these two (inclusive) that may hold a key, the newest first; most often none."""
+        bucket = self._buckets[(key[0] << 8 | key[1]) >> 3]
+        if bucket is None:
+            return
+        fingerprint = key[2:4]
+        at = bucket.rfind(fingerprint)
+        while at >= 0:
+            if at % _ENTRY == 0:
+                newest = last_generation - ((last_generation - bucket[at + _PRINT]) & 0xFF)
+                yield from range(newest, first_generation - 1, -_KEPT)
+            at = bucket.rfind(fingerprint, 0, at + _PRINT - 1)
+
+    # ------------------------------------------------------------------------------------------------------- generations
+
+    @property
+    def marks(self) -> array[int]:
+        """Where the open generation begins; replaced, never changed, so that it can be put back after a rollback."""
+        return self._marks
+
+    @marks.setter
+    def marks(self, marks: array[int]) -> None:
+        self._marks = marks
+
+    def close(self) -> Summary:
+        """Sum up the open generation and begin the next."""
+        marks, buckets = self._marks, self._buckets
+        parts = [bucket[mark:] if bucket else b"" for bucket, mark in zip(buckets, marks, strict=True)]
+        entries = b"".join(parts)
+        prints = bytearray(len(entries) // _ENTRY * _PRINT)
+        prints[::_PRINT], prints[1::_PRINT] = entries[::_ENTRY], entries[1::_ENTRY]
+        self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
+        return array("I", [len(part) // _ENTRY for part in parts]).tobytes() + prints
+
+    def load(self, summary: Summary, generation: int) -> None:
+        """Remember the keys of a generation that was summed up, after those of the generations before it."""
+        prints = summary[_COUNTS_BYTES:]
+        entries = bytearray(len(prints) // _PRINT * _ENTRY)
+        entries[::_ENTRY], entries[1::_ENTRY] = prints[::_PRINT], prints[1::_PRINT]
+        entries[_PRINT::_ENTRY] = bytes([generation & 0xFF]) * (len(entries) // _ENTRY)
+        buckets = self._buckets
+        ends = accumulate((_ENTRY * count for count in counts(summary)), initial=0)
+        for number, (start, end) in enumerate(pairwise(ends)):
+            if start == end:
+                continue
+            if (bucket := buckets[number]) is None:
+                bucket = buckets[number] = bytearray()
+            bucket += entries[start:end]
+        self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
+
+    def drop(self, summary: Summary) -> None:
+        """Forget the oldest generation, which was summed up like this."""
+        lengths = [_ENTRY * count for count in counts(summary)]
+        for bucket, length in zip(self._buckets, lengths, strict=True):
+            if length:
+                assert bucket is not None
+                assert len(bucket) >= length
+                del bucket[:length]
+        self._marks = array("I", [mark - length for mark, length in zip(self._marks, lengths, strict=True)])
+
+    def _bucket(self, key: bytes) -> bytearray | None:
+        return self._buckets[(key[0] << 8 | key[1]) >> 3]
+
+
+def counts(summary: Summary) -> array[int]:
+    """How many keys each bucket has. Raises ValueError where the summary is none."""
+    found = array("I", summary[:_COUNTS_BYTES])
+    if len(found) != BUCKETS or len(summary) != _COUNTS_BYTES + _PRINT * sum(found):
+        raise ValueError(f"{len(summary)} bytes are no summary of message ids")
+    return found
+
+
+def summary_of(keys: list[bytes]) -> Summary:
+    """The summary of a generation, from its keys."""
+    one = MessageFilter()
+    for key in keys:
+        one.add(key, 0)
+    return one.close()

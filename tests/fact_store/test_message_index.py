@@ -1,0 +1,192 @@
+"""The index of message ids against a dict: across generations, failed transactions, restarts, retention and damaged filters."""
+
+import sqlite3
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from agent.fact_store import message_index, migrations
+from agent.fact_store.message_index import MessageIndex
+from agent.fact_store.queries import statements
+from agent.fact_store.records import AppendOutcome
+from tests.fact_store.making import OPERATIONAL, done, ids_in, message, plant
+
+SIZE = 8  # ids of a generation here
+STREAMS = (1, 2)
+SCHEMA = (Path(message_index.__file__).parent / "schema.sql").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def small_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generations that a test fills in passing."""
+    monkeypatch.setattr(message_index, "GENERATION_IDS", SIZE)
+
+
+def database() -> sqlite3.Connection:
+    """An empty store in memory, with two streams."""
+    found = sqlite3.connect(":memory:", isolation_level=None)
+    for statement in statements(SCHEMA):
+        found.execute(statement)
+    for number in STREAMS:
+        found.execute("INSERT INTO stream (id, name) VALUES (?, ?)", (number, f"s{number}"))
+    return found
+
+
+def key(number: int) -> bytes:
+    """The key of an id: few different beginnings, so that strangers look alike to the filter."""
+    return bytes((0, number % 3, 0, number % 2)) + number.to_bytes(12, "big")
+
+
+def true_key(number: int) -> bytes:
+    """A key as ids really have them."""
+    return blake2b(b"id %d" % number, digest_size=16).digest()
+
+
+def content(number: int) -> bytes:
+    """The content digest of an id."""
+    return blake2b(str(number).encode(), digest_size=16).digest()
+
+
+class IndexAgainstDict(RuleBasedStateMachine):
+    """The model: for each stream a dict from key to content and offset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection = database()
+        self.index = MessageIndex.load(self.connection)
+        self.known: dict[int, dict[bytes, tuple[bytes, int]]] = {number: {} for number in STREAMS}
+        self.next = 1
+
+    def add(self, stream: int, count: int) -> dict[bytes, tuple[bytes, int]]:
+        numbers = range(self.next, self.next + count)
+        entries = [(key(number), content(number), 10 * number) for number in numbers]
+        self.index.add(stream, entries)
+        self.next += count
+        return {one: (digest, offset) for one, digest, offset in entries}
+
+    @rule(stream=st.sampled_from(STREAMS), counts=st.lists(st.integers(1, 3 * SIZE), min_size=1, max_size=3))
+    def append(self, stream: int, counts: list[int]) -> None:
+        """Messages, in one or several goes of one transaction, over one or several borders."""
+        self.connection.execute("BEGIN")
+        for count in counts:
+            added = self.add(stream, count)
+            self.known[stream] |= added
+            assert all(self.index.find(stream, one) == found for one, found in added.items()), "seen before the commit"
+        self.connection.execute("COMMIT")
+        self.index.settle(is_durable=True)
+
+    @rule(counts=st.lists(st.tuples(st.sampled_from(STREAMS), st.integers(1, 3 * SIZE)), max_size=4))
+    def fail(self, counts: list[tuple[int, int]]) -> None:
+        """A transaction that the disk refused leaves nothing in memory either."""
+        self.connection.execute("BEGIN")
+        gone = [(stream, self.add(stream, count)) for stream, count in counts]
+        self.connection.execute("ROLLBACK")
+        self.index.settle(is_durable=False)
+        for stream, added in gone:
+            assert all(self.index.find(stream, one) is None for one in added)
+
+    @rule(stream=st.sampled_from(STREAMS), share=st.integers(0, 10), rows_max=st.integers(1, SIZE + 1))
+    def release(self, stream: int, share: int, rows_max: int) -> None:
+        """Retention lets go of a prefix: whole generations in it disappear, everything else stays."""
+        known = self.known[stream]
+        offsets = [offset for _, offset in known.values()]
+        released = offsets[len(offsets) * share // 10 - 1] if offsets and share else 0
+        for _ in range(len(known) + len(known) // SIZE + 1):  # at worst a row each, and a filter each
+            self.connection.execute("BEGIN")
+            assert self.index.release(stream, released, rows_max) <= rows_max
+            self.connection.execute("COMMIT")
+            self.index.settle(is_durable=True)
+        while len(known) >= SIZE and list(known.values())[SIZE - 1][1] <= released:
+            for one in list(known)[:SIZE]:
+                del known[one]
+
+    @rule()
+    def reopen(self) -> None:
+        """What is loaded from the tables is what was in memory."""
+        loaded = MessageIndex.load(self.connection)
+        for stream in STREAMS:
+            before, after = self.index._streams.get(stream), loaded._streams.get(stream)
+            if before is None or not len(before.filter):
+                assert after is None or not len(after.filter)
+                continue
+            assert after is not None
+            assert (after.generation, after.ids, after.last_offsets) == (
+                before.generation, before.ids, before.last_offsets,
+            )  # fmt: skip
+        self.index = loaded
+
+    @rule(stream=st.sampled_from(STREAMS), damage=st.sampled_from(["body = zeroblob(9)", "digest = zeroblob(16)"]))
+    def damage(self, stream: int, damage: str) -> None:
+        """A filter that the disk has changed is made again from the rows."""
+        self.connection.execute(f"UPDATE message_filter SET {damage} WHERE stream = ?", (stream,))
+        self.reopen()
+
+    @invariant()
+    def agrees(self) -> None:
+        """Every key is found as the model knows it, in its own stream only."""
+        for stream, known in self.known.items():
+            for one, found in known.items():
+                assert self.index.find(stream, one) == found
+            for other in STREAMS:
+                if other != stream:
+                    assert all(self.index.find(other, one) is None for one in known)
+            (rows,) = self.connection.execute(
+                "SELECT count(*) FROM message_index WHERE stream = ?", (stream,)
+            ).fetchone()
+            assert rows == len(known)
+
+
+IndexAgainstDict.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=20)
+TestIndexAgainstDict = IndexAgainstDict.TestCase
+
+
+def test_ids_are_known_over_borders_and_restarts(tmp_path: Path) -> None:
+    """Invariant 3, across generations: ids in closed generations and in the open one are recognised in the same life, after an
+    orderly end, and in the one after that; each message is there once."""
+    names = [f"id-{n}" for n in range(5 * SIZE + 3)]
+    with plant(tmp_path) as store:
+        for name in names[: 2 * SIZE + 1]:
+            assert done(store.append_message(OPERATIONAL, message(name))).outcome == "applied"
+        assert [one.outcome for one in done(store.append_messages(OPERATIONAL, [message(n) for n in names]))] == [
+            *["noop_already_applied"] * (2 * SIZE + 1),
+            *["applied"] * (len(names) - 2 * SIZE - 1),
+        ]
+    for _ in range(2):
+        with plant(tmp_path) as store:
+            for offset, name in enumerate(names, 1):
+                again = done(store.append_message(OPERATIONAL, message(name)))
+                assert again == AppendOutcome(offset, "noop_already_applied")
+                other = done(store.append_message(OPERATIONAL, message(name, "2")))
+                assert other == AppendOutcome(offset, "conflicting_duplicate")
+            assert ids_in(store) == names
+
+
+def test_rows_of_the_first_schema_move_into_generations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose ids lie in one table keyed by id alone is migrated: every id is still known, in generations by offset."""
+    monkeypatch.setattr(message_index, "GENERATION_IDS", 65_536)
+    known: dict[bytes, tuple[bytes, Any]] = {}
+    with sqlite3.connect(tmp_path / "old.db", isolation_level=None) as found:
+        before = [file for file in migrations.FILES if file.stem < "0003"]
+        monkeypatch.setattr(migrations, "FILES", tuple(before))
+        migrations.migrate(found)
+        found.execute("INSERT INTO stream (id, name) VALUES (1, 's1')")
+        found.execute("BEGIN")
+        for number in range(70_000):
+            known[true_key(number)] = content(number), 2 * number
+            found.execute("INSERT INTO message_index VALUES (1, ?, ?, ?)", (true_key(number), *known[true_key(number)]))
+        found.execute("COMMIT")
+        monkeypatch.undo()
+        migrations.migrate(found)
+        index = MessageIndex.load(found)
+        assert all(index.find(1, one) == expected for one, expected in list(known.items())[::37])
+        index.add(1, [(true_key(n), content(n), 2 * n) for n in range(70_000, 140_000)])
+        index.settle(is_durable=True)
+        generations = found.execute("SELECT generation, count(*) FROM message_index GROUP BY 1").fetchall()
+        assert generations == [(0, 65_536), (1, 65_536), (2, 8928)]
+        assert index.find(1, true_key(139_999)) == (content(139_999), 279_998)
+    found.close()
