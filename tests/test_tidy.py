@@ -58,7 +58,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_change", "tag_map")),
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
-    *(f"agent/query/{name}.py" for name in ("bounds", "facts", "plan", "times")),
+    *(f"agent/query/{name}.py" for name in ("bounds", "facts", "latest", "plan", "times")),
     *(f"agent/replication/{name}.py" for name in ("page", "protocol", "receiver", "sender", "topics")),
     *(f"spark/pyspark_bsfg/{name}.py" for name in ("columns", "dictionary", "options", "ranges", "schema", "values")),
 )

@@ -27,6 +27,7 @@ _COMMANDS = {
     "fetch": "agent.cli.facts:fetch",
     "confirm": "agent.cli.facts:confirm",
     "tail": "agent.cli.facts:tail",
+    "latest": "agent.cli.latest:latest",
     "sql": "agent.cli.sql:sql",
     "pki": "agent.cli.pki:pki",
     "broker": "agent.cli.broker:broker",

@@ -5,7 +5,7 @@ Definitions never change and their numbers have no gap, so what was read once is
 
 from __future__ import annotations
 
-from agent.batch import BatchError, Origin
+from agent.batch import DEFINITIONS_MAX, BatchError, Origin
 from agent.fact_store.reader import StoreReader
 from agent.message import TagDefinition
 from agent.query.bounds import Bounds
@@ -25,6 +25,12 @@ class Dictionary:
             known.extend(map(TagDefinition.from_json, self._reader.definitions(origin, len(known), count)))
             if len(known) < count:
                 raise BatchError(f"definitions: the store has {len(known)} of {origin}, a batch names {count}")
+        return known
+
+    def all_of(self, origin: Origin) -> list[TagDefinition]:
+        """Every definition the store has of an origin."""
+        known = self._known.setdefault(origin, [])
+        known.extend(map(TagDefinition.from_json, self._reader.definitions(origin, len(known), DEFINITIONS_MAX)))
         return known
 
 

@@ -7,7 +7,7 @@ statements nothing is open, so the node can go on reusing its log while a long q
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.batch import BatchError, Kind, open_messages, open_packed, parse
@@ -16,6 +16,7 @@ from agent.fact_store.reader import StoreReader
 from agent.fact_store.records import BatchHead, Hole, StoredBatch
 from agent.query.bounds import Bounds
 from agent.query.dictionary import Dictionary, Wanted
+from agent.query.errors import StreamUnknown
 from agent.query.facts import Facts
 
 HEADS_PAGE = 4096  # some milliseconds for each statement
@@ -49,6 +50,15 @@ class Scanner:
         self.dictionary = Dictionary(reader)
         self.ends: Mapping[str, int] = {one.name: one.end_offset for one in reader.streams()}
         self.effort = Effort()
+
+    def checked(self, streams: Iterable[str]) -> frozenset[str]:
+        """These streams. Raises StreamUnknown where the store has not heard of one."""
+        for stream in streams:
+            if stream not in self.ends:
+                raise StreamUnknown(
+                    f"there is no stream {stream!r}", f"there are: {', '.join(sorted(self.ends)) or 'none'}"
+                )
+        return frozenset(streams)
 
     def scan(self, bounds: Bounds, *, newest_first: bool = False) -> Iterator[Facts]:
         """The facts within the bounds, by batch; in a batch they are in the order of `Facts.places`, which may be backwards."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.query.making import everything
+
 ROOT = Path(__file__).resolve().parents[2]
 Bsfg = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -198,6 +200,31 @@ def test_sql_that_cannot_be_run_is_a_sentence(node: Bsfg) -> None:
         assert done.returncode == 1
         assert why in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_latest_says_how_stale_it_is(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A row for each tag with its staleness, as a table and as JSON; what was not found and what does not match is said."""
+    file = everything(tmp_path)
+    done = bsfg("latest", "--file", str(file))
+    assert done.returncode == 0, done.stderr
+    header, _, *rows = done.stdout.splitlines()
+    assert header.split() == ["zone", "tag", "value", "unit", "quality", "source_time", "mode", "as_of", "staleness"]
+    assert any(row.split()[:5] == ["plant", "line1/flow", "7.25", "m3/h", "Good"] for row in rows)
+    assert "in the last 10,000,000 facts of" in done.stderr
+    assert "line2/silent" in done.stderr
+    found = [
+        json.loads(line)
+        for line in bsfg("latest", "line1/*", "--zone", "plant", "--file", str(file), "--json").stdout.splitlines()
+    ]
+    assert [(one["subject"], one["unit"], one["mode"]) for one in found] == [
+        ("tag:line1/flow", "m3/h", "degraded"),
+        ("tag:line1/temp", "degC", "degraded"),
+    ]
+    assert all(one["staleness_ms"] >= 0 and one["as_of"] for one in found)
+    nothing = bsfg("latest", "line9/*", "--file", str(file))
+    assert (nothing.returncode, "no tag matches" in nothing.stderr) == (1, True)
+    unknown = bsfg("latest", "--stream", "facts.none", "--file", str(file))
+    assert (unknown.returncode, "facts.telemetry" in unknown.stderr) == (1, True)
 
 
 def test_what_the_page_on_asking_shows_works(node: Bsfg) -> None:
