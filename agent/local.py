@@ -28,7 +28,8 @@ import msgspec
 from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
-from agent.fact_store.errors import ConsumerNotYours
+from agent.fact_store.errors import ConsumerNotYours, StoreError
+from agent.fact_store.settings import Acks
 from agent.message import CONSUMER, STREAM, Envelope, Fact, Message, MessageError, check_message, check_name
 
 SOCKET = "bsfg.sock"
@@ -59,6 +60,7 @@ class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="opera
     stream: str
     envelope: Envelope
     fact: Fact
+    acks: Acks | None = None
 
 
 class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
@@ -78,10 +80,12 @@ class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_fiel
 
 
 class Appended(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
-    """`outcome`: applied, noop_already_applied, or conflicting_duplicate (then nothing changed and `offset` is the other's)."""
+    """`outcome`: applied, noop_already_applied, conflicting_duplicate (then nothing changed and `offset` is the other's), or
+    queued (not yet where acks promises it; `warning` says why)."""
 
     offset: int
     outcome: str
+    warning: str = ""
 
 
 class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
@@ -134,7 +138,7 @@ class Door:
         try:
             return await self._carry_out(request)
         except BsfgError as error:
-            return Refused(str(error), error.hint)
+            return Refused(error.why if isinstance(error, StoreError) else str(error), error.hint)
 
     async def _carry_out(self, request: Request) -> Answer:
         store = self._store
@@ -147,8 +151,8 @@ class Door:
                     raise MessageError(
                         "from_zone", f"{message.envelope.from_zone!r}; facts appended here are {store.zone!r}'s"
                     )
-                outcome = await asyncio.wrap_future(store.append_message(request.stream, message))
-                return Appended(outcome.offset, str(outcome.outcome))
+                outcome = await asyncio.wrap_future(store.append_message(request.stream, message, acks=request.acks))
+                return Appended(outcome.offset, str(outcome.outcome), outcome.warning)
             case RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)
                 check_name("stream", request.stream, STREAM)
@@ -221,8 +225,8 @@ async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.S
     return is_readable
 
 
-async def ask(state_dir: Path, request: Request) -> Answer:
-    """Ask the node that runs on this state folder. Raises FileNotFoundError or ConnectionRefusedError when none does,
+async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:
+    """Ask the node that runs on this state folder; `waits_ms` is how long it may rightly wait for others (acks). Raises FileNotFoundError or ConnectionRefusedError when none does,
     StateFolderUnusable when it cannot be looked for, and LocalError when it breaks off or does not answer in time."""
     try:
         with _address(state_dir) as address:
@@ -234,7 +238,7 @@ async def ask(state_dir: Path, request: Request) -> Answer:
     try:
         encoded = msgspec.json.encode(request)
         writer.write(_LENGTH.pack(len(encoded)) + encoded)
-        async with asyncio.timeout(ANSWER_S_MAX):
+        async with asyncio.timeout(ANSWER_S_MAX + waits_ms / 1000):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
             answer: Answer = _ANSWER.decode(await reader.readexactly(min(length, ANSWER_BYTES_MAX)))
             return answer

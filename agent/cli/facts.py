@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import click
 
@@ -24,6 +24,7 @@ from agent.cli import config_option, json_option
 from agent.config import NodeSettings, load
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.records import Hole
+from agent.fact_store.settings import Acks, StreamSettings
 from agent.message import Envelope, Fact, canonical_json, parse_json
 from agent.query.presented import presented
 
@@ -40,6 +41,7 @@ stream_option = click.option("--stream", default=OPERATIONAL, show_default=True,
 @click.option("--to-zone", default="*", show_default=True, help="Whom the fact is meant for; not a route.")
 @click.option("--correlation-id", help="The wider conversation.")
 @click.option("--causation-id", help="message_id of the immediate cause.")
+@click.option("--acks", type=click.Choice(get_args(Acks)), help="When to answer.  [default: the stream's acks]")
 @click.argument("subject")
 @click.argument("predicate")
 @click.argument("object_json")
@@ -51,12 +53,13 @@ def append(
     to_zone: str,
     correlation_id: str | None,
     causation_id: str | None,
+    acks: Acks | None,
     subject: str,
     predicate: str,
     object_json: str,
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:
-    """Append the fact SUBJECT PREDICATE OBJECT_JSON, once; return when it is durable."""
+    """Append the fact SUBJECT PREDICATE OBJECT_JSON, once; return when it is durable, here or where `acks` says."""
     settings = load(config_file)
     content = canonical_json(parse_json("object_json", object_json.encode()))
     envelope = Envelope(
@@ -67,10 +70,14 @@ def append(
         correlation_id=correlation_id,
         causation_id=causation_id,
     )
-    request = local.AppendFact(stream, envelope, Fact(subject, predicate, content))
-    answer = cast(local.Appended, _ask(settings, request))
+    request = local.AppendFact(stream, envelope, Fact(subject, predicate, content), acks)
+    named = [one for one in settings.stream if one.name == stream] or [StreamSettings(stream)]
+    answer = cast(local.Appended, _ask(settings, request, waits_ms=named[0].acks_timeout_ms))
+    if answer.warning:
+        click.echo(f"bsfg: warning: {answer.warning}", err=True)
     if as_json:
-        click.echo(json.dumps({"offset": answer.offset, "outcome": answer.outcome, "message_id": envelope.message_id}))
+        told = {"offset": answer.offset, "outcome": answer.outcome, "message_id": envelope.message_id}
+        click.echo(json.dumps(told | ({"warning": answer.warning} if answer.warning else {})))
     else:
         click.echo(f"{answer.outcome}: offset {answer.offset} of {stream}, message_id {envelope.message_id}")
     sys.exit(1 if answer.outcome == "conflicting_duplicate" else 0)
@@ -140,15 +147,15 @@ def _content_id(subject: str, predicate: str, content: bytes) -> str:
     return hashlib.sha256(b"\0".join((subject.encode(), predicate.encode(), content))).hexdigest()
 
 
-def _ask(settings: NodeSettings, request: local.Request) -> local.Answer:
-    """Ask the running node, or be the node for one request."""
+def _ask(settings: NodeSettings, request: local.Request, waits_ms: int = 0) -> local.Answer:
+    """Ask the running node, or be the node for one request; `waits_ms` is how long the store may rightly wait for others."""
 
     async def be_the_node() -> local.Answer:
         with local.open_store(settings) as store:
             return await local.Door(store).answer(request)
 
     try:
-        answer = asyncio.run(local.ask(settings.node.state_dir, request))
+        answer = asyncio.run(local.ask(settings.node.state_dir, request, waits_ms))
     except (FileNotFoundError, ConnectionRefusedError):
         answer = asyncio.run(be_the_node())
     if isinstance(answer, local.Refused):

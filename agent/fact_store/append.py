@@ -28,6 +28,7 @@ from agent.batch import (
     seal_columns,
     seal_messages,
 )
+from agent.fact_store.acks import Terms
 from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.group_commit import batch_sizes
@@ -50,6 +51,7 @@ class AppendSamples:
     bytes: int
     is_awaited: bool
     queued_ns: int
+    terms: Terms | None = None  # without: answered when durable here
     future: Future[Appended] = field(default_factory=Future)
 
 
@@ -63,6 +65,7 @@ class AppendMessages:
     contents: list[bytes]
     bytes: int
     queued_ns: int
+    terms: Terms | None = None  # without: answered when durable here
     future: Future[list[AppendOutcome]] = field(default_factory=Future)
 
 

@@ -114,6 +114,10 @@ class FactsRefused(Refused):
     """Samples, messages or definitions that cannot be sealed."""
 
 
+class AcksRefused(Refused):
+    """Acks that the write class of the stream forbids."""
+
+
 class ForkError(Refused):
     """A batch contradicts the history held of its origin: that gateway was restored from an old image, or somebody lies."""
 

@@ -14,17 +14,21 @@ from agent.fact_store.lifecycle import Lifecycle
 
 
 class Appended(NamedTuple):
-    """Where samples of one append lie; they are durable."""
+    """Where samples of one append lie; they are durable here. `queued`: not yet where `acks` promises them, `warning` says why."""
 
     first_offset: int
     last_offset: int
+    outcome: Literal["acknowledged", "queued"] = "acknowledged"
+    warning: str = ""
 
 
 class AppendOutcome(NamedTuple):
-    """What became of a message. The offset is that of the message first stored under its id."""
+    """What became of a message. The offset is that of the message first stored under its id; 0 while it is not known (acks
+    none). `queued`: not yet where `acks` promises it; durable here, unless acks is none, and `warning` says why."""
 
     offset: int
-    outcome: Literal["applied", "noop_already_applied", "conflicting_duplicate"]
+    outcome: Literal["applied", "noop_already_applied", "conflicting_duplicate", "queued"]
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers, recovery
+from agent.fact_store.acks import Follower
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
 from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, unlock
 from agent.fact_store.definitions import define
@@ -37,7 +38,7 @@ from agent.fact_store.records import (
     StoreStatistics,
     StreamInfo,
 )
-from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
 from agent.fact_store.work import Call
 from agent.fact_store.writer import OnCommit, Writer
 from agent.message import (
@@ -55,6 +56,7 @@ from agent.message import (
     value_bytes,
 )
 
+T = TypeVar("T")
 _FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or bytes apart
 _MESSAGE_BYTES = 1000
 _PLAIN = frozenset({bool, int, float, type(None)})
@@ -140,10 +142,13 @@ class FactStore:
         bodies = [definition.to_json() for definition in definitions]
         return self._call("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
 
-    def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Appended]:
+    def append_samples(
+        self, stream: str, rows: Sequence[Sample], *, awaited: bool = False, acks: Acks | None = None
+    ) -> Future[Appended]:
         """Append samples, all or none, in one place; done when durable. `awaited` commits at once, otherwise they ripen.
 
-        Raises StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
+        Awaited ones are answered on the stream's `acks`, or on these; what nobody waits for is answered when it is durable here.
+        Raises StoreBusy at once when the queue is full: slow the source; and AcksRefused. FactsRefused comes through the future.
         """
         check_name("stream", stream, STREAM)
         if not rows:
@@ -153,18 +158,25 @@ class FactStore:
         except (ValueError, TypeError) as error:
             raise FactsRefused(f"samples for {stream} are not samples: {error}", "correct the source") from error
         size = _values_bytes(columns.values)
-        append = AppendSamples(stream, columns, len(rows), size, awaited, time.monotonic_ns())
+        terms = self._writer.terms(stream, acks) if awaited or acks else None
+        is_urgent = terms is not None and not terms.is_answered_unstored
+        append = AppendSamples(stream, columns, len(rows), size, is_urgent, time.monotonic_ns(), terms)
         self._writer.append_samples(append)
-        return append.future
+        return append.future if terms is None or is_urgent else _answered(Appended(0, 0, "queued"))
 
-    def append_message(self, stream: str, message: Message) -> Future[AppendOutcome]:
-        """Append a message unless its id is there already; see `AppendOutcome`. Raises MessageError, StoreBusy at once."""
+    def append_message(self, stream: str, message: Message, *, acks: Acks | None = None) -> Future[AppendOutcome]:
+        """Append a message unless its id is there already; see `AppendOutcome`. Answered on the stream's `acks`, or on these.
+
+        Raises MessageError, AcksRefused, StoreBusy at once.
+        """
         outer: Future[AppendOutcome] = Future()
         outer.set_running_or_notify_cancel()
-        self.append_messages(stream, [message]).add_done_callback(partial(_answer_with_first, outer))
+        self.append_messages(stream, [message], acks=acks).add_done_callback(partial(_answer_with_first, outer))
         return outer
 
-    def append_messages(self, stream: str, messages: Sequence[Message]) -> Future[list[AppendOutcome]]:
+    def append_messages(
+        self, stream: str, messages: Sequence[Message], *, acks: Acks | None = None
+    ) -> Future[list[AppendOutcome]]:
         """As `append_message` for several in one commit; each has its own outcome."""
         check_name("stream", stream, STREAM)
         if not messages:
@@ -173,9 +185,12 @@ class FactStore:
             check_message(message)
         keys, contents = [message_key(one) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
-        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns())
+        terms = self._writer.terms(stream, acks)
+        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms)
         self._writer.append_messages(append)
-        return append.future
+        return (
+            append.future if not terms.is_answered_unstored else _answered([AppendOutcome(0, "queued")] * len(messages))
+        )
 
     def put_batches(
         self,
@@ -236,7 +251,33 @@ class FactStore:
         Without `first_offset` everything up to `last_offset`. UnknownConsumer, ConfirmBeyondLog, ConfirmRefused through it.
         """
         run = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
-        return self._call("confirm", run)
+        confirming = self._call("confirm", run)
+        confirming.add_done_callback(partial(self._confirmed, consumer))
+        return confirming
+
+    def _confirmed(self, name: str, confirming: Future[int]) -> None:
+        """In the writer's thread: whoever confirms is there, and one that has confirmed everything has caught up."""
+        known = self.consumer(name)
+        if confirming.exception() is None and known is not None:
+            is_at_end = known.frontier >= self.end_offset(known.stream)
+            self._writer.presence.confirmed(
+                name, is_at_end=is_at_end, now_ns=time.monotonic_ns(), now_unix_ms=time.time_ns() // 1_000_000
+            )
+
+    def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
+        """A serving side answers a fetch of this consumer: with a page that reaches the end of the log, or (`waits_ms`) it waits
+        there for facts. From any thread; costs no commit unless the consumer's state changes by it.
+        """
+        known = self.consumer(consumer)
+        if known is None:
+            return
+        self._writer.presence.fetched(
+            consumer,
+            is_at_end=is_at_end,
+            waits_ns=waits_ms * 1_000_000,
+            now_ns=time.monotonic_ns(),
+            now_unix_ms=time.time_ns() // 1_000_000,
+        )
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
@@ -291,6 +332,10 @@ class FactStore:
         """Every registered consumer, from memory."""
         return list(self._writer.catalog.consumers.values())
 
+    def followers(self, stream: str) -> list[Follower]:
+        """Whom an append to a stream may wait for, and when each was last at its end, from memory."""
+        return self._writer.presence.followers(self._writer.catalog, stream)
+
     def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
         """How far a peer's stream has been stored here, from memory."""
         return self._writer.catalog.peers.get((peer, stream))
@@ -338,6 +383,13 @@ class FactStore:
         call = Call(name, size, time.monotonic_ns(), run, is_early)
         self._writer.call(call)
         return call.future
+
+
+def _answered(outcome: T) -> Future[T]:
+    """A future that is done: acks none asks for no more than a place in the queue."""
+    future: Future[T] = Future()
+    future.set_result(outcome)
+    return future
 
 
 def _answer_with_first(outer: Future[AppendOutcome], inner: Future[list[AppendOutcome]]) -> None:

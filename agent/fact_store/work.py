@@ -53,6 +53,11 @@ class Group:
         appends.extend(one for queued in self.messages.values() for one in queued)
         return [*appends, *self.early, *self.calls]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not (self.samples or self.messages or self.early or self.calls)
+
 
 class Room:
     """Space for work in the queue: so many pieces (facts, or calls) of so many bytes."""

@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from agent.fact_store.acknowledging import NEVER_NS, Acknowledging
+from agent.fact_store.acks import Terms, terms
 from agent.fact_store.append import AppendMessages, AppendSamples, append_messages, append_samples
 from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import SecondWriter, file_bytes, running_error
@@ -26,11 +28,14 @@ from agent.fact_store.errors import ForkError, Refused, StoreBusy, StoreClosed, 
 from agent.fact_store.group_commit import Commit, Pace, Wait, decide
 from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.meter import Meter
+from agent.fact_store.presence import Presence
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import StoreStatistics
-from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
 from agent.fact_store.transaction import Transaction
 from agent.fact_store.work import Call, Group, Queue, Work
+
+WAIT_NS_MAX = 3_600_000_000_000  # an idle writer turns round once an hour; the system's own limit is no round number
 
 OnCommit = Callable[[Mapping[str, int]], None]
 _Outcomes = list[tuple[Work, Any]]
@@ -54,6 +59,8 @@ class Writer:
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()
         self.meter = Meter()
+        self.presence = Presence()
+        self._acknowledging = Acknowledging(self.presence)
         self._path = path
         self._connection = connection
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
@@ -123,6 +130,10 @@ class Writer:
         with self._changed:
             self._queue.release(call)
 
+    def terms(self, stream: str, acks: Acks | None) -> Terms:
+        """What an append to a stream waits for; raises AcksRefused."""
+        return terms(self._policies.get(stream) or StreamSettings(stream), acks)
+
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
         """Have `callback` called in the writer's thread after each commit; it must only enqueue. Returns its undoing."""
         with self._changed:
@@ -174,7 +185,9 @@ class Writer:
                 self._group = self._next()
                 if self._group is None:
                     break
-                self._commit(self._group)
+                if not self._group.is_empty:
+                    self._commit(self._group)
+                self._acknowledging.settle(self.catalog, time.monotonic_ns())
             is_broken = False
         finally:
             if is_broken:
@@ -182,7 +195,7 @@ class Writer:
             self._end()
 
     def _next(self) -> Group | None:
-        """Wait for the next group; None when closing and nothing is left."""
+        """Wait for the next group; an empty one when something else is due, None when closing and nothing is left."""
         with self._changed:
             while True:
                 now_ns = time.monotonic_ns()
@@ -192,10 +205,11 @@ class Writer:
                 match decide(queue.waiting, now_ns, self._pace, is_urgent=queue.is_urgent, is_last=self._is_closing):
                     case Commit(streams):
                         return queue.take(streams)
-                    case Wait(None):
-                        self._changed.wait()
-                    case Wait(int() as until_ns):
-                        self._changed.wait((until_ns - now_ns) / 1e9)
+                    case Wait(until_ns):
+                        if self._acknowledging.alarm_ns <= now_ns:
+                            return Group()
+                        due_ns = min(until_ns or NEVER_NS, self._acknowledging.alarm_ns, now_ns + WAIT_NS_MAX)
+                        self._changed.wait((due_ns - now_ns) / 1e9)
 
     def _commit(self, group: Group) -> None:
         """One transaction: run, commit, publish, answer."""
@@ -247,6 +261,8 @@ class Writer:
             self.meter.done(work, outcome, now_ns)
             if isinstance(outcome, StoreError):
                 work.future.set_exception(outcome)
+            elif isinstance(work, AppendSamples | AppendMessages):
+                self._acknowledging.answer(work, outcome, self.catalog, now_ns)
             else:
                 work.future.set_result(outcome)
 
@@ -283,6 +299,7 @@ class Writer:
             self._is_closing = self._has_ended = True
             left = self._queue.take(tuple(self._queue.waiting)).all()
         error = self.failure or StoreClosed(f"{self._path}: the writer ended")
+        self._acknowledging.close(error.why)
         for work in [*left, *(self._group.all() if self._group else ())]:
             if not work.future.done():
                 work.future.set_exception(_again(error))

@@ -101,6 +101,11 @@ class ServingStore(Protocol):
         """Merge a confirmed range; the frontier after it, durable before it is returned."""
         ...
 
+    def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
+        """A fetch of this consumer is answered with a page that reaches the end of the log or not, or waits at the end so
+        long.  Returns at once and never raises; a confirmation needs no such word."""
+        ...
+
     def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
         """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits."""
         ...

@@ -231,6 +231,7 @@ class Server:
             await confirming
         if not isinstance(read, PageRead):
             return read
+        store.seen(request.consumer_name, is_at_end=max(position, read.last_offset) >= read.end_offset)
         frontier = self._frontier(request.consumer_name, consumer)
         self._facts_sent += read.facts
         return self._pack(stream, frontier, read)
@@ -264,7 +265,8 @@ class Server:
                 break
             key = (caller.zone, request.consumer_name)
             has_waited = True
-            wait_s = (decision.until_ms - _now_ms()) / 1000
+            wait_s = max(0, decision.until_ms - _now_ms()) / 1000
+            self._store.seen(request.consumer_name, is_at_end=True, waits_ms=int(wait_s * 1000))
             if await self._waiters.wait(key, stream, wait_s, lambda: self._store.end_offset(stream) > position):
                 return Drop(DropReason.SUPERSEDED)
         packet_bytes_max = self._link.require().packet_bytes_max

@@ -141,6 +141,18 @@ def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
     assert first["offset"] == again["offset"] == 1
 
 
+def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
+    """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does not."""
+    done = node("append", "--acks", "all", "batch:1", "done", "{}", "--json")
+    assert done.returncode == 0
+    told = json.loads(done.stdout)
+    assert (told["offset"], told["outcome"]) == (1, "queued")
+    assert told["warning"] in done.stderr
+    assert done.stderr.startswith("bsfg: warning: after 5 s 0 of the 1 consumers")
+    assert json.loads(node("tail", "--stream", "facts.operational").stdout)["offset"] == 1
+    assert "warning" not in json.loads(node("append", "batch:1", "done", "{}", "--json").stdout)
+
+
 def test_an_interpreter_without_asserts_is_refused(bsfg: Bsfg) -> None:
     """-O would remove the checks the product rests on."""
     done = bsfg("check", python=("-O",))
