@@ -26,6 +26,7 @@ WHOLE = (*GROUND, *PARTS, "agent.config")
 KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
+    "agent.file_hints": (),
     "agent.message": ("agent.errors",),
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
@@ -34,8 +35,8 @@ KNOWS: dict[str, tuple[str, ...]] = {
         *GROUND,
         *(f"agent.fact_store.{name}" for name in ("errors", "queries", "reader", "records")),
     ),
-    "agent.ingest": ("agent.errors", "agent.message"),  # appends through a port
-    "agent.replication": GROUND,  # stores through a port
+    "agent.ingest": ("agent.errors", "agent.message", "agent.file_hints"),  # appends through a port
+    "agent.replication": (*GROUND, "agent.file_hints"),  # stores through a port
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
     "pyspark_bsfg": (*GROUND, "agent.fact_store.reader", "agent.fact_store.records"),
     "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),

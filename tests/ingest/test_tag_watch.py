@@ -8,6 +8,7 @@ from typing import Self
 
 import pytest
 
+from agent import file_hints
 from agent.demo.plant.tags import modbus_tags_csv
 from agent.ingest import tag_watch
 from agent.ingest.lifecycle import State
@@ -359,11 +360,11 @@ async def test_without_events_the_clock_does_it(
 ) -> None:
     """A system that gives no watches costs time, not changes; the log says so once."""
 
-    class Deaf(tag_watch.BaseObserver):
+    class Deaf(file_hints.BaseObserver):
         def __init__(self) -> None:
             raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr(tag_watch, "Observer", Deaf)
+    monkeypatch.setattr(file_hints, "Observer", Deaf)
     async with Watching(file, WatchTimes(0.01, 0.05, 0.05, reread_s=0.05)) as watch:
         await wait_until_async(lambda: watch.looks >= 3, "looks by the clock")
         write(file, rows("a", "b"))
