@@ -32,9 +32,7 @@ from agent.health.snapshot import (
 )
 from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
-from agent.replication.errors import ReplicationError
 from agent.replication.link import Link, LinkStatistics
-from agent.replication.pki import describe, load_certificates
 from agent.replication.puller import Puller, PullStatistics
 from agent.replication.server import Server
 
@@ -209,19 +207,14 @@ class Figures:
             self._unreadable.pop(what, None)
 
     def _certificate_days_left(self) -> float | None:
-        """Of the certificate that ends first; None when none can be read, which the link to its broker tells better."""
-        now, days = datetime.now(UTC), []
-        for broker in self._settings.broker:
-            try:
-                certificates = load_certificates(broker.cert_file)
-            except ReplicationError:
-                continue
-            days += [describe(certificate, now).days_left for certificate in certificates]
-        return min(days, default=None)
+        """Of the certificate in use that ends first; None when none can be used, which the link to its broker tells better."""
+        now = datetime.now(UTC)
+        ends = [link.statistics().identity_ends for link in self._links.values()]
+        return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
 
 
 def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
-    return BrokerFigures(name, link.is_up, link.connects, link.down_reason or "")
+    return BrokerFigures(name, link.is_up, link.connects, link.down_reason or "", link.identity_trouble)
 
 
 def _source(source: SourceStatistics) -> SourceFigures:

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, cast
 
 from agent import local
@@ -30,8 +29,8 @@ from agent.ingest.tag_file import load_tag_maps
 from agent.ingest.tag_map import TagMap
 from agent.replication.asker import Asker
 from agent.replication.carrier import Access
+from agent.replication.identity import Identity, IdentityWatch
 from agent.replication.link import Link
-from agent.replication.pki import client_context
 from agent.replication.ports import ReceivingStore, ServingStore
 from agent.replication.puller import Puller, PullSettings
 from agent.replication.server import Server
@@ -67,7 +66,12 @@ class Node:
         self._settings = settings
         self._store = store
         self._notifier = notify.notifier()
-        self._links = {broker.name: Link(_access(broker, settings.node.zone)) for broker in settings.broker}
+        identities = [_identity(broker, settings.node.zone) for broker in settings.broker]
+        self._identities = IdentityWatch(identities)
+        self._links = {
+            broker.name: Link(_access(broker, identity, settings.node.zone), identity=identity)
+            for broker, identity in zip(settings.broker, identities, strict=True)
+        }
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._pullers = list(self._make_pullers())
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
@@ -87,6 +91,7 @@ class Node:
                 ),
                 group.create_task(notify.watch(self._notifier, self._figures.progress, self._status), name="notify"),
                 group.create_task(self._tell_ready(), name="ready"),
+                group.create_task(self._identities.run(), name="identities"),
             ]
             pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
@@ -159,9 +164,12 @@ async def _until(ended: asyncio.Future[None]) -> None:
     await ended
 
 
-def _access(broker: BrokerSettings, zone: str) -> Access:
-    make_context = partial(client_context, broker.ca_file, broker.cert_file, broker.key_file)
-    return Access(broker.name, zone, broker.host, broker.port, make_context)
+def _identity(broker: BrokerSettings, zone: str) -> Identity:
+    return Identity(broker.name, zone, broker.ca_file, broker.cert_file, broker.key_file)
+
+
+def _access(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
+    return Access(broker.name, zone, broker.host, broker.port, identity.context)
 
 
 def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -73,6 +73,7 @@ class BrokerFigures:
     connected: bool
     connects_total: int = 0
     trouble: str = ""
+    identity_trouble: str = ""  # why the certificate in its files is not the one in force
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         found += _source_reasons(source, snapshot.taken_unix_ms)
     for broker in snapshot.brokers:
         found += _broker_reasons(broker)
+        found += _identity_reasons(broker)
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
     for consumer in snapshot.consumers:
@@ -159,6 +160,13 @@ def _broker_reasons(broker: BrokerFigures) -> Iterator[Reason]:
     if not broker.connected:
         text = "not connected" + (f": {broker.trouble}" if broker.trouble else "")
         hint = "facts wait on both sides until it is back; bsfg broker check tries each step"
+        yield Reason(Level.BROKEN, False, f"broker {broker.name}", text, hint)
+
+
+def _identity_reasons(broker: BrokerFigures) -> Iterator[Reason]:
+    if broker.identity_trouble:
+        text = f"its new certificate is not in force: {broker.identity_trouble}"
+        hint = "the one before is used on; put the right files in place, or the old ones back (bsfg check)"
         yield Reason(Level.BROKEN, False, f"broker {broker.name}", text, hint)
 
 

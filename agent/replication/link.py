@@ -3,6 +3,9 @@
 A node has one `Link` per broker, shared by all who serve or ask there.  Routes are fixed before `run` starts; a route is
 one exact topic and a handler that only takes note.  Nobody is told twice: one log line when the broker goes, one when it is
 back, however often it was tried in between.
+
+A new identity is shown to the broker beside the connection that stands.  Only when the broker has accepted it the old connection
+is closed, which costs what any reconnect does: answers under way are asked for again.  If the broker turns it away, nothing else happens.
 """
 
 from __future__ import annotations
@@ -12,15 +15,19 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from agent.replication.backoff import delay_ms
 from agent.replication.carrier import Access, Incoming
-from agent.replication.errors import ConnectionLost, ReplicationError
+from agent.replication.errors import ConnectionLost, ConnectionRefused, ReplicationError
+from agent.replication.identity import Identity
 from agent.replication.transport import Connection
 
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 15_000
 """Between two attempts.  A broker that returns should be found within seconds."""
 ROUTES_MAX = 1024
+UNACCEPTED_TOLD = 3
+"""Connections in a row that never saw CONNACK, until that is told on its own: waiting will not help."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +41,23 @@ class LinkStatistics:
     failures: int
     unrouted: int
     down_reason: str | None
+    identity_trouble: str = ""
+    identity_ends: datetime | None = None
 
 
 class Link:
     """One broker, as long as the node runs."""
 
-    def __init__(self, access: Access, chance: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, access: Access, chance: Callable[[], float] = random.random, identity: Identity | None = None
+    ) -> None:
         self.access = access
+        self._identity = identity
+        if identity is not None:
+            identity.on_offer = self._wake
+        self._news = asyncio.Event()  # the connection ended, or a new identity is offered
+        self._ready: Connection | None = None  # with a new identity, accepted by the broker, not yet in use
+        self._unaccepted = 0
         self.connection: Connection | None = None
         self._chance = chance
         self._routes: dict[str, Callable[[Incoming], None]] = {}
@@ -77,8 +94,15 @@ class Link:
         return self.connection
 
     def statistics(self) -> LinkStatistics:
+        identity = self._identity
         return LinkStatistics(
-            self.connection is not None, self._connects, self._failures, self._unrouted, self._down_reason
+            self.connection is not None,
+            self._connects,
+            self._failures,
+            self._unrouted,
+            self._down_reason,
+            "" if identity is None else identity.trouble,
+            None if identity is None else identity.ends,
         )
 
     async def run(self) -> None:
@@ -86,26 +110,55 @@ class Link:
         self._is_running = True
         tries = 0
         while True:
+            connection, self._ready = self._ready, None
             try:
-                connection = await Connection.open(self.access, self._dispatch)
-            except ReplicationError as error:
-                self._note_failure(error)
-                await asyncio.sleep(self._delay_s(tries))
-                tries += 1
-                continue
-            try:
+                if connection is None:
+                    connection = await self._open()
                 await connection.subscribe(list(self._routes))
                 tries = 0
                 self._note_up(connection)
-                self._note_down(await asyncio.shield(connection.closed))
-            except ReplicationError as error:  # lost while subscribing
+                await self._stand(connection)
+            except ReplicationError as error:  # not connected, or lost while subscribing
                 self._note_failure(error)
             finally:
                 self.connection = None
                 self._up.clear()
-                await connection.close()
-            await asyncio.sleep(self._delay_s(tries))
-            tries += 1
+                if connection is not None:
+                    await connection.close()
+            if self._ready is None:
+                await asyncio.sleep(self._delay_s(tries))
+                tries += 1
+
+    async def _open(self) -> Connection:
+        """A connection that the broker accepted, with the identity that is to be tried now."""
+        try:
+            connection = await Connection.open(self.access, self._dispatch)
+        except ConnectionRefused as error:
+            if self._identity is not None:
+                self._identity.refused(str(error))
+            raise
+        if self._identity is not None:
+            self._identity.accepted()
+        return connection
+
+    async def _stand(self, connection: Connection) -> None:
+        """Return when the connection has ended, or when another with a new identity is `_ready` in its place."""
+        connection.closed.add_done_callback(lambda _: self._wake())
+        while not connection.closed.done():
+            self._news.clear()
+            if self._identity is not None and self._identity.is_offered:
+                try:
+                    self._ready = await self._open()
+                except ReplicationError as error:  # the connection that stands is not touched by it
+                    _log.debug("identity_not_taken_over", extra={"broker": self.access.name, "reason": str(error)})
+                else:
+                    self._note_down(None)
+                    return
+            await self._news.wait()
+        self._note_down(connection.closed.result())
+
+    def _wake(self) -> None:
+        self._news.set()
 
     def _delay_s(self, tries: int) -> float:
         return delay_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000
@@ -120,21 +173,29 @@ class Link:
     def _note_up(self, connection: Connection) -> None:
         _log.info("broker_connected", extra={"broker": self.access.name, "after": self._down_reason})
         self._connects += 1
+        self._unaccepted = 0
         self._down_reason = None
         self.connection = connection
         self._up.set()
         for on_up, _ in self._watchers:
             on_up()
 
-    def _note_down(self, reason: ReplicationError) -> None:
-        _log.warning("broker_lost", extra={"broker": self.access.name, "reason": str(reason)})
-        self._down_reason = str(reason)
+    def _note_down(self, reason: ReplicationError | None) -> None:
+        """Tell that the connection is over; without a reason it was given up for the one that is ready."""
+        if reason is not None:
+            _log.warning("broker_lost", extra={"broker": self.access.name, "reason": str(reason)})
+        self._down_reason = "a new identity is being taken over" if reason is None else str(reason)
         self.connection = None
         for _, on_down in self._watchers:
-            on_down(str(reason))
+            on_down(self._down_reason)
 
     def _note_failure(self, error: ReplicationError) -> None:
         self._failures += 1
+        # One may be a broker that stops; several in a row are meant for us.
+        self._unaccepted = self._unaccepted + 1 if isinstance(error, ConnectionRefused) else 0
+        if self._unaccepted == UNACCEPTED_TOLD:
+            extra = {"broker": self.access.name, "times": self._unaccepted, "reason": str(error)}
+            _log.error("broker_refuses_us", extra=extra)
         if str(error) != self._down_reason:
             _log.warning("broker_unreachable", extra={"broker": self.access.name, "reason": str(error)})
             self._down_reason = str(error)

@@ -3,12 +3,14 @@
 All are overridden private methods of paho 2, small and alone in this file so that a new release is checked against them in
 a minute; a test fails where one is gone.  `_ssl_wrap_socket`: paho leaves the socket open when the handshake fails, once per attempt; ours closes it, and
 turns off what delays small packets.  `_sock_recv`: paho asks for the whole rest of a packet, but TLS gives 16 KiB at a time
-and each call allocates for what was asked; asking for what can come takes a fifth less time over a large page.  `_handle_publish`: see `publish_packet`; what arrives is
+and each call allocates for what was asked; asking for what can come takes a fifth less time over a large page.  It also forgets
+the TLS alert in which a broker says why it refuses a certificate; ours keeps it in `alert`, and `_sock_send` looks for one.  `_handle_publish`: see `publish_packet`; what arrives is
 set aside in `arrived`, as paho holds a lock during its callbacks that publishing would wait for, for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 
@@ -29,12 +31,13 @@ class TlsClient(Client):
     _server_name: str
     _handshake_s_max: float
     arrived: list[Incoming]
+    alert: str
 
     def use_tls(self, context: ssl.SSLContext, server_name: str, handshake_s_max: float) -> None:
         """Connect with this context, which must check that the broker is `server_name`."""
         assert context.check_hostname
         self._context, self._server_name, self._handshake_s_max = context, server_name, handshake_s_max
-        self.arrived = []
+        self.arrived, self.alert = [], ""
         self.tls_set_context(context)
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
@@ -50,7 +53,22 @@ class TlsClient(Client):
         return wrapped
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        return super()._sock_recv(min(bufsize, TLS_RECORD_BYTES_MAX))
+        try:
+            return super()._sock_recv(min(bufsize, TLS_RECORD_BYTES_MAX))
+        except ssl.SSLError as error:
+            self.alert = error.reason or ""
+            raise
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        try:
+            return super()._sock_send(buf)
+        except BlockingIOError:
+            raise
+        except OSError:
+            # A broker that refuses our certificate has closed before our CONNECT comes; its reason lies there to be read.
+            with contextlib.suppress(OSError):
+                self._sock_recv(1)
+            raise
 
     def _handle_publish(self) -> MQTTErrorCode:
         try:

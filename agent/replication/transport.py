@@ -214,7 +214,7 @@ class Connection:
         self._is_in_loop = True
         opened = self._client.socket()
         if opened is None:
-            raise never_accepted(str(access))
+            raise never_accepted(str(access), self._client.alert)
         assert isinstance(opened, socket.socket)
         self._socket = opened
         self._loop.add_reader(opened.fileno(), self._read)
@@ -317,7 +317,7 @@ class Connection:
         if self._connack.done():
             self._end(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
         else:
-            self._end(never_accepted(str(self._access)))
+            self._end(never_accepted(str(self._access), self._client.alert))
 
     def _end(self, error: TransportError) -> None:
         """The one way to end; the first reason counts."""

@@ -22,6 +22,41 @@ _NO_MATCHING_SUBSCRIBERS = 0x10
 _NOT_AUTHORIZED = 0x87
 
 
+NEVER_ACCEPTED_HINT = "Is our certificate revoked, expired, or of another authority than the broker's? Its log says."
+
+# What OpenSSL on the broker's side sends, as Python names it, for each way in which it finds a certificate wanting.
+_ALERTS = {
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": (
+        "it is on the broker's revocation list",
+        "Was the zone shut out on purpose? If not: bsfg pki renew, and bring the new certificate here.",
+    ),
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
+        "it has ended, or the broker's own revocation list has, by the broker's clock",
+        "If every zone is refused, renew the list (bsfg pki crl) or set the broker's clock; otherwise bsfg pki renew.",
+    ),
+    "TLSV1_ALERT_UNKNOWN_CA": (
+        "it was signed by an authority that the broker does not know, or one for which it has no revocation list",
+        "Give the node files of the authority in the broker's zones-ca.pem, or bring that authority's list to the broker.",
+    ),
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": (
+        "it is not meant for a client (extended key usage)",
+        "Issue it as a zone's: bsfg pki issue ZONE.",
+    ),
+    "SSLV3_ALERT_BAD_CERTIFICATE": (
+        "it is not yet valid, or damaged, by the broker's clock",
+        "Set the clock of the broker (timedatectl); its log names the reason.",
+    ),
+    "TLSV1_ALERT_DECRYPT_ERROR": (
+        "its signature is wrong: another authority has the same name",
+        "Give the node files of the authority in the broker's zones-ca.pem.",
+    ),
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": (
+        "the broker saw none",
+        "Name cert_file and key_file of this zone in node.toml.",
+    ),
+}
+
+
 def connect_error(where: str, error: OSError) -> TransportError:
     """Why no TLS connection came about (every error of `ssl` is an OSError)."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -34,10 +69,13 @@ def connect_error(where: str, error: OSError) -> TransportError:
     return BrokerUnreachable(where, f"cannot be reached: {error.strerror or error}", hint)
 
 
-def never_accepted(where: str) -> TransportError:
-    """Why a connection ended without a word: with TLS 1.3 a refused client certificate shows only after the handshake."""
-    hint = "Is our certificate revoked, expired, or of another authority than the broker's? Its log says."
-    return ConnectionRefused(where, "closed before CONNACK: it refuses our certificate", hint)
+def never_accepted(where: str, alert: str = "") -> TransportError:
+    """Why a connection ended before CONNACK.  With TLS 1.3 a refused client certificate shows only there, often as an alert."""
+    if alert in _ALERTS:
+        why, hint = _ALERTS[alert]
+        return ConnectionRefused(where, f"it refuses our certificate: {why}", hint)
+    told = f" (TLS says {alert})" if alert else ""
+    return ConnectionRefused(where, f"closed before CONNACK{told}: it refuses our certificate", NEVER_ACCEPTED_HINT)
 
 
 def session_refused(where: str, reason: ReasonCode) -> TransportError:

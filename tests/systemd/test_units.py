@@ -133,7 +133,7 @@ def test_user_and_folders_come_to_be(tmp_path: Path) -> None:
     done = run("systemd-tmpfiles", "--create", f"--root={root}", config)
     assert done.returncode == 0, done.stderr
     modes = {name: (root / name).stat().st_mode & 0o7777 for name in ("etc/bsfg", "etc/bsfg/pki", "var/lib/bsfg")}
-    assert modes == {"etc/bsfg": 0o750, "etc/bsfg/pki": 0o700, "var/lib/bsfg": 0o750}
+    assert modes == {"etc/bsfg": 0o750, "etc/bsfg/pki": 0o750, "var/lib/bsfg": 0o750}
 
 
 def test_the_files_agree() -> None:
@@ -144,7 +144,8 @@ def test_the_files_agree() -> None:
     assert [service["User"]] == users
     assert "/var/lib/" + service["StateDirectory"].partition("/")[0] in folders
     assert str(Path(service["ExecStart"].split("--config ")[1]).parent) in folders
-    assert str(Path(service["LoadCredential"].partition(":")[2]).parent) in folders
+    credential = settings(SYSTEMD / "examples" / "credential.conf")["Service"]["LoadCredential"]
+    assert str(Path(credential.partition(":")[2]).parent) in folders
 
 
 def test_the_node_and_the_broker_are_shut_in_alike() -> None:

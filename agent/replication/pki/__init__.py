@@ -59,6 +59,7 @@ from agent.replication.pki.files import (
     load_certificates,
     load_crl,
     load_key,
+    read_file,
     write_file,
 )
 from agent.replication.pki.problem import PkiError, Problem
@@ -105,6 +106,7 @@ __all__ = [
     "load_certificates",
     "load_crl",
     "load_key",
+    "read_file",
     "reissue_crl",
     "renew",
     "revoke",
