@@ -28,6 +28,7 @@ class Rotation:
     offered: bytes | None = None
     turned_away: bytes | None = None
     trouble: str = ""
+    _was_refused: bool = False
     _told: bytes | None = None
 
     def looked(self, digest: bytes, problems: str, *, again: bool = False) -> Seen:
@@ -46,11 +47,14 @@ class Rotation:
         return Seen.OFFERED
 
     def to_try(self) -> bytes | None:
-        """What to show the broker now."""
+        """What to show the broker now: after a refusal first what it knows, however often the new one is offered again."""
+        if self._was_refused and self.in_force is not None:
+            return self.in_force
         return self.offered or self.in_force
 
     def accepted(self, digest: bytes) -> bool:
         """The broker took it; True when that changes what is in force."""
+        self._was_refused = False
         is_new = digest != self.in_force
         self.in_force = digest
         if self.offered == digest:
@@ -62,7 +66,9 @@ class Rotation:
     def refused(self, digest: bytes, why: str) -> Seen:
         """The broker turned it away.  Without another one in force it is shown again, as there is nothing better."""
         if digest != self.offered or self.in_force is None:
+            self._was_refused = False
             return Seen.NOTHING_NEW
+        self._was_refused = True
         self.offered, self.turned_away = None, digest
         return self._tell(digest, why)
 

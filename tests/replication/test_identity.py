@@ -81,13 +81,14 @@ def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.Lo
         ]
         async with mine.running(), plant.running(), idmz.running():
             for number, act in enumerate(acts, 1):
+
+                async def taken_over(number: int = number) -> bool:
+                    await plant.append(plant.store.end_offset(STREAM) + 1, 10)
+                    return mine.link.statistics().connects > number
+
                 mine.bring(act())
-                appended = 0
-                while mine.link.statistics().connects <= number:
-                    await plant.append(1 + 1000 * number + appended, 10)
-                    appended += 10
-                    assert appended < 900, "never taken over"
-            await plant.append(10_000, 500)
+                await wait_until_async(taken_over, f"identity {number} in force")
+            await plant.append(plant.store.end_offset(STREAM) + 1, 500)
             await idmz.wait_end(plant.store.end_offset(STREAM))
             assert sealed(idmz.store) == sealed(plant.store)
             assert mine.link.statistics().connects == 4

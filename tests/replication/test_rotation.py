@@ -55,6 +55,9 @@ def test_what_the_broker_turns_away_is_shown_again_by_the_clock_only(rotation: R
     assert rotation.looked(NEW, "", again=True) is Seen.OFFERED
     assert rotation.refused(NEW, "unknown authority") is Seen.NOTHING_NEW
     rotation.looked(NEW, "", again=True)
+    assert rotation.to_try() == OLD  # reconnecting does not depend on how often the clock offers the other
+    assert not rotation.accepted(OLD)
+    assert rotation.to_try() == NEW
     assert rotation.accepted(NEW)
     assert (rotation.in_force, rotation.trouble) == (NEW, "")
 
