@@ -29,8 +29,9 @@ from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
 from agent.fact_store.errors import ConsumerNotYours, StoreError
+from agent.fact_store.records import Precondition
 from agent.fact_store.settings import Acks
-from agent.message import CONSUMER, STREAM, Envelope, Fact, Message, MessageError, check_message, check_name
+from agent.message import CONSUMER, STREAM, Envelope, Fact, Message, MessageError, check_name
 
 SOCKET = "bsfg.sock"
 REQUEST_BYTES_MAX = 1024 * 1024  # the largest message is 256 KiB, base64 makes it 350
@@ -61,6 +62,18 @@ class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="opera
     envelope: Envelope
     fact: Fact
     acks: Acks | None = None
+    # Store it only if nobody holds a newer lease under this producer's name, and (in a strong stream) if there is no newer fact
+    # about the subject than base_offset.
+    producer: str | None = None
+    lease_epoch: int | None = None
+    base_offset: int | None = None
+
+
+class AcquireLease(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """A lease epoch for a producer that begins, durable: whoever still appends with a lower one is fenced from now on."""
+
+    stream: str
+    producer: str
 
 
 class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
@@ -80,12 +93,20 @@ class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_fiel
 
 
 class Appended(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
-    """`outcome`: applied, noop_already_applied, conflicting_duplicate (then nothing changed and `offset` is the other's), or
+    """`outcome`: applied, noop_already_applied, conflicting_duplicate (then nothing changed and `offset` is the other's),
+    superseded (nothing changed, `offset` is the newer fact's), rejected_fenced (nothing changed, `lease_epoch` is in force), or
     queued (not yet where acks promises it; `warning` says why)."""
 
     offset: int
     outcome: str
     warning: str = ""
+    lease_epoch: int | None = None
+
+
+class LeaseAcquired(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """The epoch to append with."""
+
+    lease_epoch: int
 
 
 class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
@@ -108,8 +129,8 @@ class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
     hint: str = ""
 
 
-Request = AppendFact | RegisterConsumer | ConfirmReceipt
-Answer = Appended | Registered | Confirmed | Refused
+Request = AppendFact | AcquireLease | RegisterConsumer | ConfirmReceipt
+Answer = Appended | LeaseAcquired | Registered | Confirmed | Refused
 _REQUEST = msgspec.json.Decoder(Request)
 _ANSWER = msgspec.json.Decoder(Answer)
 
@@ -145,14 +166,17 @@ class Door:
         match request:
             case AppendFact():
                 message = Message(request.envelope, request.fact)
-                check_name("stream", request.stream, STREAM)
-                check_message(message)
                 if message.envelope.from_zone != store.zone:
                     raise MessageError(
                         "from_zone", f"{message.envelope.from_zone!r}; facts appended here are {store.zone!r}'s"
                     )
-                outcome = await asyncio.wrap_future(store.append_message(request.stream, message, acks=request.acks))
-                return Appended(outcome.offset, str(outcome.outcome), outcome.warning)
+                asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
+                outcome = await asyncio.wrap_future(
+                    store.append_message(request.stream, message, acks=request.acks, precondition=asked)
+                )
+                return Appended(outcome.offset, str(outcome.outcome), outcome.warning, outcome.lease_epoch or None)
+            case AcquireLease():
+                return LeaseAcquired(await asyncio.wrap_future(store.acquire_lease(request.stream, request.producer)))
             case RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)
                 check_name("stream", request.stream, STREAM)

@@ -5,6 +5,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +18,9 @@ from tests.waiting import wait_until_async
 FACT = Fact("batch:B-1", "step_completed", b'{"step":"mash"}')
 
 
-def request(message_id: str = "m1", fact: Fact = FACT, zone: str = "plant-a") -> local.AppendFact:
+def request(message_id: str = "m1", fact: Fact = FACT, zone: str = "plant-a", **asked: Any) -> local.AppendFact:
     """A well-formed append."""
-    return local.AppendFact("facts.operational", Envelope(message_id, zone, "idmz", 1_700_000_000_000), fact)
+    return local.AppendFact("facts.operational", Envelope(message_id, zone, "idmz", 1_700_000_000_000), fact, **asked)
 
 
 @asynccontextmanager
@@ -60,6 +61,29 @@ def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) ->
             assert await local.ask(tmp_path, request()) == local.Appended(1, "noop_already_applied")
             other = request(fact=Fact("batch:B-1", "step_completed", b"{}"))
             assert await local.ask(tmp_path, other) == local.Appended(1, "conflicting_duplicate")
+            assert store.end_offset("facts.operational") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
+    """AcquireLease gives rising epochs; an append with an older one is answered with the epoch in force; a precondition that
+    cannot be decided is refused by its field."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            acquire = local.AcquireLease("facts.operational", "mes")
+            assert [await local.ask(tmp_path, acquire) for _ in "ab"] == [
+                local.LeaseAcquired(1),
+                local.LeaseAcquired(2),
+            ]
+            fenced = await local.ask(tmp_path, request(producer="mes", lease_epoch=1))
+            assert fenced == local.Appended(0, "rejected_fenced", lease_epoch=2)
+            assert await local.ask(tmp_path, request(producer="mes", lease_epoch=2)) == local.Appended(1, "applied")
+            for wrong, why in ((request(base_offset=1), "base_offset"), (request(producer="mes"), "lease_epoch")):
+                answer = await local.ask(tmp_path, wrong)
+                assert isinstance(answer, local.Refused)
+                assert why in answer.message
             assert store.end_offset("facts.operational") == 1
 
     asyncio.run(scenario())

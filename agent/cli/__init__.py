@@ -24,6 +24,7 @@ _COMMANDS = {
     "run": "agent.cli.run:run",
     "status": "agent.cli.status:status",
     "append": "agent.cli.facts:append",
+    "lease": "agent.cli.facts:lease",
     "fetch": "agent.cli.facts:fetch",
     "confirm": "agent.cli.facts:confirm",
     "tail": "agent.cli.facts:tail",

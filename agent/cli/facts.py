@@ -30,6 +30,7 @@ from agent.query.presented import presented
 
 OPERATIONAL = "facts.operational"
 FOLLOW_S = 0.2
+REFUSED = frozenset({"conflicting_duplicate", "superseded", "rejected_fenced"})
 
 stream_option = click.option("--stream", default=OPERATIONAL, show_default=True, help="The stream.")
 
@@ -42,6 +43,11 @@ stream_option = click.option("--stream", default=OPERATIONAL, show_default=True,
 @click.option("--correlation-id", help="The wider conversation.")
 @click.option("--causation-id", help="message_id of the immediate cause.")
 @click.option("--acks", type=click.Choice(get_args(Acks)), help="When to answer.  [default: the stream's acks]")
+@click.option("--producer", help="Who appends, for a lease; goes with --lease-epoch.")
+@click.option("--lease-epoch", type=click.IntRange(1), help="Refuse if a newer lease is in force (see `bsfg lease`).")
+@click.option(
+    "--base-offset", type=click.IntRange(0), help="Refuse if the subject has a newer fact; strong streams only."
+)
 @click.argument("subject")
 @click.argument("predicate")
 @click.argument("object_json")
@@ -54,6 +60,9 @@ def append(
     correlation_id: str | None,
     causation_id: str | None,
     acks: Acks | None,
+    producer: str | None,
+    lease_epoch: int | None,
+    base_offset: int | None,
     subject: str,
     predicate: str,
     object_json: str,
@@ -70,17 +79,35 @@ def append(
         correlation_id=correlation_id,
         causation_id=causation_id,
     )
-    request = local.AppendFact(stream, envelope, Fact(subject, predicate, content), acks)
+    fact = Fact(subject, predicate, content)
+    request = local.AppendFact(stream, envelope, fact, acks, producer, lease_epoch, base_offset)
     named = [one for one in settings.stream if one.name == stream] or [StreamSettings(stream)]
     answer = cast(local.Appended, _ask(settings, request, waits_ms=named[0].acks_timeout_ms))
     if answer.warning:
         click.echo(f"bsfg: warning: {answer.warning}", err=True)
     if as_json:
         told = {"offset": answer.offset, "outcome": answer.outcome, "message_id": envelope.message_id}
-        click.echo(json.dumps(told | ({"warning": answer.warning} if answer.warning else {})))
+        also = {"warning": answer.warning, "lease_epoch": answer.lease_epoch}
+        click.echo(json.dumps(told | {name: value for name, value in also.items() if value}))
+    elif answer.outcome == "rejected_fenced":
+        click.echo(
+            f"{answer.outcome}: lease epoch {answer.lease_epoch} of {producer} is in force; stop, or acquire a lease"
+        )
     else:
         click.echo(f"{answer.outcome}: offset {answer.offset} of {stream}, message_id {envelope.message_id}")
-    sys.exit(1 if answer.outcome == "conflicting_duplicate" else 0)
+    sys.exit(1 if answer.outcome in REFUSED else 0)
+
+
+@click.command()
+@config_option
+@stream_option
+@click.argument("producer")
+@json_option
+def lease(config_file: Path, stream: str, producer: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Print a new lease epoch for PRODUCER, higher than every one before: appends with a lower one are refused from now on."""
+    settings = load(config_file)
+    answer = cast(local.LeaseAcquired, _ask(settings, local.AcquireLease(stream, producer)))
+    click.echo(json.dumps({"lease_epoch": answer.lease_epoch}) if as_json else str(answer.lease_epoch))
 
 
 @click.command()

@@ -9,8 +9,7 @@ says (fact, media type, schema); an envelope that a retrying producer stamped wi
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,6 @@ from itertools import chain
 from typing import Any
 
 from agent.batch import (
-    DIGEST_BYTES,
     NO_DIGEST,
     Batch,
     BatchTooLarge,
@@ -29,16 +27,18 @@ from agent.batch import (
     seal_messages,
 )
 from agent.fact_store.acks import Terms
+from agent.fact_store.admitting import admit, digest
 from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.group_commit import batch_sizes
 from agent.fact_store.held import Range
-from agent.fact_store.records import Appended, AppendOutcome
+from agent.fact_store.records import Appended, AppendOutcome, Precondition
 from agent.fact_store.transaction import Transaction
 from agent.message import Message
 
 Seal = Callable[[Link, Any], Batch]  # a slice of samples or messages
 Slice = Callable[[int, int], Any]
+_UNSEALABLE = (ValueError, TypeError)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class AppendSamples:
 
 @dataclass(slots=True, eq=False)
 class AppendMessages:
-    """Messages waiting to be sealed, all or none of them; checked, with the digests of their ids and contents."""
+    """Messages waiting to be sealed, all that are admitted or none; checked, with the digests of their ids and contents."""
 
     stream: str
     messages: Sequence[Message]
@@ -66,19 +66,20 @@ class AppendMessages:
     bytes: int
     queued_ns: int
     terms: Terms | None = None  # without: answered when durable here
+    preconditions: Sequence[Precondition] = ()  # one for each message, or none at all
     future: Future[list[AppendOutcome]] = field(default_factory=Future)
 
 
 def message_key(message: Message) -> bytes:
     """What the index knows a message id by."""
-    return _digest(message.envelope.message_id.encode())
+    return digest(message.envelope.message_id.encode())
 
 
 def content_digest(message: Message) -> bytes:
     """What two messages with one id must have in common. None of the texts before the object can hold a NUL."""
     envelope, fact = message.envelope, message.fact
     texts = (fact.subject, fact.predicate, envelope.object_media_type or "", envelope.object_schema or "")
-    return _digest(b"\0".join((*(text.encode() for text in texts), fact.object_json)))
+    return digest(b"\0".join((*(text.encode() for text in texts), fact.object_json)))
 
 
 def append_samples(
@@ -118,40 +119,55 @@ def append_samples(
 
 
 def append_messages(
-    transaction: Transaction, stream: str, appends: Sequence[AppendMessages], facts_target: int
+    transaction: Transaction,
+    stream: str,
+    appends: Sequence[AppendMessages],
+    facts_target: int,
+    *,
+    is_strong: bool = False,
 ) -> list[list[AppendOutcome] | Refused]:
-    """Store the messages of appends to one stream that are not there yet; one outcome for each append."""
-    known = transaction.catalog.streams.get(stream)
-    next_offset = known.end_offset + 1 if known else 1
-    fresh = dict[bytes, tuple[bytes, int]]()
-    kept = list[Message]()
-    outcomes = list[list[AppendOutcome] | Refused]()
-    for append in appends:
-        results = list[AppendOutcome]()
-        for message, key, content in zip(append.messages, append.keys, append.contents, strict=True):
-            found = fresh.get(key) or transaction.message(known, key)
-            if found is None:
-                fresh[key] = (content, next_offset)
-                kept.append(message)
-                results.append(AppendOutcome(next_offset, "applied"))
-                next_offset += 1
-            elif found[0] == content:
-                results.append(AppendOutcome(found[1], "noop_already_applied"))
-            else:
-                results.append(AppendOutcome(found[1], "conflicting_duplicate"))
-        outcomes.append(results)
-    if not kept:
-        return outcomes
+    """Store the messages of appends to one stream that may be stored (admission.py); one outcome for each append."""
+    refused = dict[int, Refused]()
+    link = transaction.catalog.link(stream)
+
+    def seal(some: Sequence[Message]) -> list[Batch]:
+        return _sealed(seal_messages, link, lambda start, stop: some[start:stop], len(some), facts_target)
+
+    plan = admit(transaction, stream, appends, refused, is_strong=is_strong)
     try:
-        link = transaction.catalog.link(stream)
-        batches = _sealed(seal_messages, link, lambda start, stop: kept[start:stop], len(kept), facts_target)
-    except ValueError as error:
-        # The door has checked each message; what is left is a text no encoder takes. Rare enough to refuse the whole group.
-        return [FactsRefused(f"messages for {stream} cannot be sealed: {error}") for _ in appends]
-    _add_own(transaction, stream, batches)
-    entries = [(key, content, offset) for key, (content, offset) in fresh.items()]
-    transaction.add_messages(transaction.stream(stream), entries)
-    return outcomes
+        batches = seal(plan.kept) if plan.kept else []
+    except _UNSEALABLE:  # the others anew, as if the bad ones had never been there
+        refused |= _unsealable(stream, appends, refused, seal)
+        plan = admit(transaction, stream, appends, refused, is_strong=is_strong)
+        batches = seal(plan.kept) if plan.kept else []
+    transaction.set_leases(stream, plan.leases)
+    if batches:
+        _add_own(transaction, stream, batches)
+        known = transaction.stream(stream)
+        transaction.add_messages(known, [(key, *stored) for key, stored in plan.fresh.items()])
+        transaction.set_subjects(known, plan.subjects)
+    return [plan.outcomes[number] if number in plan.outcomes else refused[number] for number in range(len(appends))]
+
+
+def _unsealable(
+    stream: str,
+    appends: Sequence[AppendMessages],
+    refused: Mapping[int, Refused],
+    seal: Callable[[Sequence[Message]], object],
+) -> dict[int, Refused]:
+    """Which appends hold a message that no batch takes, though it was checked: one that has changed since, most likely."""
+    found = dict[int, Refused]()
+    for number, append in enumerate(appends):
+        for message in append.messages if number not in refused else ():
+            try:
+                seal([message])
+            except _UNSEALABLE as error:
+                name = message.envelope.message_id
+                found[number] = FactsRefused(f"{name!r} for {stream} cannot be sealed: {error}", "correct the producer")
+                found[number].__cause__ = error
+                break
+    assert found, "messages can be sealed one by one but not together"
+    return found
 
 
 def append_notice(transaction: Transaction, stream: str, message: Message) -> None:
@@ -215,7 +231,3 @@ def _sealed_within_limits(seal: Seal, link: Link, cut: Slice, start: int, stop: 
     half = (start + stop) // 2
     first = _sealed_within_limits(seal, link, cut, start, half)
     return first + _sealed_within_limits(seal, first[-1].link, cut, half, stop)
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()

@@ -7,6 +7,7 @@ commit fails the draft is forgotten. It is rebuilt from the tables when the stor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.batch import Definitions, Link, Origin
@@ -44,12 +45,15 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
+    leases: Mapping[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # stream, producer; replaced, so no commit copies it
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(),
+            self.consumers.copy(), self.peers.copy(), self.leases,
         )  # fmt: skip
 
     def link(self, stream: str) -> Link:

@@ -179,6 +179,20 @@ SELECT generation, last_offset, digest, body FROM message_filter WHERE stream = 
 -- delete_message_filter: the last row of a generation is gone
 DELETE FROM message_filter WHERE stream = ? AND generation = ? RETURNING body;
 
+-- insert_lease: the highest lease epoch of a producer
+INSERT INTO lease (stream, producer, epoch) VALUES (?, ?, ?)
+ON CONFLICT (stream, producer) DO UPDATE SET epoch = excluded.epoch;
+
+-- select_leases: every lease
+SELECT stream.name, lease.producer, lease.epoch FROM lease JOIN stream ON stream.id = lease.stream ORDER BY 1, 2;
+
+-- insert_subject: the newest message about a subject
+INSERT INTO subject (stream, subject_key, last_offset) VALUES (?, ?, ?)
+ON CONFLICT (stream, subject_key) DO UPDATE SET last_offset = excluded.last_offset;
+
+-- select_subject: where the newest message about a subject is
+SELECT last_offset FROM subject WHERE stream = ? AND subject_key = ?;
+
 -- insert_consumer: register a consumer
 INSERT INTO consumer (name, zone, stream, state, start_offset, frontier, registered_unix_ms)
 VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id;

@@ -22,13 +22,29 @@ class Appended(NamedTuple):
     warning: str = ""
 
 
+Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "superseded", "rejected_fenced", "queued"]
+
+
 class AppendOutcome(NamedTuple):
-    """What became of a message. The offset is that of the message first stored under its id; 0 while it is not known (acks
-    none). `queued`: not yet where `acks` promises it; durable here, unless acks is none, and `warning` says why."""
+    """What became of a message: see admission.py. The offset is that of the message first stored under its id; 0 while it is not
+    known (acks none). `queued`: not yet where `acks` promises it; durable here, unless acks is none, and `warning` says why."""
 
     offset: int
-    outcome: Literal["applied", "noop_already_applied", "conflicting_duplicate", "queued"]
+    outcome: Outcome
     warning: str = ""
+    lease_epoch: int = 0  # of rejected_fenced: the epoch in force
+
+
+class Precondition(NamedTuple):
+    """On what an application's message depends. `producer` with `lease_epoch`: nobody holds a newer lease under this name.
+    `base_offset`: there is no newer message about the subject than this offset (0: there is none)."""
+
+    producer: str | None = None
+    lease_epoch: int | None = None
+    base_offset: int | None = None
+
+
+NO_PRECONDITION = Precondition()
 
 
 @dataclass(frozen=True, slots=True)

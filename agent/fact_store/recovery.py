@@ -74,6 +74,7 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.definitions[origin] = Definitions(count, digest)
     for peer, stream, epoch, offset in _rows(connection, "select_peer_positions"):
         catalog.peers[peer, stream] = PeerPosition(epoch, offset)
+    catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     _check(connection, catalog, path)
     return catalog

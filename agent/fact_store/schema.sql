@@ -117,6 +117,22 @@ CREATE TABLE message_filter (
     PRIMARY KEY (stream, generation)
 ) STRICT;
 
+-- Producers that hold a lease in a stream: the highest epoch shown or given. Who shows a lower one is fenced.
+CREATE TABLE lease (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    producer TEXT NOT NULL,
+    epoch INTEGER NOT NULL CHECK (epoch > 0),
+    PRIMARY KEY (stream, producer)
+) STRICT, WITHOUT ROWID;
+
+-- The newest message about each subject, in streams of write class strong; the key is the digest of the subject.
+CREATE TABLE subject (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    subject_key BLOB NOT NULL CHECK (length(subject_key) = 16),
+    last_offset INTEGER NOT NULL,
+    PRIMARY KEY (stream, subject_key)
+) STRICT, WITHOUT ROWID;
+
 -- Who reads a stream, and how far the prefix without a hole is confirmed.
 CREATE TABLE consumer (
     id INTEGER PRIMARY KEY,

@@ -18,21 +18,25 @@ from typing import Any, Literal, Self, TypeVar
 from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers, recovery
 from agent.fact_store.acks import Follower
+from agent.fact_store.admission import check_precondition
+from agent.fact_store.admitting import acquire_lease
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
 from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, unlock
 from agent.fact_store.definitions import define
-from agent.fact_store.errors import FactsRefused, StoreError
+from agent.fact_store.errors import AcksRefused, FactsRefused, StoreError
 from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.migrations import migrate
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.receive import ReceivedPage, check, put
 from agent.fact_store.records import (
+    NO_PRECONDITION,
     Appended,
     AppendOutcome,
     ConsumerState,
     Incident,
     Page,
     PeerPosition,
+    Precondition,
     PutResult,
     ReceivedDefinition,
     StoreStatistics,
@@ -43,6 +47,7 @@ from agent.fact_store.work import Call
 from agent.fact_store.writer import OnCommit, Writer
 from agent.message import (
     CONSUMER,
+    PRODUCER,
     STREAM,
     ZONE,
     Json,
@@ -164,20 +169,29 @@ class FactStore:
         self._writer.append_samples(append)
         return append.future if terms is None or is_urgent else _answered(Appended(0, 0, "queued"))
 
-    def append_message(self, stream: str, message: Message, *, acks: Acks | None = None) -> Future[AppendOutcome]:
+    def append_message(
+        self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition | None = None
+    ) -> Future[AppendOutcome]:
         """Append a message unless its id is there already; see `AppendOutcome`. Answered on the stream's `acks`, or on these.
 
-        Raises MessageError, AcksRefused, StoreBusy at once.
+        Raises MessageError, AcksRefused, StoreBusy at once; FactsRefused comes through the future.
         """
         outer: Future[AppendOutcome] = Future()
         outer.set_running_or_notify_cancel()
-        self.append_messages(stream, [message], acks=acks).add_done_callback(partial(_answer_with_first, outer))
+        preconditions = [precondition] if precondition not in (None, NO_PRECONDITION) else ()
+        inner = self.append_messages(stream, [message], acks=acks, preconditions=preconditions)
+        inner.add_done_callback(partial(_answer_with_first, outer))
         return outer
 
     def append_messages(
-        self, stream: str, messages: Sequence[Message], *, acks: Acks | None = None
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        *,
+        acks: Acks | None = None,
+        preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
-        """As `append_message` for several in one commit; each has its own outcome."""
+        """As `append_message` for several in one commit; each has its own outcome, and its own precondition if there are any."""
         check_name("stream", stream, STREAM)
         if not messages:
             raise FactsRefused("no messages", "leave the call out")
@@ -187,10 +201,35 @@ class FactStore:
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
         terms = self._writer.terms(stream, acks)
         append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms)
+        if preconditions:
+            append.preconditions = [one or NO_PRECONDITION for one in preconditions]
+            self._check_preconditions(append)
         self._writer.append_messages(append)
         return (
             append.future if not terms.is_answered_unstored else _answered([AppendOutcome(0, "queued")] * len(messages))
         )
+
+    def _check_preconditions(self, append: AppendMessages) -> None:
+        """Raise MessageError, FactsRefused or AcksRefused for preconditions that cannot be decided."""
+        if len(append.preconditions) != len(append.messages):
+            raise FactsRefused(
+                f"{len(append.preconditions)} preconditions for {len(append.messages)} messages",
+                "one for each, or none",
+            )
+        if append.terms is not None and append.terms.is_answered_unstored:
+            raise AcksRefused("acks none is answered before a precondition can be decided", "ask for local")
+        is_strong = self._writer.policy(append.stream).write_class == "strong"
+        for precondition in append.preconditions:
+            check_precondition(precondition, is_strong=is_strong)
+
+    def acquire_lease(self, stream: str, producer: str) -> Future[int]:
+        """A lease epoch for a producer that begins, higher than any before it: appends with lower ones are fenced from now on.
+
+        Raises MessageError, StoreBusy at once; FactsRefused comes through the future.
+        """
+        check_name("stream", stream, STREAM)
+        check_name("producer", producer, PRODUCER)
+        return self._call("lease", partial(acquire_lease, stream=stream, producer=producer))
 
     def put_batches(
         self,

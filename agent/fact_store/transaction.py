@@ -8,7 +8,7 @@ SQLite error ends the whole transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -32,12 +32,18 @@ class Transaction:
         self.index = index
         self.now_unix_ms = now_unix_ms
         self._execute = connection.execute
+        self._executemany = connection.executemany
 
     # ----------------------------------------------------------------------------------------------------------- reading
 
     def message(self, stream: StreamState | None, key: bytes) -> tuple[bytes, int] | None:
         """Content digest and offset of the message first stored under an id, if there is one."""
         return None if stream is None else self.index.find(stream.id, key)
+
+    def subject_offset(self, stream: StreamState | None, key: bytes) -> int:
+        """Where the newest message about a subject is; 0 where there is none, or the stream does not keep it."""
+        row = self._execute(QUERIES["select_subject"], (stream.id, key)).fetchone() if stream else None
+        return row[0] if row else 0
 
     def definition_digest(self, origin: int, number: int) -> bytes | None:
         """Running digest over an origin's definitions up to `number`, as stored."""
@@ -122,6 +128,18 @@ class Transaction:
     def add_messages(self, stream: StreamState, entries: Sequence[Entry]) -> None:
         """Remember the ids of messages just stored."""
         self.index.add(stream.id, entries)
+
+    def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
+        """The newest messages about subjects, just stored."""
+        self._executemany(QUERIES["insert_subject"], [(stream.id, *one) for one in offsets.items()])
+
+    def set_leases(self, stream: str, epochs: Mapping[str, int]) -> None:
+        """The highest lease epochs of producers, as decided."""
+        if epochs:
+            number = self.stream(stream).id
+            self._executemany(QUERIES["insert_lease"], [(number, *one) for one in epochs.items()])
+            fresh = {(stream, producer): epoch for producer, epoch in epochs.items()}
+            self.catalog.leases = {**self.catalog.leases, **fresh}
 
     def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
         """How far a peer's stream is stored; within one epoch of the peer it never moves back."""

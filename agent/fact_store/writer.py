@@ -132,7 +132,11 @@ class Writer:
 
     def terms(self, stream: str, acks: Acks | None) -> Terms:
         """What an append to a stream waits for; raises AcksRefused."""
-        return terms(self._policies.get(stream) or StreamSettings(stream), acks)
+        return terms(self.policy(stream), acks)
+
+    def policy(self, stream: str) -> StreamSettings:
+        """What is promised of a stream."""
+        return self._policies.get(stream) or StreamSettings(stream)
 
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
         """Have `callback` called in the writer's thread after each commit; it must only enqueue. Returns its undoing."""
@@ -248,7 +252,9 @@ class Writer:
         for stream, samples in group.samples.items():
             outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
         for stream, messages in group.messages.items():
-            outcomes.extend(zip(messages, append_messages(transaction, stream, messages, target), strict=True))
+            is_strong = self.policy(stream).write_class == "strong"
+            found = append_messages(transaction, stream, messages, target, is_strong=is_strong)
+            outcomes.extend(zip(messages, found, strict=True))
         outcomes.extend((call, _called(transaction, call)) for call in group.calls)
         return outcomes
 

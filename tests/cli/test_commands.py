@@ -141,6 +141,18 @@ def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
     assert first["offset"] == again["offset"] == 1
 
 
+def test_a_lease_fences_by_hand_too(node: Bsfg) -> None:
+    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, says which is in force, and fails."""
+    assert node("lease", "mes").stdout == "1\n"
+    assert json.loads(node("lease", "mes", "--json").stdout) == {"lease_epoch": 2}
+    fenced = node("append", "--producer", "mes", "--lease-epoch", "1", "batch:1", "done", "{}")
+    assert (fenced.returncode, fenced.stdout[:49]) == (1, "rejected_fenced: lease epoch 2 of mes is in force")
+    done = node("append", "--producer", "mes", "--lease-epoch", "2", "batch:1", "done", "{}", "--json")
+    assert json.loads(done.stdout)["outcome"] == "applied"
+    refused = node("append", "--base-offset", "0", "batch:2", "done", "{}")
+    assert (refused.returncode, "write_class" in refused.stderr) == (1, True)
+
+
 def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
     """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does not."""
     done = node("append", "--acks", "all", "batch:1", "done", "{}", "--json")

@@ -2,7 +2,9 @@
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,11 @@ from agent import batch
 from agent.fact_store import FactStore, StoreSettings
 from agent.fact_store.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.records import Appended, AppendOutcome
-from agent.message import MessageError, Sample
+from agent.message import Message, MessageError, Sample
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
+    LIMIT_S,
     NEVER,
     OPERATIONAL,
     TELEMETRY,
@@ -231,6 +234,32 @@ def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
             AppendOutcome(1, "conflicting_duplicate"),
         ]
         assert len(sealed_in(store, OPERATIONAL)) == 1
+
+
+def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
+    """A message that cannot be sealed is refused with its append, by its id; those that shared its commit are stored, also one
+    with the same id, and none of the refused append's is."""
+    labels: dict[str, Any] = {"a": "b"}
+    bad = message("bad")
+    bad = Message(replace(bad.envelope, labels=labels), bad.fact)
+    with plant(tmp_path) as store:
+        is_held, may_go = threading.Event(), threading.Event()
+        store._call("hold", lambda _: (is_held.set(), may_go.wait(LIMIT_S)))
+        assert is_held.wait(LIMIT_S)
+        waiting = [
+            store.append_message(OPERATIONAL, message("a")),
+            store.append_messages(OPERATIONAL, [message("beside"), bad]),
+            store.append_message(OPERATIONAL, message("beside")),
+            store.append_message(OPERATIONAL, message("b")),
+        ]
+        labels["a"] = object()  # after it was checked
+        may_go.set()
+        error = failed(waiting.pop(1))
+        assert isinstance(error, FactsRefused)
+        assert "'bad' for facts.operational cannot be sealed" in str(error)
+        assert [done(one) for one in waiting] == [AppendOutcome(n, "applied") for n in (1, 2, 3)]
+        assert ids_in(store) == ["a", "beside", "b"]
+        chain_is_whole(store)
 
 
 def test_a_message_that_breaks_the_rules(tmp_path: Path) -> None:

@@ -8,14 +8,17 @@ Seen to catch, with the product broken on purpose: an answer before the commit, 
 
 import contextlib
 import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from tests.fact_store.making import plant
+from agent.fact_store.records import AppendOutcome
+from tests.fact_store.making import OPERATIONAL, chain_is_whole, done, ids_in, message, plant
 from tests.fact_store.promises import Promises, broken
 from tests.sim import first_seed, scaled
 
@@ -65,3 +68,40 @@ def test_invariant_2_acknowledged_facts_survive_a_kill(tmp_path: Path) -> None:
     print(f"{ROUNDS} kills, {answers} answers, nothing lost; opened again in {figures}")
     assert min(promises.samples, promises.messages, promises.batches, promises.definitions, len(promises.confirmed)) > 0
     assert answers > 10 * ROUNDS, "the rounds were too short to prove anything"
+
+
+LOST_ANSWER = """
+import os, signal, sys
+from pathlib import Path
+from agent.fact_store import FactStore, writer
+from agent.fact_store.records import Precondition
+from tests.fact_store.making import OPERATIONAL, message
+store = FactStore.open(Path(sys.argv[1]), "plant")
+kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "after the commit":
+    writer.Writer._answer = kill
+else:
+    perform = writer.Writer._perform
+    writer.Writer._perform = lambda *given: (perform(*given), kill())
+store.append_message(OPERATIONAL, message("a"), precondition=Precondition("mes", 4)).result()
+"""
+
+
+@pytest.mark.parametrize(
+    "moment, outcome", [("before the commit", "applied"), ("after the commit", "noop_already_applied")]
+)
+def test_a_retry_after_a_lost_answer_leaves_one_copy(
+    tmp_path: Path, moment: str, outcome: Literal["applied", "noop_already_applied"]
+) -> None:
+    """Invariants 3 and 12: a node killed around the commit of an append, its answer lost: the retry is told what became of it, there
+    is one copy, and the lease shown with it is as durable as the message."""
+    with plant(tmp_path):
+        pass
+    command = [sys.executable, "-c", LOST_ANSWER, str(tmp_path / "facts.db"), moment]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    with plant(tmp_path) as store:
+        assert done(store.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, outcome)
+        assert ids_in(store) == ["a"]
+        assert done(store.acquire_lease(OPERATIONAL, "mes")) == (1 if moment == "before the commit" else 5)
+        chain_is_whole(store)

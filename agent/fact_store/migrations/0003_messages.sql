@@ -31,3 +31,17 @@ CREATE TABLE message_filter (
     body BLOB NOT NULL,
     PRIMARY KEY (stream, generation)
 ) STRICT;
+
+CREATE TABLE lease (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    producer TEXT NOT NULL,
+    epoch INTEGER NOT NULL CHECK (epoch > 0),
+    PRIMARY KEY (stream, producer)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE subject (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    subject_key BLOB NOT NULL CHECK (length(subject_key) = 16),
+    last_offset INTEGER NOT NULL,
+    PRIMARY KEY (stream, subject_key)
+) STRICT, WITHOUT ROWID;
