@@ -20,7 +20,17 @@ from agent import local
 from agent.config import BrokerSettings, NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
-from agent.fact_store.errors import StoreBusy, StoreError, StoreFull
+from agent.fact_store.errors import (
+    ConfirmBeyondLog,
+    ConfirmRefused,
+    ConsumerNotYours,
+    ConsumerStreamMismatch,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StreamIsLocal,
+    UnknownConsumer,
+)
 from agent.figures import Figures
 from agent.health import notify, server
 from agent.health.verdict import assess
@@ -38,6 +48,17 @@ from agent.replication.server import Server
 log = logging.getLogger(__name__)
 
 _NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has failed ends the node by `ended`
+
+# What the store refuses because of what a peer asked, in the words of the protocol. The server has looked before it asked the
+# store, so these are races: a consumer that was removed meanwhile, a stream that may not leave.
+_REFUSALS: Mapping[type[Exception], str] = {
+    UnknownConsumer: "unknown_consumer",
+    ConsumerNotYours: "consumer_not_yours",
+    ConsumerStreamMismatch: "consumer_stream_mismatch",
+    StreamIsLocal: "stream_not_exported",
+    ConfirmBeyondLog: "confirm_beyond_log",
+    ConfirmRefused: "bad_request",
+}
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -117,6 +138,7 @@ class Node:
             cast("ServingStore", self._store),
             {zone: found for zone, found in exports.items() if found},
             (StoreError,),
+            _REFUSALS,
         )
 
     def _make_pullers(self) -> Iterator[Puller]:

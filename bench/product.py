@@ -145,7 +145,7 @@ async def _serve(
 ) -> None:
     """A server that runs while `work` does, in a thread of its own, until the process is told to stop."""
     with suppress(StoreError):  # no earlier round: no consumer
-        await asyncio.wrap_future(store.remove_consumer(CONSUMER))
+        await asyncio.wrap_future(store.remove_consumer(CONSUMER, force=True, now=True))
     link = Link(access(door_of(options)))
     watched: Any = Watched(store, on_confirmed)  # hands on what it does not know
     server = Server(link, watched, {options["asking"]: frozenset({STREAM})}, STORE_ERRORS)

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
 from agent.fact_store.catalog import Catalog
-from agent.fact_store.errors import ConsumerNotYours, ConsumerStreamMismatch, UnknownConsumer
+from agent.fact_store.errors import (
+    ConsumerInUse,
+    ConsumerNotYours,
+    ConsumerStreamMismatch,
+    StreamIsLocal,
+    UnknownConsumer,
+)
 from agent.fact_store.frontier import Confirmed, confirm
-from agent.fact_store.lifecycle import Event, Lifecycle, step
+from agent.fact_store.lifecycle import PRESENT, TRANSITIONS, Event, Lifecycle, step
 from agent.fact_store.records import ConsumerState
 from agent.fact_store.transaction import Transaction
 
 Start = Literal["oldest", "end"]
 
 
-def register(transaction: Transaction, name: str, zone: str, stream: str, start: Start) -> ConsumerState:
-    """The consumer of this name, registered if need be. Raises ConsumerNotYours, ConsumerStreamMismatch."""
+def register(
+    transaction: Transaction, name: str, zone: str, stream: str, start: Start, *, is_local: bool = False
+) -> ConsumerState:
+    """The consumer of this name, registered if need be; one that is being removed has come back.
+
+    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for another zone's on a stream that `is_local`.
+    """
     if (known := transaction.catalog.consumers.get(name)) is not None:
         if known.zone != zone:
             raise ConsumerNotYours(f"consumer {name!r} was registered by zone {known.zone!r}, not {zone!r}")
         if known.stream != stream:
             raise ConsumerStreamMismatch(f"consumer {name!r} reads stream {known.stream!r}, not {stream!r}")
-        return known
+        if known.lifecycle is Lifecycle.DELETION_STARTED:
+            _happen(transaction, known, Event.SEEN)
+        return transaction.catalog.consumers[name]
+    if is_local and zone != transaction.catalog.origin.zone:
+        raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
     state = transaction.stream(stream)
     start_offset = state.end_offset if start == "end" else state.released_offset
     return transaction.add_consumer(
@@ -37,19 +53,54 @@ def confirm_offsets(transaction: Transaction, name: str, first_offset: int | Non
     confirmed = confirm(consumer.confirmed, first_offset, last_offset, end_offset)
     lifecycle = step(consumer.lifecycle, Event.SEEN)
     if (confirmed, lifecycle) != (consumer.confirmed, consumer.lifecycle):
-        transaction.set_consumer(replace(consumer, confirmed=confirmed, lifecycle=lifecycle))
+        seen_unix_ms = transaction.now_unix_ms
+        after = replace(consumer, confirmed=confirmed, lifecycle=lifecycle, seen_unix_ms=seen_unix_ms)
+        transaction.set_consumer(after)
     return confirmed.frontier
 
 
-def remove(transaction: Transaction, name: str) -> None:
-    """Forget a consumer, so that what it held back may go. Raises UnknownConsumer."""
+def remove(transaction: Transaction, name: str, *, force: bool, now: bool) -> Lifecycle:
+    """Begin to remove a consumer, so that what it held back may go; with `now`, end it too. Returns its state.
+
+    Raises UnknownConsumer; ConsumerInUse where it is present, unless `force`.
+    """
     consumer = find(transaction.catalog, name)
-    state = consumer.lifecycle
-    if state is Lifecycle.ONLINE:  # whoever removes it says that it is gone
-        state = step(state, Event.LOST)
-    state = step(step(state, Event.REMOVE), Event.REMOVED)
-    assert state is Lifecycle.DELETED
-    transaction.remove_consumer(consumer)
+    if consumer.lifecycle in PRESENT:
+        if not force:
+            raise ConsumerInUse(f"consumer {name!r} is {consumer.lifecycle.value}: it fetches or confirms these days")
+        consumer = replace(
+            consumer, lifecycle=step(consumer.lifecycle, Event.LOST)
+        )  # whoever insists says that it is gone
+    consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.REMOVE))
+    transaction.set_consumer(consumer)
+    if now:
+        _happen(transaction, consumer, Event.REMOVED)
+        return Lifecycle.DELETED
+    return consumer.lifecycle
+
+
+def happen(transaction: Transaction, events: Mapping[str, Event], seen_unix_ms: Callable[[str], int | None]) -> None:
+    """What happened to consumers, as far as it still can: who came back meanwhile is neither lost nor removed."""
+    for name, event in events.items():
+        consumer = transaction.catalog.consumers.get(name)
+        if consumer is not None and (consumer.lifecycle, event) in TRANSITIONS:
+            known_ms = seen_unix_ms(name)
+            _happen(transaction, replace(consumer, seen_unix_ms=known_ms or consumer.seen_unix_ms), event)
+
+
+def remember(transaction: Transaction, seen_unix_ms: Mapping[str, int]) -> None:
+    """Write down when consumers were last seen."""
+    for name, seen in seen_unix_ms.items():
+        if (consumer := transaction.catalog.consumers.get(name)) is not None:
+            transaction.set_consumer(replace(consumer, seen_unix_ms=seen))
+
+
+def _happen(transaction: Transaction, consumer: ConsumerState, event: Event) -> None:
+    lifecycle = step(consumer.lifecycle, event)
+    if lifecycle is Lifecycle.DELETED:
+        transaction.remove_consumer(consumer)
+    else:
+        transaction.set_consumer(replace(consumer, lifecycle=lifecycle))
 
 
 def find(catalog: Catalog, name: str) -> ConsumerState:

@@ -19,6 +19,9 @@
             UnknownConsumer         no consumer of this name is registered
             ConsumerNotYours        the name was registered by another zone
             ConsumerStreamMismatch  the name is bound to another stream
+            ConsumerInUse           it fetches these days, and its removal was not insisted on
+            StreamIsLocal           the stream's write class keeps it from other zones
+            AcksRefused             acks that the stream's write class forbids
             ConfirmRefused          a confirmation that makes no sense
                 ConfirmBeyondLog    it names an offset that was never written here
 
@@ -146,6 +149,18 @@ class ConsumerStreamMismatch(Refused):
     """The name is bound to another stream."""
 
     hint = "use one consumer name for each stream, or remove the consumer first"
+
+
+class ConsumerInUse(Refused):
+    """It fetches or confirms these days, so it is plainly not abandoned."""
+
+    hint = "stop it first, or insist (--force): what it has not confirmed may then go without a word to it"
+
+
+class StreamIsLocal(Refused):
+    """A stream of write class local never leaves its node."""
+
+    hint = "read it on the node itself, or give the stream another write_class"
 
 
 class ConfirmRefused(Refused):

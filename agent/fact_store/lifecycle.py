@@ -4,6 +4,9 @@ Consumers are registered infrastructure, not sessions: each holds back what it h
 an act somebody took. A consumer that comes back while it is being removed is *ineligible*: it is plainly not abandoned, and
 what it needs is kept until somebody asks for its removal again.
 
+Two events come with time alone (`overdue`): one that is present and was not seen for long is lost, and a removal that nobody
+came back to is carried out.
+
     state                event      next
     -------------------  ---------  ------------------
     new                  seen       online
@@ -17,6 +20,7 @@ what it needs is kept until somebody asks for its removal again.
     deletion started     remove     deletion started
     deletion started     removed    deleted
     ineligible           seen       ineligible
+    ineligible           lost       offline
     ineligible           remove     deletion started
 
 What the table lacks is our own mistake and raises.
@@ -59,8 +63,25 @@ TRANSITIONS: dict[tuple[Lifecycle, Event], Lifecycle] = {
     (Lifecycle.DELETION_STARTED, Event.REMOVE): Lifecycle.DELETION_STARTED,
     (Lifecycle.DELETION_STARTED, Event.REMOVED): Lifecycle.DELETED,
     (Lifecycle.INELIGIBLE, Event.SEEN): Lifecycle.INELIGIBLE,
+    (Lifecycle.INELIGIBLE, Event.LOST): Lifecycle.OFFLINE,
     (Lifecycle.INELIGIBLE, Event.REMOVE): Lifecycle.DELETION_STARTED,
 }
+
+
+PRESENT = frozenset({Lifecycle.ONLINE, Lifecycle.INELIGIBLE})
+"""Whose facts somebody fetches these days: removing one is refused unless it is insisted on."""
+REMOVAL_NS = 600 * 1_000_000_000
+"""How long one that is being removed may still come back: a peer in trouble asks again within a minute or two, a person who
+removed the wrong one notices while the window is still open."""
+
+
+def overdue(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
+    """What happens to a consumer by itself, and when, if it was last seen (or came to this state) at `since_ns`."""
+    if state in PRESENT:
+        return Event.LOST, since_ns + lost_ns
+    if state is Lifecycle.DELETION_STARTED:
+        return Event.REMOVED, since_ns + REMOVAL_NS
+    return None
 
 
 def step(state: Lifecycle, event: Event) -> Lifecycle:

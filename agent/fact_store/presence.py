@@ -30,6 +30,7 @@ class Presence:
 
     def __init__(self) -> None:
         self._seen: dict[str, Seen] = {}
+        self._noting: set[str] = set()
         self._lock = threading.Lock()
 
     def fetched(self, name: str, *, is_at_end: bool, waits_ns: int, now_ns: int, now_unix_ms: int) -> None:
@@ -57,6 +58,32 @@ class Presence:
         with self._lock:
             for name in self._seen.keys() - names.keys():
                 del self._seen[name]
+
+    def begin_noting(self, name: str) -> bool:
+        """Whether nobody else is about to write down that this one was seen; then the caller is, until `end_noting`."""
+        with self._lock:
+            is_free = name not in self._noting
+            self._noting.add(name)
+            return is_free
+
+    def end_noting(self, name: str) -> None:
+        """It is written down, or could not be."""
+        with self._lock:
+            self._noting.discard(name)
+
+    def newer_than(self, catalog: Catalog) -> dict[str, int]:
+        """Who was seen more than a second later than the table says, and when."""
+        stored = {name: consumer.seen_unix_ms or 0 for name, consumer in catalog.consumers.items()}
+        return {
+            name: seen.seen_unix_ms
+            for name, seen in self._seen.items()
+            if seen.seen_unix_ms > stored.get(name, seen.seen_unix_ms) + 1000
+        }
+
+    def seen_unix_ms(self, name: str) -> int | None:
+        """When a consumer was last seen by the clock on the wall, in this life of the process."""
+        seen = self._seen.get(name)
+        return seen.seen_unix_ms if seen else None
 
     def get(self, name: str) -> Seen | None:
         """When a consumer was last seen in this life of the process."""

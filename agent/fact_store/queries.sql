@@ -197,14 +197,16 @@ SELECT last_offset FROM subject WHERE stream = ? AND subject_key = ?;
 INSERT INTO consumer (name, zone, stream, state, start_offset, frontier, registered_unix_ms)
 VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id;
 
--- update_consumer: move a consumer's frontier and state
-UPDATE consumer SET state = ?, frontier = ? WHERE id = ?;
+-- update_consumer: move a consumer's frontier and state, and when it was seen
+UPDATE consumer SET state = ?, frontier = ?, seen_unix_ms = ? WHERE id = ?;
 
 -- delete_consumer: forget a consumer and what it confirmed
 DELETE FROM consumer WHERE id = ?;
 
 -- select_consumers: every consumer
-SELECT consumer.id, consumer.name, consumer.zone, stream.name, consumer.state, consumer.start_offset, consumer.frontier
+SELECT
+    consumer.id, consumer.name, consumer.zone, stream.name, consumer.state, consumer.start_offset, consumer.frontier,
+    consumer.seen_unix_ms
 FROM consumer JOIN stream ON stream.id = consumer.stream ORDER BY consumer.name;
 
 -- insert_confirmed: a range confirmed beyond the frontier

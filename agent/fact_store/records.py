@@ -85,7 +85,7 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A registered consumer. `confirmed.ranges` lie beyond `confirmed.frontier`."""
+    """A registered consumer. `confirmed.ranges` lie beyond `confirmed.frontier`; `seen_unix_ms` is what the table says."""
 
     id: int
     name: str
@@ -94,6 +94,7 @@ class ConsumerState:
     lifecycle: Lifecycle
     start_offset: int
     confirmed: Confirmed
+    seen_unix_ms: int | None = None
 
     @property
     def frontier(self) -> int:

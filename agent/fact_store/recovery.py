@@ -19,7 +19,7 @@ from agent.fact_store.catalog import OWN_ORIGIN, Catalog, StreamState
 from agent.fact_store.errors import StoreDamaged, StoreForeign
 from agent.fact_store.frontier import Confirmed
 from agent.fact_store.held import Range
-from agent.fact_store.lifecycle import Event, Lifecycle, step
+from agent.fact_store.lifecycle import PRESENT, Event, Lifecycle, step
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import ConsumerState, PeerPosition
 
@@ -84,10 +84,10 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
     ranges: dict[int, list[tuple[int, int]]] = {}
     for consumer, first_offset, last_offset in _rows(connection, "select_confirmed"):
         ranges.setdefault(consumer, []).append((first_offset, last_offset))
-    for number, name, zone, stream, state, start_offset, frontier in _rows(connection, "select_consumers"):
+    for number, name, zone, stream, state, start_offset, frontier, seen in _rows(connection, "select_consumers"):
         confirmed = Confirmed(frontier, tuple(ranges.get(number, ())))
-        consumer = ConsumerState(number, name, zone, stream, Lifecycle(state), start_offset, confirmed)
-        if consumer.lifecycle is Lifecycle.ONLINE:  # in the last life; in this one nobody has seen it
+        consumer = ConsumerState(number, name, zone, stream, Lifecycle(state), start_offset, confirmed, seen)
+        if consumer.lifecycle in PRESENT:  # in the last life; in this one nobody has seen it
             consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.LOST))
         catalog.consumers[name] = consumer
 

@@ -133,7 +133,8 @@ CREATE TABLE subject (
     PRIMARY KEY (stream, subject_key)
 ) STRICT, WITHOUT ROWID;
 
--- Who reads a stream, and how far the prefix without a hole is confirmed.
+-- Who reads a stream, how far the prefix without a hole is confirmed, and when it was last seen: written with its confirmations,
+-- when its state changes, and at an orderly close.
 CREATE TABLE consumer (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -142,7 +143,8 @@ CREATE TABLE consumer (
     state TEXT NOT NULL,
     start_offset INTEGER NOT NULL,
     frontier INTEGER NOT NULL CHECK (frontier >= start_offset),
-    registered_unix_ms INTEGER NOT NULL
+    registered_unix_ms INTEGER NOT NULL,
+    seen_unix_ms INTEGER
 ) STRICT;
 
 -- What is confirmed beyond the frontier: ranges that neither overlap nor touch.

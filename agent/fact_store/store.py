@@ -8,6 +8,7 @@ are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); giving up on o
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,12 +19,14 @@ from typing import Any, Literal, Self, TypeVar
 from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers, recovery
 from agent.fact_store.acks import Follower
+from agent.fact_store.acks import terms as terms_of
 from agent.fact_store.admission import check_precondition
 from agent.fact_store.admitting import acquire_lease
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
 from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, unlock
 from agent.fact_store.definitions import define
-from agent.fact_store.errors import AcksRefused, FactsRefused, StoreError
+from agent.fact_store.errors import AcksRefused, FactsRefused, StoreError, StoreUnavailable
+from agent.fact_store.lifecycle import Event, Lifecycle, step
 from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.migrations import migrate
 from agent.fact_store.reader import StoreReader
@@ -163,7 +166,7 @@ class FactStore:
         except (ValueError, TypeError) as error:
             raise FactsRefused(f"samples for {stream} are not samples: {error}", "correct the source") from error
         size = _values_bytes(columns.values)
-        terms = self._writer.terms(stream, acks) if awaited or acks else None
+        terms = terms_of(self._writer.policy(stream), acks) if awaited or acks else None
         is_urgent = terms is not None and not terms.is_answered_unstored
         append = AppendSamples(stream, columns, len(rows), size, is_urgent, time.monotonic_ns(), terms)
         self._writer.append_samples(append)
@@ -199,7 +202,7 @@ class FactStore:
             check_message(message)
         keys, contents = [message_key(one) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
-        terms = self._writer.terms(stream, acks)
+        terms = terms_of(self._writer.policy(stream), acks)
         append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms)
         if preconditions:
             append.preconditions = [one or NO_PRECONDITION for one in preconditions]
@@ -277,12 +280,15 @@ class FactStore:
         check_name("stream", stream, STREAM)
         if start not in {"oldest", "end"}:
             raise ValueError(f"a consumer starts at 'oldest' or 'end', not at {start!r}")
-        run = partial(consumers.register, name=name, zone=zone, stream=stream, start=start)
+        is_local = self._writer.policy(stream).write_class == "local"
+        run = partial(consumers.register, name=name, zone=zone, stream=stream, start=start, is_local=is_local)
         return self._call("register", run)
 
-    def remove_consumer(self, name: str) -> Future[None]:
-        """Forget a consumer and what it confirmed; what it held back may go. UnknownConsumer through the future."""
-        return self._call("remove", partial(consumers.remove, name=name))
+    def remove_consumer(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
+        """Begin to forget a consumer and what it confirmed; what it held back may then go. Ten minutes later it is gone, unless
+        it comes back meanwhile; with `now` at once. UnknownConsumer, and without `force` ConsumerInUse, through the future.
+        """
+        return self._call("remove", partial(consumers.remove, name=name, force=force, now=now))
 
     def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the future is the frontier after it, durable.
@@ -317,6 +323,14 @@ class FactStore:
             now_ns=time.monotonic_ns(),
             now_unix_ms=time.time_ns() // 1_000_000,
         )
+        presence = self._writer.presence
+        if step(known.lifecycle, Event.SEEN) is known.lifecycle or not presence.begin_noting(consumer):
+            return
+        run = partial(consumers.happen, events={consumer: Event.SEEN}, seen_unix_ms=presence.seen_unix_ms)
+        try:
+            self._call("seen", run).add_done_callback(lambda _: presence.end_noting(consumer))
+        except StoreUnavailable:  # busy or closing: the next fetch says it again
+            presence.end_noting(consumer)
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
@@ -367,6 +381,11 @@ class FactStore:
         """A registered consumer, from memory."""
         return self._writer.catalog.consumers.get(name)
 
+    def seen_unix_ms(self, consumer: str) -> int | None:
+        """When a consumer was last seen by the clock on the wall: in this life, else as the table has it; from memory."""
+        known = self.consumer(consumer)
+        return self._writer.presence.seen_unix_ms(consumer) or (known.seen_unix_ms if known else None)
+
     def consumers(self) -> list[ConsumerState]:
         """Every registered consumer, from memory."""
         return list(self._writer.catalog.consumers.values())
@@ -407,6 +426,9 @@ class FactStore:
         if self._is_closed:
             return
         self._is_closed = True
+        if seen := self._writer.presence.newer_than(self._writer.catalog):
+            with contextlib.suppress(StoreUnavailable):
+                self._call("remember", partial(consumers.remember, seen_unix_ms=seen))
         self._checker.shutdown()
         self._reader.close()  # first: the last connection to close folds the log into the database, readers cannot
         self._writer.close()

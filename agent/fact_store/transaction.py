@@ -163,8 +163,9 @@ class Transaction:
     def set_consumer(self, consumer: ConsumerState) -> None:
         """A consumer's new state and what it has confirmed; writes the difference only."""
         known = self.catalog.consumers[consumer.name]
-        if (known.lifecycle, known.frontier) != (consumer.lifecycle, consumer.frontier):
-            values = (consumer.lifecycle.value, consumer.frontier, consumer.id)
+        changing = ("lifecycle", "frontier", "seen_unix_ms")
+        if any(getattr(known, name) != getattr(consumer, name) for name in changing):
+            values = (consumer.lifecycle.value, consumer.frontier, consumer.seen_unix_ms, consumer.id)
             self._execute(QUERIES["update_consumer"], values)
         before, after = set(known.confirmed.ranges), set(consumer.confirmed.ranges)
         for first_offset, _ in before - after:

@@ -11,30 +11,43 @@ Other threads only queue (bounded, StoreBusy) and read `catalog`, which changes 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.fact_store import consumers
 from agent.fact_store.acknowledging import NEVER_NS, Acknowledging
-from agent.fact_store.acks import Terms, terms
 from agent.fact_store.append import AppendMessages, AppendSamples, append_messages, append_samples
 from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import SecondWriter, file_bytes, running_error
-from agent.fact_store.errors import ForkError, Refused, StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFull
+from agent.fact_store.errors import (
+    ForkError,
+    Refused,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreUnavailable,
+)
 from agent.fact_store.group_commit import Commit, Pace, Wait, decide
+from agent.fact_store.lifetimes import Lifetimes
 from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.meter import Meter
 from agent.fact_store.presence import Presence
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import StoreStatistics
-from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.transaction import Transaction
 from agent.fact_store.work import Call, Group, Queue, Work
 
+LOST_LAGS = 3  # a consumer out of sync may be busy; one that was not seen for three times as long is offline
 WAIT_NS_MAX = 3_600_000_000_000  # an idle writer turns round once an hour; the system's own limit is no round number
 
 OnCommit = Callable[[Mapping[str, int]], None]
@@ -61,6 +74,10 @@ class Writer:
         self.meter = Meter()
         self.presence = Presence()
         self._acknowledging = Acknowledging(self.presence)
+        self._lifetimes = Lifetimes(
+            self.presence, lambda name: LOST_LAGS * self.policy(name).in_sync_lag_ms * 1_000_000
+        )
+        self._alarm_ns = 0
         self._path = path
         self._connection = connection
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
@@ -130,12 +147,8 @@ class Writer:
         with self._changed:
             self._queue.release(call)
 
-    def terms(self, stream: str, acks: Acks | None) -> Terms:
-        """What an append to a stream waits for; raises AcksRefused."""
-        return terms(self.policy(stream), acks)
-
     def policy(self, stream: str) -> StreamSettings:
-        """What is promised of a stream."""
+        """What is promised of a stream's facts."""
         return self._policies.get(stream) or StreamSettings(stream)
 
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
@@ -191,7 +204,7 @@ class Writer:
                     break
                 if not self._group.is_empty:
                     self._commit(self._group)
-                self._acknowledging.settle(self.catalog, time.monotonic_ns())
+                self._attend()
             is_broken = False
         finally:
             if is_broken:
@@ -210,10 +223,20 @@ class Writer:
                     case Commit(streams):
                         return queue.take(streams)
                     case Wait(until_ns):
-                        if self._acknowledging.alarm_ns <= now_ns:
+                        if self._alarm_ns <= now_ns:
                             return Group()
-                        due_ns = min(until_ns or NEVER_NS, self._acknowledging.alarm_ns, now_ns + WAIT_NS_MAX)
+                        due_ns = min(until_ns or NEVER_NS, self._alarm_ns, now_ns + WAIT_NS_MAX)
                         self._changed.wait((due_ns - now_ns) / 1e9)
+
+    def _attend(self) -> None:
+        """What time alone brings: appends that waited long enough, consumers that are lost or gone."""
+        now_ns = time.monotonic_ns()
+        self._acknowledging.settle(self.catalog, now_ns)
+        if events := self._lifetimes.due(self.catalog, now_ns):
+            run = partial(consumers.happen, events=events, seen_unix_ms=self.presence.seen_unix_ms)
+            with contextlib.suppress(StoreUnavailable):  # closing, or no room: `due` says it again
+                self.call(Call("lifetimes", 0, now_ns, run))
+        self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
 
     def _commit(self, group: Group) -> None:
         """One transaction: run, commit, publish, answer."""

@@ -69,7 +69,8 @@ class ServerStatistics:
 
 
 class Server:
-    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read."""
+    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `refusals` the store's errors that
+    are the asker's doing to their codes; any other of `store_errors` is answered `store_unavailable`."""
 
     def __init__(
         self,
@@ -77,7 +78,9 @@ class Server:
         store: ServingStore,
         exports: Mapping[str, frozenset[str]],
         store_errors: tuple[type[Exception], ...],
+        refusals: Mapping[type[Exception], str] | None = None,
     ) -> None:
+        self._refused_as = dict(refusals or {})
         self._link = link
         self._store = store
         self._exports = dict(exports)
@@ -155,8 +158,7 @@ class Server:
             operation = error.operation
             outcome = Refuse(error.code, error.why)
         except self._store_errors as error:
-            _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
-            outcome = Refuse("store_unavailable", "the store cannot answer now")
+            outcome = self._store_refused(caller, error)
         except TransportError as error:
             self._not_sent(caller, error)
             return
@@ -169,6 +171,12 @@ class Server:
             self._refusals[outcome.code] += 1
             outcome = encode_error(self._store.zone, self._epoch, operation, outcome.code, outcome.message)
         self._send(caller, outcome)
+
+    def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
+        if (code := self._refused_as.get(type(error))) is not None:
+            return Refuse(code, str(error))
+        _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
+        return Refuse("store_unavailable", "the store cannot answer now")
 
     def _send(self, caller: Caller, payload: bytes) -> None:
         topic = response_topic(self._store.zone, caller.zone, caller.instance)

@@ -97,7 +97,7 @@ def test_removal(tmp_path: Path) -> None:
         done(store.register_consumer(NAME, "idmz", TELEMETRY))
         done(store.confirm(NAME, 2))
         done(store.confirm(NAME, 5, 4))
-        done(store.remove_consumer(NAME))
+        assert done(store.remove_consumer(NAME, force=True, now=True)) is Lifecycle.DELETED
         assert store.consumer(NAME) is None
         assert isinstance(failed(store.remove_consumer(NAME)), UnknownConsumer)
         assert isinstance(failed(store.confirm(NAME, 1)), UnknownConsumer)

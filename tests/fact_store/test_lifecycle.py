@@ -5,7 +5,7 @@ import re
 import pytest
 
 from agent.fact_store import lifecycle
-from agent.fact_store.lifecycle import TRANSITIONS, Event, Lifecycle, step
+from agent.fact_store.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, overdue, step
 
 
 def test_the_docstring_shows_the_table() -> None:
@@ -35,3 +35,20 @@ def test_every_state_is_reached_and_left() -> None:
     assert {state for state in Lifecycle if not any(before is state for before, _ in TRANSITIONS)} == {
         Lifecycle.DELETED
     }
+
+
+@pytest.mark.parametrize(
+    "state, coming",
+    [
+        (Lifecycle.NEW, None),
+        (Lifecycle.ONLINE, (Event.LOST, 1045)),
+        (Lifecycle.OFFLINE, None),
+        (Lifecycle.DELETION_STARTED, (Event.REMOVED, 1000 + REMOVAL_NS)),
+        (Lifecycle.INELIGIBLE, (Event.LOST, 1045)),
+        (Lifecycle.DELETED, None),
+    ],
+)
+def test_what_time_alone_does(state: Lifecycle, coming: tuple[Event, int] | None) -> None:
+    """Who is present is lost when it was not seen for long, a removal is carried out in the end, and the table has the rows."""
+    assert overdue(state, 1000, 45) == coming
+    assert coming is None or (state, coming[0]) in TRANSITIONS

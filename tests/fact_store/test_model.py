@@ -131,7 +131,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def remove(self, name: str) -> None:
         """A consumer is forgotten."""
         if self.confirmed.pop(name, None) is not None:
-            done(self.store.remove_consumer(name))
+            done(self.store.remove_consumer(name, force=True, now=True))
 
     @rule()
     def reopen(self) -> None:

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.acks import is_in_sync
+from agent.fact_store.errors import StoreError, StreamIsLocal
 from agent.fact_store.lifecycle import Lifecycle
+from agent.replication.errors import PeerRefused
+from agent.replication.protocol import FetchFacts
+from agent.replication.server import Server
 from tests.replication.nodes import STREAM, Node, define, samples
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -46,3 +51,30 @@ def keeps_up(plant: Node) -> bool:
     """Whether the consumer is known to have been at the end just now."""
     followers = plant.store.followers(STREAM)
     return [is_in_sync(one, LAG_NS, time.monotonic_ns()) for one in followers] == [True]
+
+
+def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -> None:
+    """The configuration refuses it; should it come so far all the same, the store does, and the asker gets a code of the table."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.store.close()
+        stream = StreamSettings(STREAM, write_class="local")
+        plant.store = FactStore.open(tmp_path / "local.db", "plant-a", streams=[stream])
+        plant.server = Server(
+            plant.link,
+            plant.store,
+            {"idmz": frozenset({STREAM})},
+            (StoreError,),
+            {StreamIsLocal: "stream_not_exported"},
+        )
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            with pytest.raises(PeerRefused) as raised:
+                await asker.ask(FetchFacts(consumer_name="idmz.t", stream=STREAM, limit=1), 5)
+        assert raised.value.code == "stream_not_exported"
+        assert plant.store.consumers() == []
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(scenario())
