@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,6 +32,7 @@ _COMMANDS = {
     "tail": "agent.cli.facts:tail",
     "latest": "agent.cli.latest:latest",
     "sql": "agent.cli.sql:sql",
+    "store": "agent.cli.store:store",
     "pki": "agent.cli.pki:pki",
     "broker": "agent.cli.broker:broker",
     "hardware": "agent.cli.hardware:hardware",
@@ -38,22 +41,26 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
-    """A group whose commands are imported when somebody asks for them."""
+class LazyGroup(click.Group):
+    """A group whose commands are imported when somebody asks for them: `lazy` says where each lies, as module:name."""
+
+    def __init__(self, *arguments: Any, lazy: Mapping[str, str], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 click's signature
-        return list(_COMMANDS)
+        return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 click's signature
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self._lazy:
             return None
-        module, _, name = _COMMANDS[cmd_name].partition(":")
+        module, _, name = self._lazy[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="bsfg")
 def bsfg() -> None:
     """Store-and-forward agent for the boundary between plant and enterprise."""

@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from agent.cli import config_option, json_option
 from agent.cli.sql import file_option, reader_of, tell_holes
 from agent.cli.table import lines
 from agent.message import json_value, time_text
+from agent.query.bounds import matches_glob
 from agent.query.facts import value_type
 from agent.query.latest import LatestRow, Tag
 from agent.query.latest_search import DEPTH_FACTS, FRESH_MS, Latest
@@ -83,8 +83,7 @@ def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
     """Tags whose subject, with or without its `tag:`, matches a pattern of * ? and [...]."""
 
     def matches(tag: Tag) -> bool:
-        names = (tag.subject, tag.subject.removeprefix("tag:"))
-        return (zone is None or tag.zone == zone) and any(fnmatchcase(name, tag_glob) for name in names)
+        return (zone is None or tag.zone == zone) and matches_glob(tag.subject, [tag_glob])
 
     return matches
 

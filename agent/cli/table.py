@@ -76,8 +76,8 @@ def _width(text: str) -> int:
 
 def _csv(row: Sequence[Any]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(row)
-    return text.getvalue()
+    csv.writer(text).writerow(row)  # with its own line ends, for it quotes what could be taken for one
+    return text.getvalue().removesuffix("\r\n")
 
 
 def _plain(value: Any) -> Any:

@@ -53,6 +53,21 @@ LEFT JOIN batch AS last ON last.id = (
 )
 ORDER BY stream.id;
 
+-- select_stream_names: every stream, and nothing that lies in another table
+SELECT id, name, released_offset FROM stream ORDER BY id;
+
+-- select_last_row: where a stream ends, by the order of rows and not by an index
+SELECT last_offset FROM batch NOT INDEXED WHERE stream = ? ORDER BY id DESC LIMIT 1;
+
+-- select_row_heads: what batches say of themselves, in the order of rows and without an index, of all streams
+SELECT
+    id, stream, first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count,
+    length(body)
+FROM batch NOT INDEXED WHERE id > ? ORDER BY id LIMIT ?;
+
+-- select_row: one batch by its row
+SELECT first_offset, last_offset, origin, definition_count, body, digest FROM batch NOT INDEXED WHERE id = ?;
+
 -- insert_batch: one sealed batch
 INSERT INTO batch (
     stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.batch import Origin
 from agent.fact_store.catalog import Catalog
-from agent.fact_store.connection import Connect, connect, connect_reader, opening_error
+from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, opening_error
 from agent.fact_store.errors import StoreClosed
 from agent.fact_store.migrations import check_known
 from agent.fact_store.queries import QUERIES
@@ -25,6 +25,7 @@ from agent.fact_store.records import BatchHead, ConsumerState, Incident, Page, P
 from agent.fact_store.recovery import identity, load
 
 OFFSET_MAX = 2**63 - 2
+OFFSET_UNKNOWN = 2**48
 INCIDENTS_MAX = 1000
 IDLE_MAX = 8  # connections kept for the next call; more callers at once open their own
 
@@ -117,6 +118,47 @@ class StoreReader:
     def streams(self) -> list[StreamInfo]:
         """Every stream."""
         return [state.info() for state in self._catalog().streams.values()]
+
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """First and last offset of every stream, read without looking at anything else: also of a file whose tables contradict
+        each other. Where not even the end can be read, it is OFFSET_UNKNOWN, beyond anything that was ever written."""
+        with self._reading() as connection:
+            try:
+                rows = connection.execute(QUERIES["select_streams"]).fetchall()
+                return {name: (released_offset + 1, end_offset) for _, name, released_offset, _, end_offset, _ in rows}
+            except sqlite3.DatabaseError:
+                rows = connection.execute(QUERIES["select_stream_names"]).fetchall()
+            return {name: (released + 1, self._end_by_rows(connection, number)) for number, name, released in rows}
+
+    def _end_by_rows(self, connection: sqlite3.Connection, stream: int) -> int:
+        """The end of a stream by another way than its index, which is damaged."""
+        try:
+            row = connection.execute(QUERIES["select_last_row"], (stream,)).fetchone()
+        except sqlite3.DatabaseError:
+            return OFFSET_UNKNOWN
+        return int(row[0]) if row else 0
+
+    def row_heads(self, after_row: int, limit: int) -> list[tuple[int, str, BatchHead]]:
+        """As `heads`, by row and without an index: (row, stream, head) of every stream. For a file whose index is damaged."""
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["select_row_heads"], (after_row, limit)).fetchall()
+            names = {number: name for number, name, _ in connection.execute(QUERIES["select_stream_names"]).fetchall()}
+            origins = {row[4]: self._origins.get(row[4]) or self._origin(connection, row[4]) for row in rows}
+        return [(row[0], names[row[1]], BatchHead(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
+
+    def row(self, row: int) -> StoredBatch:
+        """One batch by its row, as it lies there: its digest is for whoever opens it to compare."""
+        with self._reading() as connection:
+            return self._stored(connection, connection.execute(QUERIES["select_row"], (row,)).fetchone())
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Bytes of the file, of its write-ahead log, and of the pages of the file that are free for reuse."""
+        with self._reading() as connection:
+            ((page_bytes,), (free_pages,)) = (
+                connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_size", "freelist_count")
+            )
+        wal_bytes = file_bytes(self.path.with_name(self.path.name + "-wal"))
+        return file_bytes(self.path), wal_bytes, page_bytes * free_pages
 
     def origins(self) -> list[Origin]:
         """Everybody whose facts are held, this store first."""

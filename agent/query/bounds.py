@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from agent.batch import SEQUENCE_MAX, Kind, Unpacked
 from agent.fact_store.records import BatchHead
@@ -91,6 +92,12 @@ class Bounds:
     def _span(self, first_offset: int, count: int) -> tuple[int, int]:
         start = max(0, self.offset_min - first_offset)
         return start, max(start, min(count, self.offset_max - first_offset + 1))
+
+
+def matches_glob(subject: str, globs: Sequence[str]) -> bool:
+    """Whether a tag's subject, with or without its `tag:`, matches one of some patterns of * ? and [...]."""
+    names = (subject, subject.removeprefix("tag:"))
+    return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
 
 def _places_of(tags: list[int], number: int, span: Sequence[int]) -> list[int]:

@@ -20,6 +20,7 @@ This is where a stored batch becomes something that people and other programs re
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import struct
@@ -156,6 +157,42 @@ def value_text(value: Value) -> str | None:
             return "NaN" if bits == _QUIET_NAN else f"NaN:{bits[::-1].hex()}"
         return "-0.0" if value == 0.0 and math.copysign(1.0, value) < 0 else None
     return str(value) if type(value) is int and value > INT64_MAX else None
+
+
+def exact_text(value: Value) -> str | None:
+    """Any value as text that, with its `value_type`, says it to the bit: for forms that have no types of their own."""
+    match value:
+        case None | str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float() if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        case float():
+            return value_text(value) or repr(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Json():
+            return value.data.decode()
+
+
+def value_of_text(kind: str | None, text: str | None) -> Value:
+    """The inverse of `exact_text`."""
+    if text is None or kind is None or kind in {"string", "none"}:
+        return text if kind == "string" else None
+    match kind:
+        case "double":
+            return exact_value(kind, None, text) if text.startswith("NaN") else float(text)
+        case "bool":
+            return text == "true"
+        case "bytes":
+            return base64.b64decode(text)
+        case "json":
+            return Json(text.encode())
+        case _:
+            return int(text)
 
 
 def exact_value(kind: str | None, value: Any, text: str | None) -> Value:

@@ -55,7 +55,7 @@ def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts:
     found: list[tuple[BatchHead, str]] = []
     for stream, end_offset in scanner.ends.items():
         if streams is None or stream in streams:
-            first_offset = max(1, end_offset - depth_facts + 1) if depth_facts else 1
+            first_offset = max(scanner.firsts[stream], end_offset - depth_facts + 1 if depth_facts else 1)
             for page in scanner.heads(stream, first_offset, end_offset):
                 found += [(head, stream) for head in page if head.kind == Kind.SAMPLES]
     found.sort(key=lambda one: (one[0].time_max_ns, one[0].first_offset), reverse=True)

@@ -21,6 +21,7 @@ from agent.query.facts import Facts
 
 HEADS_PAGE = 4096  # some milliseconds for each statement
 READ_BYTES_MAX = 4 * 1024 * 1024
+ROW_LEAP_MAX = 2**40  # beyond any row that was ever written
 HOLES_MAX = 1000  # named one by one; more are counted
 
 
@@ -37,6 +38,8 @@ class Effort:
 
     def met(self, stream: str, hole: Hole) -> None:
         """Note a hole."""
+        if (stream, hole) in self.holes:
+            return
         self.holes_total += 1
         if len(self.holes) < HOLES_MAX:
             self.holes.append((stream, hole))
@@ -48,8 +51,11 @@ class Scanner:
     def __init__(self, reader: StoreReader) -> None:
         self.reader = reader
         self.dictionary = Dictionary(reader)
-        self.ends: Mapping[str, int] = {one.name: one.end_offset for one in reader.streams()}
+        bounds = reader.bounds()
+        self.firsts: Mapping[str, int] = {name: first for name, (first, _) in bounds.items()}
+        self.ends: Mapping[str, int] = {name: last for name, (_, last) in bounds.items()}
         self.effort = Effort()
+        self._rows: dict[str, list[tuple[int, BatchHead]]] | None = None  # only of a damaged file
 
     def checked(self, streams: Iterable[str]) -> frozenset[str]:
         """These streams. Raises StreamUnknown where the store has not heard of one."""
@@ -72,7 +78,12 @@ class Scanner:
     ) -> Iterator[list[BatchHead]]:
         """What the batches of a range say of themselves, by page."""
         while first_offset <= last_offset:
-            page = self.reader.heads(stream, first_offset, last_offset, HEADS_PAGE, newest_first=newest_first)
+            try:
+                page = self.reader.heads(stream, first_offset, last_offset, HEADS_PAGE, newest_first=newest_first)
+            except StoreDamaged:
+                page = [head for _, head in self._salvaged(stream, first_offset, last_offset)]
+                yield page[::-1] if newest_first else page
+                return
             self.effort.heads += len(page)
             if not page:
                 return
@@ -87,7 +98,10 @@ class Scanner:
         found = list[StoredBatch]()
         after = first_offset - 1
         while after < last_offset:
-            page = self.reader.read(stream, after, last_offset - after, READ_BYTES_MAX, until_offset=last_offset)
+            try:
+                page = self.reader.read(stream, after, last_offset - after, READ_BYTES_MAX, until_offset=last_offset)
+            except StoreDamaged:
+                return found + self._read_rows(stream, after + 1, last_offset)
             for hole in page.holes:
                 self.effort.met(stream, hole)
             found += page.batches
@@ -114,7 +128,7 @@ class Scanner:
                 places = bounds.sample_places(stored.first_offset, samples, numbers)
                 definitions = self.dictionary.of(stored.origin, stored.definition_count)
                 facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions)
-        except BatchError:
+        except (BatchError, StoreDamaged):  # a definition that cannot be read leaves a batch without meaning
             self.effort.met(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             return None
         self.effort.facts += len(places)
@@ -122,8 +136,8 @@ class Scanner:
 
     def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
         group_max = 1  # small first, for whoever asks for the first ten
-        first, last = bounds.offset_min, min(bounds.offset_max, self.ends[stream])
-        for page in self.heads(stream, max(first, 1), last, newest_first=newest_first):
+        first, last = max(bounds.offset_min, self.firsts[stream]), min(bounds.offset_max, self.ends[stream])
+        for page in self.heads(stream, first, last, newest_first=newest_first):
             kept = [head for head in page if bounds.may_hold(head) and self._names_some(head, wanted)]
             at = 0
             while at < len(kept):
@@ -136,6 +150,32 @@ class Scanner:
                     if facts := self.opened(stream, one, bounds, wanted):
                         yield replace(facts, places=facts.places[::-1]) if newest_first else facts
 
+    def _salvaged(self, stream: str, first_offset: int, last_offset: int) -> list[tuple[int, BatchHead]]:
+        """Rows and heads of a range, when SQLite finds the file damaged; what no row is left of is noted as holes."""
+        if self._rows is None:
+            self._rows = salvage(self.reader)
+        found, expected = list[tuple[int, BatchHead]](), first_offset
+        for row, head in self._rows.get(stream, ()):
+            if head.last_offset < first_offset or head.first_offset > last_offset:
+                continue
+            if head.first_offset > expected:
+                self.effort.met(stream, Hole(expected, head.first_offset - 1, "damaged"))
+            found.append((row, head))
+            expected = head.last_offset + 1
+        if expected <= last_offset:
+            self.effort.met(stream, Hole(expected, last_offset, "damaged"))
+        return found
+
+    def _read_rows(self, stream: str, first_offset: int, last_offset: int) -> list[StoredBatch]:
+        found = list[StoredBatch]()
+        for row, head in self._salvaged(stream, first_offset, last_offset):
+            try:
+                found.append(self.reader.row(row))
+            except StoreDamaged:
+                self.effort.met(stream, Hole(head.first_offset, head.last_offset, "damaged"))
+        self.effort.batches_read += len(found)
+        return found
+
     def _names_some(self, head: BatchHead, wanted: Wanted) -> bool:
         """Whether one of the tags that are asked for was defined when the batch was sealed."""
         if head.kind != Kind.SAMPLES:
@@ -145,6 +185,27 @@ class Scanner:
         except (BatchError, StoreDamaged):
             return True  # whoever opens it says so
         return numbers is None or bool(numbers)
+
+
+def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchHead]]]:
+    """What is left of the table of batches in a damaged file, by stream and offset: row by row, leaping over what cannot be read."""
+    found: dict[str, dict[int, tuple[int, BatchHead]]] = {}
+    row, leap, limit = 0, 1, HEADS_PAGE
+    while leap < ROW_LEAP_MAX:
+        try:
+            page = reader.row_heads(row, limit)
+        except StoreDamaged:
+            if limit > 1:
+                limit = 1
+            else:
+                row, leap = row + leap, leap * 2
+            continue
+        if not page:
+            break
+        for number, stream, head in page:
+            found.setdefault(stream, {})[head.first_offset] = number, head
+        row, leap, limit = page[-1][0], 1, min(limit * 2, HEADS_PAGE)
+    return {stream: [heads[first] for first in sorted(heads)] for stream, heads in found.items()}
 
 
 def _contiguous(heads: list[BatchHead], at: int, count: int, *, newest_first: bool) -> list[BatchHead]:

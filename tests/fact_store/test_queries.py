@@ -54,8 +54,9 @@ def test_hot_look_ups_use_an_index(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_nothing_scans_the_batches(name: str) -> None:
-    """No statement, those at opening included, grows with the number of batches."""
-    if name not in {"begin", "begin_read", "commit", "rollback"}:
+    """No statement, those at opening included, grows with the number of batches; but for the one that finds the end of a stream whose
+    index is damaged."""
+    if name not in {"begin", "begin_read", "commit", "rollback", "select_last_row"}:
         assert "SCAN batch" not in plan(QUERIES[name])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader, StoreSettings
@@ -65,6 +65,7 @@ rounds = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(rounds, st.sets(st.sampled_from(["tag:a", "tag:b", "tag:c"]), min_size=1))
 def test_a_search_finds_what_a_look_at_everything_finds(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[tuple[int, int, bool]]], wanted: set[str]

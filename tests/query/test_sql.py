@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader
@@ -114,6 +114,7 @@ def wheres(draw: st.DrawFn) -> str:
     return draw(st.sampled_from([" and ", " or "])).join(parts)
 
 
+@settings(deadline=None)
 @given(wheres(), st.sampled_from(["", " order by offset desc", " order by stream, offset", " order by stream desc, offset desc",
                                   " order by source_time, stream, offset", " order by stream, offset limit 7"]))  # fmt: skip
 def test_a_where_is_a_filter(file: Path, where: str, order: str) -> None:

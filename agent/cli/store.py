@@ -1,0 +1,17 @@
+"""`bsfg store`: the file in which a node keeps its facts, looked at and looked after. Each verb lies in a module of its own."""
+
+from __future__ import annotations
+
+import click
+
+from agent.cli import LazyGroup
+
+_VERBS = {
+    "export": "agent.cli.store_export:export",
+    "stats": "agent.cli.store_stats:stats",
+}
+
+
+@click.group(cls=LazyGroup, lazy=_VERBS)
+def store() -> None:
+    """Look at a store, and take flat copies of what it holds."""

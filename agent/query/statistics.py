@@ -1,0 +1,184 @@
+"""What lies in a store: per stream its facts, batches, bytes and times, who recorded them, and what readers hold back.
+
+Read from what batches say of themselves, in pages; no batch is opened. Figures of a store that is being written to are those of the
+moment in which its streams' ends were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.batch import Kind, Origin
+from agent.fact_store.reader import StoreReader
+from agent.fact_store.records import BatchHead, ConsumerState, Incident
+from agent.message import time_text
+from agent.query.scan import Scanner
+
+
+@dataclass(slots=True)
+class OriginStatistics:
+    """Facts of one origin in one stream; `missing` are sequences between the first and the last that are not here."""
+
+    origin: Origin
+    facts: int = 0
+    first_sequence: int = 0
+    last_sequence: int = 0
+
+    @property
+    def missing(self) -> int:
+        return self.last_sequence - self.first_sequence + 1 - self.facts
+
+
+@dataclass(slots=True)
+class StreamStatistics:
+    """One stream. Times are source times; None where it is empty."""
+
+    name: str
+    first_offset: int
+    end_offset: int
+    facts: int = 0
+    messages: int = 0
+    batches: int = 0
+    bytes: int = 0
+    oldest_ns: int | None = None
+    newest_ns: int | None = None
+    origins: dict[Origin, OriginStatistics] = field(default_factory=dict)
+
+    def add(self, head: BatchHead) -> None:
+        """Count a batch."""
+        count = head.last_offset - head.first_offset + 1
+        self.facts += count
+        self.messages += count if head.kind == Kind.MESSAGES else 0
+        self.batches += 1
+        self.bytes += head.body_bytes
+        self.oldest_ns = head.time_min_ns if self.oldest_ns is None else min(self.oldest_ns, head.time_min_ns)
+        self.newest_ns = head.time_max_ns if self.newest_ns is None else max(self.newest_ns, head.time_max_ns)
+        of = self.origins.setdefault(head.origin, OriginStatistics(head.origin, 0, head.first_sequence, 0))
+        of.facts += count
+        of.first_sequence = min(of.first_sequence, head.first_sequence)
+        of.last_sequence = max(of.last_sequence, head.first_sequence + count - 1)
+
+
+@dataclass(slots=True)
+class ConsumerStatistics:
+    """A consumer and what it has not confirmed, which retention therefore keeps."""
+
+    state: ConsumerState
+    unconfirmed_facts: int
+    unconfirmed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatistics:
+    """The files: the database, its write-ahead log, and how much of the database is free for reuse."""
+
+    path: Path
+    bytes: int
+    wal_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A store."""
+
+    origin: Origin
+    file: FileStatistics
+    streams: list[StreamStatistics]
+    definitions: dict[Origin, int]
+    consumers: list[ConsumerStatistics]
+    incidents: list[Incident]
+
+    @property
+    def facts(self) -> int:
+        """Facts of all streams."""
+        return sum(one.facts for one in self.streams)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "zone": self.origin.zone,
+            "epoch": self.origin.epoch.hex(),
+            "facts": self.facts,
+            "file": asdict(self.file)
+            | {"path": str(self.file.path), "bytes_per_fact": _each(self.file.bytes, self.facts)},
+            "streams": [_stream(one) for one in self.streams],
+            "definitions": [_origin(origin) | {"count": count} for origin, count in self.definitions.items()],
+            "consumers": [_consumer(one) for one in self.consumers],
+            "incidents": [asdict(one) for one in self.incidents],
+        }
+
+
+def statistics(reader: StoreReader) -> Statistics:
+    """Count everything once."""
+    scanner = Scanner(reader)
+    consumers = [
+        ConsumerStatistics(one, max(0, scanner.ends.get(one.stream, 0) - one.frontier)) for one in reader.consumers()
+    ]
+    streams = []
+    for name, end_offset in scanner.ends.items():
+        stream = StreamStatistics(name, scanner.firsts[name], end_offset)
+        behind = [one for one in consumers if one.state.stream == name]
+        for head in _heads(scanner, stream):
+            stream.add(head)
+            for one in behind:
+                if head.last_offset > one.state.frontier:
+                    one.unconfirmed_bytes += head.body_bytes
+        streams.append(stream)
+    definitions = {origin: len(scanner.dictionary.all_of(origin)) for origin in reader.origins()}
+    file = FileStatistics(reader.path, *reader.sizes())
+    return Statistics(reader.origin, file, streams, definitions, consumers, reader.incidents())
+
+
+def _heads(scanner: Scanner, stream: StreamStatistics) -> Iterator[BatchHead]:
+    for page in scanner.heads(stream.name, stream.first_offset, stream.end_offset):
+        yield from page
+
+
+def _each(total: int, count: int) -> float | None:
+    return round(total / count, 2) if count else None
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    return {"zone": origin.zone, "epoch": origin.epoch.hex()}
+
+
+def _stream(one: StreamStatistics) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "first_offset": one.first_offset,
+        "end_offset": one.end_offset,
+        "facts": one.facts,
+        "messages": one.messages,
+        "batches": one.batches,
+        "bytes": one.bytes,
+        "bytes_per_fact": _each(one.bytes, one.facts),
+        "oldest_source_time": None if one.oldest_ns is None else time_text(one.oldest_ns),
+        "newest_source_time": None if one.newest_ns is None else time_text(one.newest_ns),
+        "origins": [
+            _origin(of.origin)
+            | {
+                "facts": of.facts,
+                "first_sequence": of.first_sequence,
+                "last_sequence": of.last_sequence,
+                "missing": of.missing,
+            }
+            for of in one.origins.values()
+        ],
+    }
+
+
+def _consumer(one: ConsumerStatistics) -> dict[str, Any]:
+    state = one.state
+    return {
+        "name": state.name,
+        "zone": state.zone,
+        "stream": state.stream,
+        "state": state.lifecycle.value,
+        "frontier": state.frontier,
+        "unconfirmed_facts": one.unconfirmed_facts,
+        "unconfirmed_bytes": one.unconfirmed_bytes,
+    }
