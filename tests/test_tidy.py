@@ -54,7 +54,17 @@ CORES: tuple[str, ...] = (
     *(f"agent/fact_store/{name}.py" for name in ("acks", "admission")),
     *(
         f"agent/fact_store/{name}.py"
-        for name in ("catalog", "frontier", "group_commit", "held", "lifecycle", "message_filter", "notice", "records")
+        for name in (
+            "catalog",
+            "forecast",
+            "frontier",
+            "group_commit",
+            "held",
+            "lifecycle",
+            "message_filter",
+            "notice",
+            "records",
+        )
     ),
     *(f"agent/health/{name}.py" for name in ("hardware", "metrics", "page", "verdict", "watchdog")),
     *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_change", "tag_map")),
