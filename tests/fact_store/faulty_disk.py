@@ -8,6 +8,7 @@ write only; a sync fails as SQLITE_IOERR_FSYNC whatever the kernel says).
 
 import _sqlite3
 import ctypes
+import functools
 import sqlite3
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int64, c_void_p
@@ -53,7 +54,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 class FaultyDisk:
-    """The VFS, registered as `bsfg-faulty` for as long as the interpreter lives. One at a time."""
+    """The VFS, registered as `bsfg-faulty` for as long as the interpreter lives: `the_disk` makes the only one."""
 
     def __init__(self) -> None:
         library = _library()
@@ -68,17 +69,21 @@ class FaultyDisk:
         self._vfs.open, self._vfs.delete = self._open, self._delete = _OPEN(self._opened), _DELETE(self._deleted)
         assert library.sqlite3_vfs_register(ctypes.byref(self._vfs), 0) == OK
         self.count, self.at, self.is_for_ever, self.is_full, self.struck, self.last = 0, 0, False, False, "", ""
+        self.only = ""
 
-    def arm(self, at: int, *, for_ever: bool, full: bool) -> None:
+    def arm(self, at: int, *, for_ever: bool, full: bool, only: str = "") -> None:
         """Count from 0 again and fail operation `at` (0: none), and with `for_ever` all after it; `struck` and `last` say what
-        failed first and last."""
+        failed first and last. With `only` other kinds neither count nor fail."""
         self.count, self.at, self.is_for_ever, self.is_full, self.struck, self.last = 0, at, for_ever, full, "", ""
+        self.only = only
 
     def connect(self, pragmas: dict[str, str | int]) -> Callable[[str], sqlite3.Connection]:
         """A `Connect` for a store: the writer on this disk, with these pragmas instead of the store's own."""
         return connect_with(pragmas, vfs=NAME)
 
     def _strikes(self, what: str) -> bool:
+        if self.only not in {"", what}:
+            return False
         self.count += 1
         strikes = self.at and (self.count == self.at or (self.is_for_ever and self.count > self.at))
         if strikes:
@@ -117,6 +122,8 @@ class FaultyDisk:
         return int(self._real.delete(ctypes.addressof(self._real), name, sync_folder))
 
 
-def is_possible() -> bool:
-    """Whether this interpreter's SQLite can be reached."""
-    return _library() is not None
+@functools.cache
+def the_disk() -> FaultyDisk | None:
+    """The disk of this process, disarmed or as it was armed last; None where this interpreter hides its SQLite. Kept for ever,
+    because SQLite keeps pointers to it."""
+    return FaultyDisk() if _library() is not None else None

@@ -74,7 +74,7 @@ class Promises:
 class Held:
     """What a store holds, as its doors tell it."""
 
-    values: list[object] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     north: int = 0
     first_offsets: dict[str, int] = field(default_factory=dict)
@@ -120,9 +120,14 @@ def _read(store: FactStore) -> Held:
     return held
 
 
+def number_of(value: object) -> int:
+    """The number that a sample's value is, or begins with."""
+    return int(str(value).partition(" ")[0])
+
+
 def _open(held: Held, stream: str, parsed: batch.Batch) -> None:
     if stream == TELEMETRY:
-        held.values += batch.open_samples(parsed).values
+        held.values += map(number_of, batch.open_samples(parsed).values)
     elif stream == OPERATIONAL:
         held.ids += [one.envelope.message_id for one in batch.open_messages(parsed)]
     elif stream == NORTH:

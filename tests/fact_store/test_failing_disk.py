@@ -27,8 +27,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.connection import connect
 from agent.fact_store.errors import StoreDamaged, StoreFailed, StoreFull, StoreUnusable
 from agent.fact_store.records import PeerPosition
-from tests.fact_store import faulty_disk
-from tests.fact_store.faulty_disk import FaultyDisk
+from tests.fact_store.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, samples, tag
 from tests.fact_store.power import require_strace
 from tests.fact_store.promises import NORTH, RUN, Promises, broken, origin_of_north
@@ -40,12 +39,13 @@ OFTEN: dict[str, str | int] = {"wal_autocheckpoint": 12, "journal_size_limit": 3
 Step = tuple[tuple[object, ...], Callable[[FactStore], Future[Any]]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def disk() -> FaultyDisk:
-    """The disk, registered once."""
-    if not faulty_disk.is_possible():
+    """The disk, in order."""
+    if (found := the_disk()) is None:
         pytest.skip("this interpreter's sqlite3 hides its SQLite; Debian's python3 does not")
-    return FaultyDisk()
+    found.arm(0, for_ever=False, full=False)
+    return found
 
 
 def steps() -> Iterator[Step]:

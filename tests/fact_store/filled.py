@@ -1,0 +1,53 @@
+"""A process made to fill its disk: appends until the store says that it is full, tells that too, and tries on until it is killed.
+
+python -m tests.fact_store.filled STORE
+"""
+
+import random
+import sys
+from itertools import count
+from pathlib import Path
+
+from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store.errors import StoreFull
+from agent.fact_store.records import PeerPosition
+from agent.message import Sample
+from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag
+from tests.fact_store.promises import NORTH, RUN, origin_of_north, say
+
+CONSUMER = "idmz.facts.telemetry"
+SETTINGS = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=0, ballast_bytes=128 * 1024)
+
+
+def noise(first: int) -> list[Sample]:
+    """Samples that do not compress, so that a disk fills in few commits; a value begins with its number."""
+    rng = random.Random(first)
+    return [row._replace(value=f"{row.value} {rng.randbytes(1500).hex()}") for row in samples(RUN, first)]
+
+
+def main() -> None:
+    """Fill it."""
+    store, north, messages = FactStore.open(Path(sys.argv[1]), "plant", settings=SETTINGS), origin_of_north(), count(1)
+    done(store.define([tag(1)]))
+    say("D", 1)
+    done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
+    say("R", CONSUMER)
+    for batches in range(1, 4):
+        page, position = [north.seal(RUN)], PeerPosition(EPOCH, batches)
+        done(store.put_batches("north", NORTH, page, north.received(), position))
+        say("P", batches)
+    first, number = 1, next(messages)
+    while True:
+        try:
+            done(store.append_samples(TELEMETRY, noise(first), awaited=True))
+            first += RUN
+            say("S", first - 1)
+            done(store.append_message(OPERATIONAL, message(f"id-{number}")))
+            say("M", number)
+            number = next(messages)
+        except StoreFull:
+            say("E", "StoreFull")
+
+
+if __name__ == "__main__":
+    main()
