@@ -71,7 +71,10 @@ CORES: tuple[str, ...] = (
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
     *(f"agent/query/{name}.py" for name in ("bounds", "facts", "latest", "plan", "times")),
-    *(f"agent/replication/{name}.py" for name in ("page", "protocol", "receiver", "rotation", "sender", "topics")),
+    *(
+        f"agent/replication/{name}.py"
+        for name in ("broker_words", "page", "protocol", "receiver", "rotation", "sender", "topics")
+    ),
     *(f"spark/pyspark_bsfg/{name}.py" for name in ("columns", "dictionary", "options", "ranges", "schema", "values")),
 )
 IO_MODULES = {

@@ -1,13 +1,16 @@
 """`bsfg broker`: the folder a Mosquitto starts from, and the proof that the running one does what it must.
 
-`config` writes configuration, access list and certificates from who asks whom; `check` tries a running broker with one
-zone's identity: what must work, and what must not.
+`config` writes configuration, access list and certificates from who asks whom; `reload` makes a running broker read them, after it has
+looked at them; `deny` shuts a zone out; `check` tries a running broker with one zone's identity: what must work, and what must not.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -15,6 +18,7 @@ import click
 from agent.cli import json_option
 from agent.cli.pki import pki_option
 from agent.replication import broker as plan
+from agent.replication.finding import Finding, Outcome
 from agent.replication.topics import is_zone
 
 
@@ -30,6 +34,14 @@ class _LinkType(click.ParamType[plan.PeerLink]):
             self.fail(str(error), param, ctx)
 
 
+_config_file_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    default=Path("/etc/mosquitto/bsfg/mosquitto.conf"),
+    show_default=True,
+    help="The broker's configuration, as bsfg broker config wrote it.",
+)
 _HELP = "ASKING pulls facts from SERVING; repeatable, one for each direction."
 
 
@@ -74,12 +86,57 @@ def config(
     click.echo(f"{files.folder}: a broker for {', '.join(plan.zones_of(links))} on port {port}")
     start = Path(installed_in or folder.resolve()) / plan.CONFIG_NAME
     click.echo(
-        f"next: mosquitto -c {start} (a running one re-reads all but its port at SIGHUP), then bsfg broker check"
+        f"next: mosquitto -c {start} (a running one: bsfg broker reload --config {start}), then bsfg broker check"
     )
 
 
+@broker.command(name="reload")
+@_config_file_option
+@click.option(
+    "--pid", type=click.IntRange(1), help="The broker's process; by default the one that runs with this file."
+)
+@json_option
+def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Make a running broker read certificates, lists and rights again, if they would leave it a broker.
+
+    Everything is checked first; if anything is wrong nothing is sent, and the broker runs on with what it has.
+    """
+    from agent.replication.broker_reload import reload_broker
+
+    _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
+
+
 @broker.command()
-@click.option("--zone", required=True, help="The zone to try it as.")
+@click.argument("zones", nargs=-1, required=True, metavar="ZONE...")
+@_config_file_option
+@click.option(
+    "--pid", type=click.IntRange(1), help="The broker's process; by default the one that runs with this file."
+)
+@json_option
+def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Shut zones out at once, also where they are connected; everybody else goes on undisturbed.
+
+    Their certificates stay good until they are revoked (bsfg pki revoke), and the next bsfg broker config gives them
+    their rights again unless their links are left out.
+    """
+    from agent.replication.broker_reload import deny_zones, reload_broker
+
+    if bad := [zone for zone in zones if not is_zone(zone)]:
+        raise click.UsageError(f"{', '.join(map(repr, bad))}: a zone is 1 to 32 of a-z, 0-9 and -")
+    acl_file = deny_zones(config_file, zones)
+    if not as_json:
+        click.echo(f"{acl_file}: {', '.join(zones)} may do nothing")
+    _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
+
+
+@broker.command()
+@click.option("--zone", help="The zone to try it as; without one only the files are checked.")
+@click.option(
+    "--files",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Also check what a reload would read: the mosquitto.conf of a broker on this machine.",
+)
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Others than the zone's are ignored.")
 @click.option("--host", default="localhost", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=plan.PORT, show_default=True)
@@ -89,7 +146,8 @@ def config(
 @pki_option
 @json_option
 def check(
-    zone: str,
+    zone: str | None,
+    config_file: Path | None,
     links: tuple[plan.PeerLink, ...],
     host: str,
     port: int,
@@ -100,8 +158,17 @@ def check(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Prove a running broker as ZONE: handshake, limits, each right of its links, and what must be refused."""
-    from agent.replication.broker_check import Access, Outcome, check_broker
+    from agent.replication.broker_check import Access, check_broker
+    from agent.replication.broker_reload import check_broker_files
 
+    if zone is None and config_file is None:
+        raise click.UsageError("name a --zone to try the broker as, or --files to look at, or both")
+    findings: list[Iterator[Finding]] = []
+    if config_file is not None:
+        findings.append(check_broker_files(config_file))
+    if zone is None:
+        _tell(chain.from_iterable(findings), as_json=as_json)
+        return
     if not is_zone(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
     access = Access(
@@ -112,8 +179,14 @@ def check(
         cert_file or pki_folder / "zones" / f"{zone}.pem",
         key_file or pki_folder / "zones" / f"{zone}.key",
     )
+    findings.append(check_broker(access, links))
+    _tell(chain.from_iterable(findings), as_json=as_json)
+
+
+def _tell(findings: Iterable[Finding], *, as_json: bool) -> None:
+    """Print each finding as it is made; exit status 1 when one is bad."""
     bad = 0
-    for finding in check_broker(access, links):
+    for finding in findings:
         bad += finding.outcome is Outcome.BAD
         if as_json:
             click.echo(json.dumps({"outcome": finding.outcome.value, "what": finding.what, "hint": finding.hint}))

@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication import broker, pki
+from agent.replication.finding import Finding, Outcome
 from agent.replication.protocol import ListStreams, encode_request
 from agent.replication.topics import request_topic, response_topic
 
@@ -46,23 +46,6 @@ _NOT_AUTHORIZED = 0x87
 _CONNACK = 0x20
 # MQTT 5 CONNECT: clean start, keep-alive 60 s, no properties, client identifier to be assigned (MQTT 5, 3.1).
 _CONNECT_PACKET = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
-
-
-class Outcome(Enum):
-    """What a finding means for the operator: all is well, worth knowing, to be mended."""
-
-    GOOD = "good"
-    NOTE = "note"
-    BAD = "bad"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing tried; `hint` says what to do about a bad one."""
-
-    outcome: Outcome
-    what: str
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

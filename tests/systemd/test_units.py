@@ -25,17 +25,22 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def stand_in(folder: Path) -> Path:
+    """A program where the installed one would be."""
+    program = folder / "bin" / "bsfg"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return program
+
+
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
     """bsfg@plant-a.service, as installed, but for the place of the program."""
-    stand_in = tmp_path / "bin" / "bsfg"
-    stand_in.parent.mkdir()
-    stand_in.write_text("#!/bin/sh\n")
-    stand_in.chmod(0o755)
     text = (SYSTEMD / "bsfg@.service").read_text()
     assert PROGRAM in text
     unit = tmp_path / "bsfg@plant-a.service"
-    unit.write_text(text.replace(PROGRAM, str(stand_in)))
+    unit.write_text(text.replace(PROGRAM, str(stand_in(tmp_path))))
     return unit
 
 
@@ -45,6 +50,8 @@ def mosquitto(tmp_path: Path) -> Path:
     places = [Path(folder) / "mosquitto.service" for folder in ("/usr/lib/systemd/system", "/lib/systemd/system")]
     (debian, *_) = [place for place in places if place.exists()]
     shutil.copytree(SYSTEMD / "mosquitto.service.d", tmp_path / "mosquitto.service.d")
+    ours = tmp_path / "mosquitto.service.d" / "bsfg.conf"
+    ours.write_text(ours.read_text().replace(PROGRAM, str(stand_in(tmp_path))))
     return shutil.copy(debian, tmp_path / "mosquitto.service")
 
 
@@ -108,6 +115,26 @@ def test_debians_broker_alone_would_fail(mosquitto: Path) -> None:
     shutil.rmtree(mosquitto.with_name("mosquitto.service.d"))
     status, _ = exposure(mosquitto, 12)
     assert status != 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bsfg-broker-files.path", "bsfg-broker-files.service", "bsfg-broker-check.timer", "bsfg-broker-check.service"],
+)
+def test_what_watches_the_brokers_files_is_understood(tmp_path: Path, name: str) -> None:
+    """The units beside the broker are known to systemd, and each finds the service it starts."""
+    for file in SYSTEMD.glob("bsfg-broker-*"):
+        (tmp_path / file.name).write_text(file.read_text().replace(PROGRAM, str(stand_in(tmp_path))))
+    assert_verified(tmp_path / name)
+
+
+def test_the_brokers_reload_is_guarded() -> None:
+    """Drop-in, daily check and watched folder speak of the same configuration, and nothing sends SIGHUP unlooked."""
+    drop_in_service = settings(SYSTEMD / "mosquitto.service.d/bsfg.conf")["Service"]
+    config = drop_in_service["ExecStart"].split("-c ")[1]
+    assert f"broker reload --config {config} --pid" in drop_in_service["ExecReload"]
+    assert settings(SYSTEMD / "bsfg-broker-check.service")["Service"]["ExecStart"].endswith(config)
+    assert settings(SYSTEMD / "bsfg-broker-files.path")["Path"]["PathChanged"] == str(Path(config).parent)
 
 
 def test_a_misspelt_directive_is_noticed(unit: Path) -> None:

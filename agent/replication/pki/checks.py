@@ -34,9 +34,12 @@ def check_identity(
 
 
 def check_broker_identity(
-    cert_file: Path, key_file: Path, ca_file: Path, *, now: datetime | None = None
+    cert_file: Path, key_file: Path, ca_file: Path | None, *, now: datetime | None = None
 ) -> list[Problem]:
-    """Everything wrong with the identity of a broker; empty when nodes will accept it under the names it carries."""
+    """Everything wrong with the identity of a broker; empty when nodes will accept it under the names it carries.
+
+    Without a `ca_file` its authority is not asked for, since it may be another one than the zones'.
+    """
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.SERVER_AUTH, now)
     if certificate is not None and not extension_of(certificate, x509.SubjectAlternativeName):
         why = "the certificate names no host, so no node will accept it"
@@ -62,7 +65,7 @@ def client_context(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLCon
 
 
 def _check_files(
-    cert_file: Path, key_file: Path, ca_file: Path, purpose: x509.ObjectIdentifier, now: datetime | None
+    cert_file: Path, key_file: Path, ca_file: Path | None, purpose: x509.ObjectIdentifier, now: datetime | None
 ) -> tuple[list[Problem], x509.Certificate | None]:
     """What is wrong with an identity whoever it is, and its certificate if that can be read."""
     now = now or datetime.now(UTC)
@@ -79,9 +82,9 @@ def _check_files(
     except PkiError as error:
         problems.append(Problem(cert_file, error.why, error.hint))
     try:
-        authorities = load_certificates(ca_file)
+        authorities = load_certificates(ca_file) if ca_file is not None else []
     except PkiError as error:
-        problems.append(Problem(ca_file, error.why, error.hint))
+        problems.append(Problem(ca_file or cert_file, error.why, error.hint))
     if not chain:
         return problems, None
     certificate = chain[0]
@@ -100,7 +103,7 @@ def _check_files(
                 "issue it again with bsfg pki issue",
             )
         )
-    if authorities:
+    if authorities and ca_file is not None:
         problems += _check_chain(cert_file, chain, ca_file, authorities, now)
     return problems, certificate
 
