@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -28,15 +29,17 @@ import msgspec
 from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
-from agent.fact_store.errors import ConsumerNotYours, StoreError
+from agent.fact_store.acks import is_in_sync
+from agent.fact_store.errors import ConsumerNotYours, StoreError, UnknownConsumer
 from agent.fact_store.records import Precondition
 from agent.fact_store.settings import Acks
-from agent.message import CONSUMER, STREAM, Envelope, Fact, Message, MessageError, check_name
+from agent.message import CONSUMER, STREAM, ZONE, Envelope, Fact, Message, MessageError, check_name
 
 SOCKET = "bsfg.sock"
 REQUEST_BYTES_MAX = 1024 * 1024  # the largest message is 256 KiB, base64 makes it 350
-ANSWER_BYTES_MAX = 64 * 1024
+ANSWER_BYTES_MAX = 1024 * 1024  # some thousand consumers
 CONNECTIONS_MAX = 32
+IDLE_S = 15.0  # below ANSWER_S_MAX: who finds all places taken by silent ones is still answered in time
 ANSWER_S_MAX = 30.0
 _LENGTH = struct.Struct("<I")
 
@@ -77,11 +80,25 @@ class AcquireLease(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="o
 
 
 class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
-    """Make a consumer of this zone, durably; an existing one on the same stream stands as it is."""
+    """Make a consumer, durably; an existing one on the same stream stands as it is."""
 
     consumer_name: str
     stream: str
     start: Literal["oldest", "end"] = "oldest"
+    zone: str | None = None  # without: this zone's own
+    is_fetching: bool = False  # facts are read next, so it has been seen
+
+
+class ListConsumers(msgspec.Struct, frozen=True, tag="ListConsumers", tag_field="operation"):
+    """Every consumer, whoever's it is."""
+
+
+class RemoveConsumer(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="operation"):
+    """Begin to forget a consumer; `now`: at once. One that fetches or confirms these days only with `force`."""
+
+    consumer_name: str
+    force: bool = False
+    now: bool = False
 
 
 class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
@@ -116,6 +133,35 @@ class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field=
     frontier: int
 
 
+class ConsumerEntry(msgspec.Struct, frozen=True):
+    """Where a consumer stands. What it holds back are whole batches from the first it has not confirmed; `held_hours` is the age of
+    the newest fact in that one."""
+
+    name: str
+    stream: str
+    zone: str
+    state: str
+    in_sync: bool
+    frontier: int
+    behind_facts: int
+    held_bytes: int
+    held_hours: float | None
+    seen_unix_ms: int | None
+
+
+class Consumers(msgspec.Struct, frozen=True, tag="ListConsumers", tag_field="operation"):
+    """All of them, by name."""
+
+    consumers: list[ConsumerEntry]
+
+
+class Removed(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="operation"):
+    """`state`: deletion started, or deleted; `was`, where it stood before."""
+
+    state: str
+    was: ConsumerEntry
+
+
 class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """The frontier after the confirmation, durable before it was answered."""
 
@@ -129,8 +175,8 @@ class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
     hint: str = ""
 
 
-Request = AppendFact | AcquireLease | RegisterConsumer | ConfirmReceipt
-Answer = Appended | LeaseAcquired | Registered | Confirmed | Refused
+Request = AppendFact | AcquireLease | RegisterConsumer | ListConsumers | RemoveConsumer | ConfirmReceipt
+Answer = Appended | LeaseAcquired | Registered | Consumers | Removed | Confirmed | Refused
 _REQUEST = msgspec.json.Decoder(Request)
 _ANSWER = msgspec.json.Decoder(Answer)
 
@@ -180,10 +226,22 @@ class Door:
             case RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)
                 check_name("stream", request.stream, STREAM)
-                state = await asyncio.wrap_future(
-                    store.register_consumer(request.consumer_name, store.zone, request.stream, request.start)
-                )
+                name, zone = request.consumer_name, request.zone or store.zone
+                check_name("zone", zone, ZONE)
+                registering = store.register_consumer(name, zone, request.stream, request.start)
+                state = await asyncio.wrap_future(registering)
+                if request.is_fetching:
+                    store.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
                 return Registered(state.stream, state.frontier)
+            case ListConsumers():
+                return Consumers(await asyncio.to_thread(consumer_entries, store))
+            case RemoveConsumer():
+                entries = {one.name: one for one in await asyncio.to_thread(consumer_entries, store)}
+                if request.consumer_name not in entries:
+                    raise UnknownConsumer(f"no consumer {request.consumer_name!r}")
+                removing = store.remove_consumer(request.consumer_name, force=request.force, now=request.now)
+                state_after = await asyncio.wrap_future(removing)
+                return Removed(state_after.value, entries[request.consumer_name])
             case ConfirmReceipt():
                 known = store.consumer(request.consumer_name)
                 if known is not None and known.zone != store.zone:
@@ -194,8 +252,37 @@ class Door:
                 return Confirmed(frontier)
 
 
-async def serve(door: Door, state_dir: Path) -> None:
-    """Answer at the socket in `state_dir` until cancelled. A socket left by a killed node is replaced: the store's lock has
+def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
+    """Every consumer as it stands now; what each holds back is read from the disk, in the calling thread."""
+    entries, now_ns, now_unix_ns = [], time.monotonic_ns(), time.time_ns()
+    for consumer in store.consumers():
+        backlog = store.backlog(consumer.stream, consumer.frontier)
+        held_hours = None
+        if backlog.oldest_ns is not None:
+            held_hours = max(0.0, (now_unix_ns - backlog.oldest_ns) / 3.6e12)
+        lag_ns = store.policy(consumer.stream).in_sync_lag_ms * 1_000_000
+        in_sync = any(
+            one.name == consumer.name and is_in_sync(one, lag_ns, now_ns) for one in store.followers(consumer.stream)
+        )
+        entries.append(
+            ConsumerEntry(
+                name=consumer.name,
+                stream=consumer.stream,
+                zone=consumer.zone,
+                state=consumer.lifecycle.value,
+                in_sync=in_sync,
+                frontier=consumer.frontier,
+                behind_facts=max(0, store.end_offset(consumer.stream) - consumer.frontier),
+                held_bytes=backlog.bytes,
+                held_hours=held_hours,
+                seen_unix_ms=store.seen_unix_ms(consumer.name),
+            )
+        )
+    return sorted(entries, key=lambda one: one.name)
+
+
+async def serve(door: Door, state_dir: Path, idle_s: float = IDLE_S) -> None:
+    """Answer at the socket in `state_dir` until cancelled; who says nothing for `idle_s` is shown out. A socket left by a killed node is replaced: the store's lock has
     already proven that nobody else owns it."""
     free = asyncio.Semaphore(CONNECTIONS_MAX)
     open_connections: set[asyncio.StreamWriter] = set()
@@ -207,10 +294,10 @@ async def serve(door: Door, state_dir: Path) -> None:
         open_connections.add(writer)
         try:
             async with free:
-                while await _talk_once(door, reader, writer):
+                while await _talk_once(door, reader, writer, idle_s):
                     pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the other side left: nothing to say
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass  # the other side left, or says nothing: nothing to say
         finally:
             open_connections.discard(writer)
             writer.close()
@@ -229,14 +316,15 @@ async def serve(door: Door, state_dir: Path) -> None:
         (state_dir / SOCKET).unlink(missing_ok=True)
 
 
-async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float) -> bool:
     """One request and its answer. False when what follows cannot be told apart from another request."""
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    is_readable: bool = length <= REQUEST_BYTES_MAX
+    async with asyncio.timeout(idle_s):
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        is_readable: bool = length <= REQUEST_BYTES_MAX
+        payload = await reader.readexactly(length) if is_readable else b""
     if not is_readable:
         answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
     else:
-        payload = await reader.readexactly(length)
         try:
             request = _REQUEST.decode(payload)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -245,7 +333,8 @@ async def _talk_once(door: Door, reader: asyncio.StreamReader, writer: asyncio.S
             answer = await door.answer(request)
     encoded = msgspec.json.encode(answer)
     writer.write(_LENGTH.pack(len(encoded)) + encoded)
-    await writer.drain()
+    async with asyncio.timeout(idle_s):  # somebody who asks and asks and reads nothing holds a place too
+        await writer.drain()
     return is_readable
 
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from agent import local
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store.errors import UnknownConsumer
 from agent.message import Envelope, Fact
 from tests.waiting import wait_until_async
 
@@ -216,3 +217,64 @@ def test_a_state_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(local.StateFolderUnusable, match="Not a directory"):
         asyncio.run(local.ask(tmp_path / "state", request()))
+
+
+def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
+    """As many as there are places, and none says a word, or only half of one: each is shown out, and the next is answered."""
+
+    async def scenario() -> None:
+        with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(local.serve(local.Door(store), tmp_path, idle_s=0.2))
+                await wait_until_async((tmp_path / local.SOCKET).exists, "the socket")
+                writers = []
+                for n in range(local.CONNECTIONS_MAX):
+                    with local._address(tmp_path) as address:
+                        reader, writer = await asyncio.open_unix_connection(address)
+                    writer.write(struct.pack("<I", 100)[: n % 5])
+                    writers.append((reader, writer))
+                assert isinstance(await local.ask(tmp_path, request()), local.Appended)
+                for reader, writer in writers:
+                    assert await reader.read() == b""
+                    writer.close()
+                task.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
+    """What happened and what to do are two fields: whoever prints both prints nothing twice."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            refused = await local.ask(tmp_path, local.ConfirmReceipt("nobody", 1))
+            assert refused == local.Refused("no consumer 'nobody'", UnknownConsumer.hint)
+
+    asyncio.run(scenario())
+
+
+def test_acks_through_the_door(tmp_path: Path) -> None:
+    """The override reaches the store; `queued` comes back with its warning, and what a write class forbids is refused by name."""
+
+    async def scenario() -> None:
+        streams = [
+            StreamSettings("facts.operational", write_class="local", acks_timeout_ms=1),
+            StreamSettings("b", acks_timeout_ms=1),
+        ]
+        with FactStore.open(tmp_path / "facts.db", "plant-a", streams=streams) as store:
+            door = local.Door(store)
+            refused = await door.answer(changed(request(), acks="all"))
+            assert isinstance(refused, local.Refused)
+            assert "write class is local" in refused.message
+            queued = await door.answer(changed(request(), stream="b", acks="all"))
+            assert isinstance(queued, local.Appended)
+            assert (queued.outcome, queued.offset) == ("queued", 1)
+            assert "none is registered" in queued.warning
+            assert await door.answer(changed(request("m2"), stream="b", acks="none")) == local.Appended(0, "queued")
+
+    asyncio.run(scenario())
+
+
+def changed(one: local.AppendFact, **changes: object) -> local.AppendFact:
+    """The same request with some fields changed."""
+    return msgspec.structs.replace(one, **changes)

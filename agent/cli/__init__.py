@@ -29,6 +29,7 @@ _COMMANDS = {
     "lease": "agent.cli.facts:lease",
     "fetch": "agent.cli.facts:fetch",
     "confirm": "agent.cli.facts:confirm",
+    "consumer": "agent.cli.consumer:consumer",
     "tail": "agent.cli.facts:tail",
     "latest": "agent.cli.latest:latest",
     "sql": "agent.cli.sql:sql",

@@ -7,7 +7,6 @@ fact as the specification shows them, samples presented as messages.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -21,6 +20,7 @@ import click
 
 from agent import local
 from agent.cli import config_option, json_option
+from agent.cli.door import ask
 from agent.config import NodeSettings, load
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.records import Hole
@@ -82,7 +82,7 @@ def append(
     fact = Fact(subject, predicate, content)
     request = local.AppendFact(stream, envelope, fact, acks, producer, lease_epoch, base_offset)
     named = [one for one in settings.stream if one.name == stream] or [StreamSettings(stream)]
-    answer = cast(local.Appended, _ask(settings, request, waits_ms=named[0].acks_timeout_ms))
+    answer = cast(local.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
     if answer.warning:
         click.echo(f"bsfg: warning: {answer.warning}", err=True)
     if as_json:
@@ -106,7 +106,7 @@ def append(
 def lease(config_file: Path, stream: str, producer: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Print a new lease epoch for PRODUCER, higher than every one before: appends with a lower one are refused from now on."""
     settings = load(config_file)
-    answer = cast(local.LeaseAcquired, _ask(settings, local.AcquireLease(stream, producer)))
+    answer = cast(local.LeaseAcquired, ask(settings, local.AcquireLease(stream, producer)))
     click.echo(json.dumps({"lease_epoch": answer.lease_epoch}) if as_json else str(answer.lease_epoch))
 
 
@@ -119,7 +119,9 @@ def lease(config_file: Path, stream: str, producer: str, as_json: bool) -> None:
 def fetch(config_file: Path, stream: str, consumer: str, start: Literal["oldest", "end"], limit: int) -> None:
     """Print the facts after CONSUMER's frontier, oldest first; the same again until they are confirmed."""
     settings = load(config_file)
-    registered = cast(local.Registered, _ask(settings, local.RegisterConsumer(consumer, stream, start)))
+    registered = cast(
+        local.Registered, ask(settings, local.RegisterConsumer(consumer, stream, start, is_fetching=True))
+    )
     with _reader(settings) as reader:
         damaged = False
         for one in presented(reader, registered.stream, registered.frontier, limit):
@@ -137,7 +139,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Literal["oldest"
 def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Confirm that CONSUMER has everything up to OFFSET durably; the frontier never moves back."""
     settings = load(config_file)
-    answer = cast(local.Confirmed, _ask(settings, local.ConfirmReceipt(consumer, offset, first_offset)))
+    answer = cast(local.Confirmed, ask(settings, local.ConfirmReceipt(consumer, offset, first_offset)))
     advanced = answer.cursor_advanced_to
     click.echo(json.dumps({"cursor_advanced_to": advanced}) if as_json else f"cursor advanced to {advanced}")
 
@@ -172,22 +174,6 @@ def _print(one: dict[str, Any] | Hole, stream: str) -> int:
 def _content_id(subject: str, predicate: str, content: bytes) -> str:
     """An id that follows from the fact alone, so that repeating a command stores nothing twice."""
     return hashlib.sha256(b"\0".join((subject.encode(), predicate.encode(), content))).hexdigest()
-
-
-def _ask(settings: NodeSettings, request: local.Request, waits_ms: int = 0) -> local.Answer:
-    """Ask the running node, or be the node for one request; `waits_ms` is how long the store may rightly wait for others."""
-
-    async def be_the_node() -> local.Answer:
-        with local.open_store(settings) as store:
-            return await local.Door(store).answer(request)
-
-    try:
-        answer = asyncio.run(local.ask(settings.node.state_dir, request, waits_ms))
-    except (FileNotFoundError, ConnectionRefusedError):
-        answer = asyncio.run(be_the_node())
-    if isinstance(answer, local.Refused):
-        raise local.LocalError(answer.message, answer.hint)
-    return answer
 
 
 @contextlib.contextmanager

@@ -114,6 +114,21 @@ WHERE stream = :stream
 ORDER BY first_offset DESC
 LIMIT :limit;
 
+-- select_backlog: sealed bytes from the batch that holds an offset to the end of its stream, and the newest time in that batch
+SELECT
+    (SELECT bytes_total FROM batch WHERE stream = :stream ORDER BY first_offset DESC LIMIT 1)
+    - bytes_total + length(body) + length(digest),
+    time_max_ns
+FROM batch
+WHERE stream = :stream
+    AND first_offset >= coalesce(
+        (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
+    )
+    AND last_offset >= :offset
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
+ORDER BY first_offset
+LIMIT 1;
+
 -- select_end_offset: where a stream ends
 SELECT coalesce(
     (SELECT last_offset FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1), released_offset

@@ -102,6 +102,13 @@ class ConsumerState:
         return self.confirmed.frontier
 
 
+class Backlog(NamedTuple):
+    """What lies beyond an offset: sealed bytes in whole batches, and the newest time in the first of them (None: nothing)."""
+
+    bytes: int
+    oldest_ns: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream: facts `first_offset` to `end_offset` in sealed batches of `bytes` bytes."""

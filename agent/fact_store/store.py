@@ -35,6 +35,7 @@ from agent.fact_store.records import (
     NO_PRECONDITION,
     Appended,
     AppendOutcome,
+    Backlog,
     ConsumerState,
     Incident,
     Page,
@@ -354,6 +355,10 @@ class FactStore:
         """Canonical JSON of an origin's definitions, after one number up to another, read in the calling thread."""
         return self._reader.definitions(origin, after_number, until_number)
 
+    def backlog(self, stream: str, after_offset: int) -> Backlog:
+        """What a consumer that has confirmed up to an offset holds back, read in the calling thread."""
+        return self._reader.backlog(stream, after_offset)
+
     def incidents(self) -> list[Incident]:
         """What was lost or refused, newest first, read in the calling thread."""
         return self._reader.incidents()
@@ -389,6 +394,10 @@ class FactStore:
     def consumers(self) -> list[ConsumerState]:
         """Every registered consumer, from memory."""
         return list(self._writer.catalog.consumers.values())
+
+    def policy(self, stream: str) -> StreamSettings:
+        """What is promised of a stream's facts."""
+        return self._writer.policy(stream)
 
     def followers(self, stream: str) -> list[Follower]:
         """Whom an append to a stream may wait for, and when each was last at its end, from memory."""

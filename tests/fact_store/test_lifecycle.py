@@ -6,6 +6,7 @@ import pytest
 
 from agent.fact_store import lifecycle
 from agent.fact_store.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, overdue, step
+from tools.draw_lifecycle import PAGE, diagram, drawn
 
 
 def test_the_docstring_shows_the_table() -> None:
@@ -14,6 +15,13 @@ def test_the_docstring_shows_the_table() -> None:
     rows = re.findall(r"^    (\w.*?)  +(\w+)  +(\w.*)$", lifecycle.__doc__, re.MULTILINE)
     shown = {(Lifecycle(a), Event(b)): Lifecycle(c) for a, b, c in rows if a != "state"}
     assert shown == TRANSITIONS
+
+
+def test_the_page_shows_the_table() -> None:
+    """The diagram in the docs is drawn from the code and from nothing else: one arrow for each row."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == drawn(page), "run python tools/draw_lifecycle.py"
+    assert diagram().count("-->") == len(TRANSITIONS) + 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""`bsfg consumer list`, `add`, `remove`: who reads this node's streams, and what each of them holds back.
+
+Asks the running node, which alone knows who was seen a moment ago; where none runs, the store on the disk. A consumer keeps facts
+on this gateway until it has confirmed them, so one that nobody needs any more is removed here, and one that is merely away is not.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, cast
+
+import click
+import msgspec
+
+from agent import local
+from agent.cli import config_option, json_option, table
+from agent.cli.door import ask
+from agent.config import load
+
+_COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen")
+
+
+@click.group()
+def consumer() -> None:
+    """Who reads this node's streams, and what each holds back."""
+
+
+@consumer.command("list")
+@config_option
+@json_option
+def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """List every consumer: where it stands, what it holds back, and when it was last seen."""
+    answer = cast(local.Consumers, ask(load(config_file), local.ListConsumers()))
+    if as_json:
+        click.echo(json.dumps([msgspec.to_builtins(one) for one in answer.consumers]))
+    elif not answer.consumers:
+        click.echo("no consumers: facts stay until their ttl_hours are over")
+    else:
+        for line in table.lines(_COLUMNS, [_row(one) for one in answer.consumers], "table"):
+            click.echo(line)
+
+
+@consumer.command()
+@config_option
+@click.option("--stream", required=True, help="The stream it reads, for ever.")
+@click.option("--zone", help="Whose it is.  [default: this node's zone]")
+@click.option("--start", type=click.Choice(["oldest", "end"]), default="oldest", show_default=True)
+@click.argument("name")
+@json_option
+def add(
+    config_file: Path,
+    stream: str,
+    zone: str | None,
+    start: Literal["oldest", "end"],
+    name: str,
+    as_json: bool,  # noqa: FBT001 click passes options by name
+) -> None:
+    """Register the consumer NAME; from now on facts wait for it. One that is there already stays as it is."""
+    request = local.RegisterConsumer(name, stream, start, zone)
+    answer = cast(local.Registered, ask(load(config_file), request))
+    if as_json:
+        click.echo(json.dumps({"consumer": name, "stream": answer.stream, "frontier": answer.frontier}))
+    else:
+        click.echo(f"{name} reads {answer.stream} from offset {answer.frontier + 1}")
+
+
+@consumer.command()
+@config_option
+@click.option("--force", is_flag=True, help="Also if it fetches or confirms these days.")
+@click.option("--now", is_flag=True, help="At once, instead of leaving it ten minutes to come back.")
+@click.argument("name")
+@json_option
+def remove(config_file: Path, force: bool, now: bool, name: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Forget the consumer NAME, so that what it holds back may go, and say what that is."""
+    answer = cast(local.Removed, ask(load(config_file), local.RemoveConsumer(name, force, now)))
+    was = answer.was
+    if as_json:
+        click.echo(json.dumps({"state": answer.state, "was": msgspec.to_builtins(was)}))
+        return
+    if answer.state == "deleted":
+        click.echo(f"{name} is removed")
+    else:
+        click.echo(f"{name} is removed in 10 minutes, unless it fetches or confirms before")
+    if was.behind_facts:
+        old = "" if was.held_hours is None else f", the oldest {was.held_hours:.1f} h old"
+        click.echo(
+            f"not confirmed by it: {was.behind_facts} facts, {_size(was.held_bytes)}{old}; they may now go unread by it"
+        )
+
+
+def _row(one: local.ConsumerEntry) -> tuple[object, ...]:
+    hours = "" if one.held_hours is None else f"{one.held_hours:.1f}"
+    seen = "never" if one.seen_unix_ms is None else _time(one.seen_unix_ms)
+    state = f"{one.state}, in sync" if one.in_sync else one.state
+    held = _size(one.held_bytes) if one.held_bytes else ""
+    return (one.name, one.stream, one.zone, state, one.frontier, one.behind_facts, held, hours, seen)
+
+
+def _time(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _size(count: int) -> str:
+    """Bytes as a person reads them."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= one:
+            return f"{count / one:.1f} {unit}"
+    return f"{count} B"

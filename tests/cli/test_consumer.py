@@ -1,0 +1,123 @@
+"""`bsfg consumer`: what an operator sees of each reader, and what removing one says and does."""
+
+import asyncio
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent import local
+from agent.cli import bsfg, main
+from agent.cli.consumer import _size
+from agent.fact_store import FactStore
+from agent.message import Envelope, Fact, Message
+from tests.waiting import wait_until_async
+
+ROOT = Path(__file__).resolve().parents[2]
+STREAM = "facts.operational"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a node.toml, to work in."""
+    monkeypatch.chdir(tmp_path)
+    assert run("init", "--zone", "plant-a").exit_code == 0
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    """What a person types, in this process."""
+    return CliRunner().invoke(bsfg, arguments)
+
+
+def test_what_the_page_shows_works() -> None:
+    """Each command of docs/operate/consumers.md succeeds, in its order, in an empty folder."""
+    page = (ROOT / "docs/operate/consumers.md").read_text("utf-8")
+    shown = re.search(r"<!-- test: consumers -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert shown
+    outputs = []
+    for line in shown[1].strip().splitlines():
+        program, *arguments = shlex.split(line)
+        done = run(*arguments)
+        assert (program, done.exit_code) == ("bsfg", 0), (line, done.output, done.exception)
+        outputs.append(done.output)
+    assert outputs[0] == "mes reads facts.operational from offset 1\n"
+    assert [line.split()[0] for line in outputs[3].splitlines()[-2:]] == ["mes", "report"]
+    assert "removed in 10 minutes" in outputs[-2]
+    assert "not confirmed by it: 1 facts, " in outputs[-2]
+    assert outputs[-1] == "mes is removed\n"
+
+
+def test_what_each_holds_back() -> None:
+    """Behind in facts, bytes and hours; one that has confirmed everything holds nothing back; nobody there is said, too."""
+    assert run("consumer", "list").output.startswith("no consumers")
+    for n in range(3):
+        run("append", f"batch:{n}", "done", "{}")
+    run("consumer", "add", "behind", "--stream", STREAM)
+    run("consumer", "add", "idmz.ops", "--stream", STREAM, "--start", "end", "--zone", "idmz")
+    behind, level = json.loads(run("consumer", "list", "--json").output)
+    assert (behind["name"], behind["zone"], behind["state"], behind["behind_facts"]) == ("behind", "plant-a", "new", 3)
+    with FactStore.open(Path("state/facts.db"), "plant-a") as store:
+        assert behind["held_bytes"] == store.streams()[0].bytes
+    assert 0 <= behind["held_hours"] < 1
+    assert (level["zone"], level["behind_facts"], level["held_bytes"], level["held_hours"]) == ("idmz", 0, 0, None)
+    assert level["seen_unix_ms"] is None
+    run("confirm", "--consumer", "behind", "2")
+    behind, _ = json.loads(run("consumer", "list", "--json").output)
+    assert behind["behind_facts"] == 1
+    assert behind["seen_unix_ms"] is not None
+
+
+def test_an_unknown_consumer() -> None:
+    """Removing what is not there is a bad result that says how to find the name."""
+    done = run("consumer", "remove", "nobody")
+    assert isinstance(done.exception, local.LocalError)
+    assert "nobody" in str(done.exception)
+
+
+def test_with_a_running_node(folder: Path) -> None:
+    """The node at the socket knows who is online and in sync; it refuses to remove one in use, and with --force does it."""
+
+    async def scenario() -> None:
+        state = folder / "state"
+        state.mkdir()
+        with FactStore.open(state / "facts.db", "plant-a") as store:
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(local.serve(local.Door(store), state))
+                await wait_until_async((state / local.SOCKET).exists, "the socket")
+                message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
+                await asyncio.wrap_future(store.append_message(STREAM, message))
+                await asyncio.wrap_future(store.register_consumer("idmz.ops", "idmz", STREAM))
+                await asyncio.wrap_future(store.confirm("idmz.ops", 1))
+                (one,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
+                assert (one["state"], one["in_sync"], one["frontier"]) == ("online", True, 1)
+                assert "online, in sync" in (await asyncio.to_thread(run, "consumer", "list")).output
+                refused = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops")
+                assert "'idmz.ops' is online" in str(refused.exception)
+                forced = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops", "--force", "--json")
+                told = json.loads(forced.output)
+                assert (told["state"], told["was"]["state"]) == ("deletion started", "online")
+                serving.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_store_error_is_told_once_with_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happened, then what to do, each once."""
+    monkeypatch.setattr("sys.argv", ["bsfg", "confirm", "--consumer", "nobody", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    text = str(ended.value)
+    assert text.startswith("bsfg: no consumer 'nobody'; ")
+    assert text.count("a first fetch registers it") == 1
+
+
+@pytest.mark.parametrize(
+    "count, text", [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (10**10, "10.0 GB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    """As a person reads them."""
+    assert _size(count) == text
