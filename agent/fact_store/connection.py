@@ -83,6 +83,8 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
         if found != APPLICATION_ID:
             raise StoreForeign(f"{path} is a SQLite file of another program (application id {found})", "name another")
         _set(connection, _WRITER)
+    except UnicodeDecodeError as error:  # SQLite quotes the broken text, and Python expects UTF-8
+        raise StoreDamaged(f"{path}: {error}") from error
     except sqlite3.Error as error:
         raise opening_error(path, error) from error
     return connection
@@ -96,8 +98,8 @@ def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
         connection = connect_to(_uri(path, "ro"))
         _set(connection, _READER)
         found = _pragma(connection, "application_id")
-    except sqlite3.Error as error:
-        raise opening_error(path, error) from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise reading_error(path, error) from error
     if found != APPLICATION_ID:
         raise StoreForeign(f"{path} is no fact store (application id {found})", "correct the path")
     return connection
@@ -155,6 +157,21 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
             f"{path}: {error}", "check owner and mode of the file and its folder, and that the disk is writable"
         )
     return StoreUnusable(f"{path}: {error} ({name or type(error).__name__})", "check the disk")
+
+
+def reading_error(path: Path, error: sqlite3.Error | ValueError) -> StoreUnusable:
+    """What an error means to somebody who reads tables that this program has made: what SQLite or Python cannot make sense of
+    there is damage too."""
+    if isinstance(error, sqlite3.Error) and not is_damage(error):
+        return opening_error(path, error)
+    return StoreDamaged(f"{path}: {error}")
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error of a statement that reads says that the file is damaged, and not that the disk or a lock is in the way."""
+    name = getattr(error, "sqlite_errorname", "")
+    is_text = not name and "UTF-8" in str(error)  # Python's own: a text that the disk has changed
+    return is_text or name == "SQLITE_ERROR" or name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
 
 
 def running_error(path: Path, error: sqlite3.Error) -> StoreError:

@@ -80,7 +80,7 @@ WHERE stream = ? AND origin = ? AND first_sequence <= ?
 ORDER BY first_sequence DESC LIMIT 1;
 
 -- select_page: batches from the one that holds an offset, up to the last that starts at or before another
-SELECT first_offset, last_offset, origin, definition_count, body, digest FROM batch
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
 WHERE stream = :stream
     AND first_offset >= coalesce(
         (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
@@ -88,6 +88,31 @@ WHERE stream = :stream
     AND first_offset <= :until_offset
     AND last_offset >= :offset
 ORDER BY first_offset;
+
+-- select_page_offsets: where batches begin, from the index alone: for a page whose rows cannot be stepped through
+SELECT first_offset FROM batch
+WHERE stream = :stream
+    AND first_offset >= coalesce(
+        (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
+    )
+    AND first_offset <= :until_offset
+ORDER BY first_offset LIMIT :limit;
+
+-- select_page_row: one batch by where it begins
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
+WHERE stream = ? AND first_offset = ?;
+
+-- select_page_columns: whose batches lie between two offsets, as far as the table says so
+SELECT origin.zone, origin.epoch, batch.first_sequence, batch.count
+FROM batch JOIN origin ON origin.id = batch.origin
+WHERE batch.stream = :stream AND batch.first_offset >= :offset AND batch.first_offset <= :until_offset
+ORDER BY batch.first_offset LIMIT :limit;
+
+-- select_released_offset: how far retention has let go of a stream
+SELECT released_offset FROM stream WHERE id = ?;
+
+-- select_held_count: how many facts of a stream were ever stored here, which is where it ends
+SELECT coalesce(sum(last_sequence - first_sequence + 1), 0) FROM held WHERE stream = ?;
 
 -- select_heads: what batches say of themselves, from the one that holds an offset up to another, oldest first
 SELECT
@@ -137,8 +162,8 @@ SELECT coalesce(
 -- insert_definition: one tag definition
 INSERT INTO definition (origin, number, digest, body) VALUES (?, ?, ?, ?);
 
--- select_definitions: bodies of a range of an origin's definitions, after one number up to another
-SELECT body FROM definition WHERE origin = ? AND number > ? AND number <= ? ORDER BY number;
+-- select_definitions: a range of an origin's definitions, after one number up to another
+SELECT number, CAST(digest AS BLOB), CAST(body AS BLOB) FROM definition WHERE origin = ? AND number > ? AND number <= ? ORDER BY number;
 
 -- select_definition_digest: running digest at one number
 SELECT digest FROM definition WHERE origin = ? AND number = ?;

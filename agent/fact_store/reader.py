@@ -1,6 +1,6 @@
 """Reading a store: mode=ro connections, one for each call in progress, short statements, from any process.
 
-Promised: a reader never writes, never checkpoints and never holds a transaction between calls, so it cannot stop the writer
+Promised: no batch is served whose bytes are not those that were sealed (served.py). A reader never writes, never checkpoints and never holds a transaction between calls, so it cannot stop the writer
 from reusing its log. What it returns is whole batches, byte for byte as they were sealed; nothing is opened here.
 
 Used by the store itself, by the command line and by Spark; no writer needs to run.
@@ -10,41 +10,48 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.batch import Origin
+from agent.batch import NO_DIGEST, Definitions, Origin
 from agent.fact_store.catalog import Catalog
-from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, opening_error
-from agent.fact_store.errors import StoreClosed
+from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, is_damage, reading_error
+from agent.fact_store.errors import StoreClosed, StoreDamaged
 from agent.fact_store.migrations import check_known
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import (
     Backlog,
     BatchHead,
     ConsumerState,
+    Hole,
     Incident,
+    OriginRange,
     Page,
     PeerPosition,
     StoredBatch,
     StreamInfo,
 )
 from agent.fact_store.recovery import identity, load
+from agent.fact_store.served import Assembly
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
 INCIDENTS_MAX = 1000
+ROWS_TRIED_MAX = 256  # of rows that SQLite cannot read, in one page
 IDLE_MAX = 8  # connections kept for the next call; more callers at once open their own
+
+OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, what was wrong, whose facts
 
 
 class StoreReader:
     """Read-only view of the store at `path`. Thread-safe. Raises StoreUnusable when opened and when the disk fails."""
 
-    def __init__(self, path: Path, *, connect_to: Connect = connect) -> None:
+    def __init__(self, path: Path, *, connect_to: Connect = connect, on_damaged: OnDamaged | None = None) -> None:
         self.path = path
         self._connect_to = connect_to
+        self._on_damaged = on_damaged
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -65,35 +72,53 @@ class StoreReader:
         return self.origin.epoch
 
     def read(
-        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+        self,
+        stream: str,
+        after_offset: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        until_offset: int | None = None,
+        end_offset: int | None = None,
     ) -> Page:
         """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least one.
 
         Facts up to `after_offset` do not count against `facts_max`. With `until_offset`, batches that begin beyond it are
-        left out. A stream nobody has written to is an empty page.
+        left out. A stream nobody has written to is an empty page. Every batch has been compared with its digest; what is
+        damaged or released is a hole of the page. `end_offset`: where the caller knows the stream to end.
         """
         if after_offset < 0 or facts_max < 1 or bytes_max < 1:
             raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
-        with self._reading() as connection:
+        with self._reading() as connection, _one_state(connection):
             if (number := self._stream(connection, stream)) is None:
                 return Page([], 0)
             last = OFFSET_MAX if until_offset is None else until_offset
-            asked = {"stream": number, "offset": after_offset + 1, "until_offset": last}
-            batches = list[StoredBatch]()
-            rows = connection.execute(QUERIES["select_page"], asked)
-            try:
-                for row in rows:
-                    one = self._stored(connection, row)
-                    bytes_max -= len(one.sealed)
-                    if batches and bytes_max < 0:
-                        break
-                    batches.append(one)
-                    if one.last_offset - after_offset >= facts_max:
-                        break
-            finally:
-                rows.close()  # an unfinished statement would keep the writer's log from being reused
-            end_offset = connection.execute(QUERIES["select_end_offset"], (number,)).fetchone()[0]
-        return Page(batches, end_offset)
+            released = connection.execute(QUERIES["select_released_offset"], (number,)).fetchone()
+            if released is None:
+                return Page([], 0)  # another thread has learned of it since this state was
+            page = Assembly(stream, after_offset, facts_max, bytes_max, last, released[0])
+            is_all = _take_rows(connection, number, page)
+            end_offset = self._end(connection, number, page, end_offset, is_all=is_all)
+            if is_all:
+                page.finish(end_offset)
+            for hole in page.damaged():
+                if self._on_damaged is not None:
+                    self._on_damaged(stream, hole, page.why, _origins_between(connection, number, hole))
+        return Page(page.batches, max(end_offset, page.reached), tuple(page.holes))
+
+    def _end(
+        self, connection: sqlite3.Connection, stream: int, page: Assembly, known: int | None, *, is_all: bool
+    ) -> int:
+        """Where a stream ends: what the last row says, or the caller has known. Without such a caller what is held, counted
+        from its start, is compared when a page comes to the end: a hidden last row shows nowhere else."""
+        end_offset: int = connection.execute(QUERIES["select_end_offset"], (stream,)).fetchone()[0]
+        if known is not None:
+            return max(known, end_offset)
+        if is_all and not page.batches:
+            held = connection.execute(QUERIES["select_held_count"], (stream,)).fetchone()[0]
+            if held != end_offset:
+                raise StoreDamaged(f"{self.path}: {page.stream} ends at {end_offset}, what it holds ends at {held}")
+        return end_offset
 
     def heads(
         self, stream: str, offset: int, until_offset: int, limit: int, *, newest_first: bool = False
@@ -108,7 +133,7 @@ class StoreReader:
                 return []
             asked = {"stream": number, "offset": offset, "until_offset": until_offset, "limit": limit}
             rows = connection.execute(query, asked).fetchall()
-            origins = {row[2]: self._origins.get(row[2]) or self._origin(connection, row[2]) for row in rows}
+            origins = {row[2]: self._origin(connection, row[2]) for row in rows}
         return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
 
     def backlog(self, stream: str, after_offset: int) -> Backlog:
@@ -125,9 +150,27 @@ class StoreReader:
         with self._reading() as connection:
             for number, zone, epoch in connection.execute(QUERIES["select_origins"]).fetchall():
                 if (zone, epoch) == (origin.zone, origin.epoch):
-                    rows = connection.execute(QUERIES["select_definitions"], (number, after_number, until_number))
-                    return [body for (body,) in rows.fetchall()]
+                    return self._definitions(connection, origin, number, after_number, until_number)
         return []
+
+    def _definitions(
+        self, connection: sqlite3.Connection, origin: Origin, number: int, after_number: int, until_number: int
+    ) -> list[bytes]:
+        """Each compared with the running digest, which a changed, missing or moved one breaks."""
+        digest, bodies = NO_DIGEST, list[bytes]()
+        if after_number > 0:
+            row = connection.execute(QUERIES["select_definition_digest"], (number, after_number)).fetchone()
+            digest = row[0] if row else NO_DIGEST
+        running = Definitions(after_number, digest)
+        for found, digest, body in connection.execute(
+            QUERIES["select_definitions"], (number, after_number, until_number)
+        ):
+            if isinstance(body, bytes):
+                running = running.extended(body)
+            if (found, digest) != (running.count, running.digest):
+                raise StoreDamaged(f"{self.path}: tag definition {running.count} of {origin} is damaged or not there")
+            bodies.append(body)
+        return bodies
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last fact of a stream, 0 where there is none."""
@@ -161,13 +204,17 @@ class StoreReader:
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_row_heads"], (after_row, limit)).fetchall()
             names = {number: name for number, name, _ in connection.execute(QUERIES["select_stream_names"]).fetchall()}
-            origins = {row[4]: self._origins.get(row[4]) or self._origin(connection, row[4]) for row in rows}
+            origins = {row[4]: self._origin(connection, row[4]) for row in rows}
         return [(row[0], names[row[1]], BatchHead(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
 
     def row(self, row: int) -> StoredBatch:
         """One batch by its row, as it lies there: its digest is for whoever opens it to compare."""
         with self._reading() as connection:
-            return self._stored(connection, connection.execute(QUERIES["select_row"], (row,)).fetchone())
+            found = connection.execute(QUERIES["select_row"], (row,)).fetchone()
+            first_offset, last_offset, number, definition_count, body, digest = found
+            return StoredBatch(
+                first_offset, last_offset, body + digest, self._origin(connection, number), definition_count
+            )
 
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of the file, of its write-ahead log, and of the pages of the file that are free for reuse."""
@@ -216,8 +263,8 @@ class StoreReader:
         try:
             connection = connection or connect_reader(self.path, self._connect_to)
             yield connection
-        except sqlite3.Error as error:
-            raise opening_error(self.path, error) from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise reading_error(self.path, error) from error
         finally:
             if connection is not None:
                 self._give_back(connection)
@@ -231,17 +278,8 @@ class StoreReader:
 
     def _catalog(self) -> Catalog:
         """The whole picture, from one state of the tables."""
-        with self._reading() as connection:
-            connection.execute(QUERIES["begin_read"])
-            try:
-                return load(connection, self.path)
-            finally:
-                connection.execute(QUERIES["rollback"])
-
-    def _stored(self, connection: sqlite3.Connection, row: tuple[Any, ...]) -> StoredBatch:
-        first_offset, last_offset, number, definition_count, body, digest = row
-        origin = self._origins.get(number) or self._origin(connection, number)
-        return StoredBatch(first_offset, last_offset, body + digest, origin, definition_count)
+        with self._reading() as connection, _one_state(connection):
+            return load(connection, self.path)
 
     def _stream(self, connection: sqlite3.Connection, name: str) -> int | None:
         """Number of a stream. Numbers never change, so what was found once is kept."""
@@ -251,6 +289,70 @@ class StoreReader:
         return self._streams.get(name)
 
     def _origin(self, connection: sqlite3.Connection, number: int) -> Origin:
-        rows = connection.execute(QUERIES["select_origins"]).fetchall()
-        self._origins.update({found: Origin(zone, epoch) for found, zone, epoch in rows})
+        """Origin of a number. Raises StoreDamaged where the table has none."""
+        if number not in self._origins:
+            rows = connection.execute(QUERIES["select_origins"]).fetchall()
+            self._origins.update({found: Origin(zone, epoch) for found, zone, epoch in rows})
+        if number not in self._origins:
+            raise StoreDamaged(f"{self.path}: a batch is of origin {number}, which is not there")
         return self._origins[number]
+
+
+@contextmanager
+def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
+    """Several statements that see one state of the file."""
+    connection.execute(QUERIES["begin_read"])
+    try:
+        yield
+    finally:
+        connection.execute(QUERIES["rollback"])
+
+
+def _take_rows(connection: sqlite3.Connection, stream: int, page: Assembly) -> bool:
+    """Rows into the page until it is full. True when no row is left."""
+    asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
+    try:
+        rows = connection.execute(QUERIES["select_page"], asked)
+        try:
+            return not any(page.take(row) for row in rows)
+        finally:
+            rows.close()  # an unfinished statement would keep the writer's log from being reused
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        # What came before the broken place is a page; the next one begins there.
+        return False if page.batches else _take_one_by_one(connection, stream, page)
+
+
+def _take_one_by_one(connection: sqlite3.Connection, stream: int, page: Assembly) -> bool:
+    """As `_take_rows`, past rows that SQLite cannot read; where they begin stands in the index."""
+    asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset, "limit": ROWS_TRIED_MAX}
+    offsets = [offset for (offset,) in connection.execute(QUERIES["select_page_offsets"], asked).fetchall()]
+    for offset in offsets:
+        try:
+            row = connection.execute(QUERIES["select_page_row"], (stream, offset)).fetchone()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            page.why = str(error)
+            continue
+        if row is not None and page.take(row):
+            return False
+    if len(offsets) == ROWS_TRIED_MAX:
+        page.finish(offsets[-1] - 1)
+        return False
+    return True
+
+
+def _origins_between(connection: sqlite3.Connection, stream: int, hole: Hole) -> list[OriginRange]:
+    """Whose facts a hole swallowed, as far as the table can still say."""
+    asked = {"stream": stream, "offset": hole.first_offset, "until_offset": hole.last_offset, "limit": ROWS_TRIED_MAX}
+    try:
+        rows = connection.execute(QUERIES["select_page_columns"], asked).fetchall()
+    except sqlite3.DatabaseError:
+        return []  # it is told without
+    return [
+        OriginRange(zone, epoch, first_sequence, first_sequence + count - 1)
+        for zone, epoch, first_sequence, count in rows
+        if (type(zone), type(epoch), type(first_sequence), type(count)) == (str, bytes, int, int)
+    ]

@@ -153,6 +153,15 @@ class Hole:
     reason: Literal["expired", "damaged"]
 
 
+class OriginRange(NamedTuple):
+    """Sequences of an origin."""
+
+    zone: str
+    epoch: bytes
+    first_sequence: int
+    last_sequence: int
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Whole batches, in order, and where the stream ended when they were read; `holes` are what was passed over on the way.

@@ -62,6 +62,15 @@ def check_zone(origin: Origin, zone: str, path: Path) -> None:
 
 def load(connection: sqlite3.Connection, path: Path) -> Catalog:
     """Everything the writer knows by heart; raises StoreDamaged where the tables contradict each other."""
+    try:
+        catalog = _load(connection, path)
+    except (ValueError, TypeError, KeyError) as error:  # a value that no version of this program has written
+        raise StoreDamaged(f"{path}: a table holds what makes no sense: {error}") from error
+    _check(connection, catalog, path)
+    return catalog
+
+
+def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     catalog = Catalog(identity(connection, path))
     for number, name, released_offset, released_bytes, end_offset, bytes_total in _rows(connection, "select_streams"):
         catalog.streams[name] = StreamState(number, name, end_offset, bytes_total, released_offset, released_bytes)
@@ -76,7 +85,6 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.peers[peer, stream] = PeerPosition(epoch, offset)
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
-    _check(connection, catalog, path)
     return catalog
 
 

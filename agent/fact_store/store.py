@@ -23,7 +23,8 @@ from agent.fact_store.acks import terms as terms_of
 from agent.fact_store.admission import check_precondition
 from agent.fact_store.admitting import acquire_lease
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
-from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, unlock
+from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, reading_error, unlock
+from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
 from agent.fact_store.errors import AcksRefused, FactsRefused, StoreError, StoreUnavailable
 from agent.fact_store.lifecycle import Event, Lifecycle, step
@@ -124,18 +125,27 @@ class FactStore:
         connection = connect_writer(path, connect_to)
         try:
             migrate(connection)
-            recovery.begin_life(connection, path, zone, time.time_ns() // 1_000_000)
-            recovery.check_zone(recovery.identity(connection, path), zone, path)
-            catalog = recovery.load(connection, path)
-            index = MessageIndex.load(connection)
-            reader = StoreReader(path, connect_to=connect_to)
         except recovery.DATABASE_ERROR as error:
             connection.close()
             raise opening_error(path, error) from error
         except StoreError:
             connection.close()
             raise
+        try:
+            recovery.begin_life(connection, path, zone, time.time_ns() // 1_000_000)
+            recovery.check_zone(recovery.identity(connection, path), zone, path)
+            catalog = recovery.load(connection, path)
+            index = MessageIndex.load(connection)
+            damages = Damages()
+            reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.found)
+        except recovery.DATABASE_ERROR as error:
+            connection.close()
+            raise reading_error(path, error) from error
+        except StoreError:
+            connection.close()
+            raise
         writer = Writer(path, connection, catalog, index, settings, policies)
+        damages.start(writer, catalog.origin)
         writer.start()
         return cls(path, writer, reader, descriptor, catalog.origin)
 
@@ -349,7 +359,11 @@ class FactStore:
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
     ) -> Page:
         """A page of whole batches, read in the calling thread; see `StoreReader.read`."""
-        return self._reader.read(stream, after_offset, facts_max, bytes_max, until_offset=until_offset)
+        known = self._writer.catalog.streams.get(stream)
+        end_offset = known.end_offset if known else 0
+        return self._reader.read(
+            stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
+        )
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's definitions, after one number up to another, read in the calling thread."""

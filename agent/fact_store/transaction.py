@@ -55,7 +55,7 @@ class Transaction:
     def definition_bodies(self, origin: int, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's definitions after one number up to another."""
         rows = self._execute(QUERIES["select_definitions"], (origin, after_number, until_number))
-        return [body for (body,) in rows]
+        return [body for _, _, body in rows]
 
     def batch_at(self, stream: int, origin: int, sequence: int) -> Range | None:
         """The stored batch that holds a sequence, as the range it makes; None where retention has released it."""

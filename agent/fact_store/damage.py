@@ -1,0 +1,94 @@
+"""Damage found while facts are served or verified, said once: an incident, and a notice that travels with the facts.
+
+Readers find it in any thread and pass over it; the writer writes it down. Said once in a life of the program, and the notice
+once for ever, because its id follows from where the damage lies. What cannot be written now, because too much waits for the disk
+or it is full, is said when somebody comes across it again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from agent.batch import Origin
+from agent.fact_store.append import append_notice
+from agent.fact_store.errors import StoreError
+from agent.fact_store.notice import stream_notice
+from agent.fact_store.records import Hole, OriginRange
+from agent.fact_store.transaction import Transaction
+from agent.fact_store.work import Call
+from agent.fact_store.writer import Writer
+
+SAID_MAX = 10_000  # a disk that has damaged more batches than this is said to be bad often enough
+INCIDENT = "damaged"
+
+
+class Damages:
+    """What this life has found damaged. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[tuple[str, int]] = set()
+        self._writer: Writer | None = None
+        self._origin: Origin | None = None
+
+    def start(self, writer: Writer, origin: Origin) -> None:
+        """From now on there is somebody to tell."""
+        self._writer, self._origin = writer, origin
+
+    @property
+    def count(self) -> int:
+        """How many damaged places were found."""
+        return len(self._said)
+
+    def found(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
+        """A reader came across damage."""
+        writer, origin, place = self._writer, self._origin, (stream, hole.first_offset)
+        with self._lock:
+            if writer is None or origin is None or place in self._said or len(self._said) >= SAID_MAX:
+                return
+            self._said.add(place)
+        run = partial(_say, origin=origin, stream=stream, hole=hole, why=why, origins=origins)
+        call = Call(f"damage in {stream}", len(why), time.monotonic_ns(), run)
+        call.future.add_done_callback(lambda done: self._forget(place) if done.exception() else None)
+        try:
+            writer.call(call)
+        except StoreError:
+            self._forget(place)
+
+    def _forget(self, place: tuple[str, int]) -> None:
+        with self._lock:
+            self._said.discard(place)
+
+
+def _say(
+    transaction: Transaction, *, origin: Origin, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]
+) -> None:
+    """In the writer's transaction: the incident for who looks here, the notice for who reads elsewhere."""
+    about: dict[str, object] = {
+        "first_offset": hole.first_offset,
+        "last_offset": hole.last_offset,
+        "count": hole.last_offset - hole.first_offset + 1,
+        "why": why,
+        "origins": [
+            {
+                "zone": one.zone,
+                "epoch": one.epoch.hex(),
+                "first_sequence": one.first_sequence,
+                "last_sequence": one.last_sequence,
+            }
+            for one in origins
+        ],
+    }
+    place = f"{stream}:{hole.first_offset}-{hole.last_offset}"
+    whose = ", ".join(f"{one.zone}/{one.epoch.hex()} {one.first_sequence} to {one.last_sequence}" for one in origins)
+    transaction.add_incident(
+        INCIDENT,
+        f"{stream} {hole.first_offset} to {hole.last_offset}",
+        f"{why or 'the rows are not there'}; facts of {whose or 'nobody the table names'}",
+    )
+    append_notice(
+        transaction, stream, stream_notice(origin, stream, "facts_damaged", about, place, transaction.now_unix_ms)
+    )
