@@ -31,6 +31,7 @@ from agent.errors import BsfgError
 from agent.fact_store import FactStore
 from agent.fact_store.acks import is_in_sync
 from agent.fact_store.errors import ConsumerNotYours, StoreError, UnknownConsumer
+from agent.fact_store.producers import Producers
 from agent.fact_store.records import Precondition
 from agent.fact_store.settings import Acks
 from agent.message import CONSUMER, STREAM, ZONE, Envelope, Fact, Message, MessageError, check_name
@@ -199,6 +200,7 @@ class Door:
 
     def __init__(self, store: FactStore) -> None:
         self._store = store
+        self._producers = Producers(store)
 
     async def answer(self, request: Request) -> Answer:
         """The answer to a request; what the store or the checks refuse becomes `Refused`."""
@@ -217,8 +219,8 @@ class Door:
                         "from_zone", f"{message.envelope.from_zone!r}; facts appended here are {store.zone!r}'s"
                     )
                 asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
-                outcome = await asyncio.wrap_future(
-                    store.append_message(request.stream, message, acks=request.acks, precondition=asked)
+                outcome = await self._producers.append_message(
+                    request.stream, message, acks=request.acks, precondition=asked
                 )
                 return Appended(outcome.offset, str(outcome.outcome), outcome.warning, outcome.lease_epoch or None)
             case AcquireLease():

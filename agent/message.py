@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
 import rfc8785
 
 from agent.errors import BsfgError
@@ -350,5 +351,31 @@ def _check_object(object_json: object) -> None:
         raise MessageError(
             "object_json", f"is longer than {OBJECT_BYTES_MAX} bytes; store it as an artifact and refer to it"
         )
-    if canonical_json(parse_json("object_json", object_json)) != object_json:
+    if not _is_plainly_canonical(object_json) and canonical_json(parse_json("object_json", object_json)) != object_json:
         raise MessageError("object_json", "is not canonical JSON (RFC 8785); canonicalise before appending")
+
+
+def _is_plainly_canonical(data: bytes) -> bool:
+    """Whether JSON bytes are canonical, as far as msgspec can tell in a tenth of the time; False only means: look closely.
+
+    ASCII text without escapes is its own canonical form, ASCII keys sort alike in every encoding, integers of fewer than 16 digits
+    are below 2**53, a key given twice is written once, and of floats each is compared with what RFC 8785 makes of it.
+    """
+    if not data.isascii() or b"\\" in data or _LONG_NUMBER.search(data):
+        return False
+    try:
+        return _SORTED.encode(_PLAIN.decode(data)) == data
+    except (msgspec.MsgspecError, MessageError, RecursionError):
+        return False
+
+
+def _canonical_number(text: str) -> msgspec.Raw:
+    canonical = canonical_json(float(text))
+    if canonical != text.encode():
+        raise MessageError("object_json", f"{text} is written {canonical.decode()}")
+    return msgspec.Raw(canonical)
+
+
+_LONG_NUMBER = re.compile(rb"[0-9]{16}")
+_PLAIN = msgspec.json.Decoder(float_hook=_canonical_number)
+_SORTED = msgspec.json.Encoder(order="sorted")

@@ -57,7 +57,7 @@ def run(facts: int, gigabytes: float, seed: int, below: Path | None) -> Report:
         with part(folder, "grow", "grow", **options) as grower:
             found = grower.result(FILL_S_MAX)
             grower.kill()
-        cold_s, opened_s = _openings(file_path, found["end_offset"])
+        cold_s, opened_s = openings(file_path, STREAM, found["end_offset"])
         size = files_bytes(folder / "store")
     rows: list[list[int]] = found["stretches"]
     tenth = max(1, len(rows) // 10)
@@ -141,19 +141,19 @@ def _median_of(rows: Sequence[Sequence[int]]) -> _Part:
     )
 
 
-def _openings(path: Path, end_offset: int) -> tuple[float, list[float]]:
+def openings(path: Path, stream: str, end_offset: int) -> tuple[float, list[float]]:
     """Seconds to open the store a killed writer left: cold once, and warm. Every acknowledged fact must be there."""
-    durations = list(_opening_s(path, end_offset))
+    durations = list(_opening_s(path, stream, end_offset))
     return durations[0], durations[1:]
 
 
-def _opening_s(path: Path, end_offset: int) -> Iterator[float]:
+def _opening_s(path: Path, stream: str, end_offset: int) -> Iterator[float]:
     _forget(path)
     for _ in range(1 + OPENINGS):
         start_ns = time.perf_counter_ns()
         with closing(FactStore.open(path, SERVING, settings=SETTINGS)) as store:
             yield (time.perf_counter_ns() - start_ns) / 1e9
-            assert store.end_offset(STREAM) >= end_offset, "acknowledged facts are missing"
+            assert store.end_offset(stream) >= end_offset, "acknowledged facts are missing"
 
 
 def _forget(path: Path) -> None:

@@ -8,6 +8,7 @@
     blobs-out   the bare loop's sending end
     blobs-in    the bare loop's receiving end
     grow        a store that grows, and goes on growing until the process is killed
+    ids         a store that is appended messages with random ids, until the process is killed
 
 It prints READY, then RESULT {...} once what it waits for has happened, and ENDED {...} when it is told to stop. Times are of
 the monotonic clock, which all processes of a machine share.
@@ -141,6 +142,12 @@ def _grow(options: Options) -> None:
     grow(options)
 
 
+def _ids(options: Options) -> None:
+    from bench.ids import ids
+
+    ids(options)
+
+
 ROLES: dict[str, Callable[[Options], None]] = {
     "fill": _fill,
     "serve": _serve,
@@ -150,6 +157,7 @@ ROLES: dict[str, Callable[[Options], None]] = {
     "blobs-out": _blobs_out,
     "blobs-in": _blobs_in,
     "grow": _grow,
+    "ids": _ids,
 }
 
 if __name__ == "__main__":

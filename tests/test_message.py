@@ -85,6 +85,41 @@ def test_canonical_json_is_read_back_as_itself(value: Any) -> None:
     assert json.loads(text, parse_int=float) == value
 
 
+WRITINGS = st.builds(
+    lambda value, spaces, ascii_only, is_sorted: json.dumps(
+        value, separators=spaces, ensure_ascii=ascii_only, sort_keys=is_sorted
+    ),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**70), 2**70)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.sampled_from([1e16, 1e21, 1e-7, -0.0, 2.0**53, 0.1])
+        | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=8,
+    ),
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(WRITINGS, st.integers(0, 200), st.sampled_from(["", "0", ".0", "e0", "-", " ", "\\u0041", ',"a":1', "E", "+"]))
+def test_the_quick_look_never_says_more_than_the_close_one(text: str, at: int, inserted: str) -> None:
+    """Whatever passes as canonical at a glance is canonical; what is canonical, ASCII and plain does pass."""
+    data = (text[:at] + inserted + text[at:]).encode(errors="replace")
+    try:
+        canonical = canonical_json(message.parse_json("object_json", data))
+    except MessageError:
+        assert not message._is_plainly_canonical(data)
+        return
+    if message._is_plainly_canonical(data):
+        assert canonical == data
+    elif canonical == data:
+        assert not data.isascii() or b"\\" in data or re.search(rb"[0-9]{16}", data)
+
+
 @pytest.mark.parametrize("value", [2**53, -(2**53), b"x", {1: 2}, {"a": {1}}, "\ud800", {"\ud800": 1}, object()])
 def test_what_has_no_canonical_form(value: Any) -> None:
     """Refused with the one error, never coerced."""

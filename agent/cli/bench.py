@@ -139,6 +139,32 @@ def growth(facts: int, gigabytes: float, seed: int, folder: Path | None, as_json
     _print(benchmark.run(facts, gigabytes, seed, folder), as_json=as_json)
 
 
+@bench.command()
+@click.option(
+    "--ids", "count", type=click.IntRange(min=100_000), default=1_000_000, show_default=True, help="Messages to append."
+)
+@_seed_option
+@_folder_option
+@json_option
+def ids(count: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Messages with random ids: the rate at the end of millions, beside that of a store that is new."""
+    from bench import ids as benchmark
+
+    _print(benchmark.run(count, seed, folder), as_json=as_json)
+
+
+@bench.command()
+@click.option("--producers", "count", type=click.IntRange(min=1), default=1000, show_default=True, help="Tasks.")
+@_seconds_option(10.0)
+@_folder_option
+@json_option
+def producers(count: int, seconds: float, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """A thousand producers that each await their own message, beside as many bare futures and one fsync for all."""
+    from bench import producers as benchmark
+
+    _print(benchmark.run(count, seconds, folder), as_json=as_json)
+
+
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_dict()))

@@ -48,6 +48,13 @@ class StoreError(BsfgError):
         return f"{self.why}; {self.hint}" if self.hint else self.why
 
 
+def again(error: StoreError) -> StoreError:
+    """The same error for one more caller: each raises its own, so tracebacks do not grow into each other."""
+    copy = type(error)(error.why, error.hint)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
 class StoreUnusable(StoreError):
     """This file cannot be opened as this node's store; nothing was changed."""
 

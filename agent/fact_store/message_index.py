@@ -29,7 +29,7 @@ from agent.fact_store.queries import QUERIES, with_rows
 
 GENERATION_IDS = 65_536
 """Ids of a generation: 54 bytes each make a region of 3.5 MB, of the 8 MB that SQLite may cache."""
-ROWS_AT_ONCE = 50
+ROWS_AT_ONCE = 200
 _INSERT_ROWS = with_rows(QUERIES["insert_message"], ROWS_AT_ONCE)
 
 Entry = tuple[bytes, bytes, int]

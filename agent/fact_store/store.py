@@ -192,7 +192,7 @@ class FactStore:
         """
         outer: Future[AppendOutcome] = Future()
         outer.set_running_or_notify_cancel()
-        preconditions = [precondition] if precondition not in (None, NO_PRECONDITION) else ()
+        preconditions = [precondition] if precondition else ()
         inner = self.append_messages(stream, [message], acks=acks, preconditions=preconditions)
         inner.add_done_callback(partial(_answer_with_first, outer))
         return outer
@@ -206,35 +206,53 @@ class FactStore:
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
         """As `append_message` for several in one commit; each has its own outcome, and its own precondition if there are any."""
+        self.check_append(stream, messages, acks, preconditions)
+        return self.append_checked(stream, messages, acks, preconditions)
+
+    def check_append(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        acks: Acks | None = None,
+        preconditions: Sequence[Precondition | None] = (),
+    ) -> None:
+        """Raise what `append_messages` would at once, a full queue apart; nothing is handed over."""
         check_name("stream", stream, STREAM)
         if not messages:
             raise FactsRefused("no messages", "leave the call out")
         for message in messages:
             check_message(message)
+        if not preconditions:
+            return
+        if len(preconditions) != len(messages):
+            raise FactsRefused(
+                f"{len(preconditions)} preconditions for {len(messages)} messages", "one for each, or none"
+            )
+        for precondition in preconditions:
+            if precondition is None or precondition == NO_PRECONDITION:
+                continue
+            is_strong = self._writer.policy(stream).write_class == "strong"
+            check_precondition(precondition, is_strong=is_strong)
+            if terms_of(self._writer.policy(stream), acks).is_answered_unstored:
+                raise AcksRefused("acks none is answered before a precondition can be decided", "ask for local")
+
+    def append_checked(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        acks: Acks | None = None,
+        preconditions: Sequence[Precondition | None] = (),
+    ) -> Future[list[AppendOutcome]]:
+        """`append_messages` of what has been through `check_append`. Raises AcksRefused, StoreBusy at once."""
         keys, contents = [message_key(one) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
         terms = terms_of(self._writer.policy(stream), acks)
-        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms)
-        if preconditions:
-            append.preconditions = [one or NO_PRECONDITION for one in preconditions]
-            self._check_preconditions(append)
+        asked = [one or NO_PRECONDITION for one in preconditions]
+        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
         self._writer.append_messages(append)
         return (
             append.future if not terms.is_answered_unstored else _answered([AppendOutcome(0, "queued")] * len(messages))
         )
-
-    def _check_preconditions(self, append: AppendMessages) -> None:
-        """Raise MessageError, FactsRefused or AcksRefused for preconditions that cannot be decided."""
-        if len(append.preconditions) != len(append.messages):
-            raise FactsRefused(
-                f"{len(append.preconditions)} preconditions for {len(append.messages)} messages",
-                "one for each, or none",
-            )
-        if append.terms is not None and append.terms.is_answered_unstored:
-            raise AcksRefused("acks none is answered before a precondition can be decided", "ask for local")
-        is_strong = self._writer.policy(append.stream).write_class == "strong"
-        for precondition in append.preconditions:
-            check_precondition(precondition, is_strong=is_strong)
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
         """A lease epoch for a producer that begins, higher than any before it: appends with lower ones are fenced from now on.

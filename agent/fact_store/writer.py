@@ -35,6 +35,7 @@ from agent.fact_store.errors import (
     StoreFailed,
     StoreFull,
     StoreUnavailable,
+    again,
 )
 from agent.fact_store.group_commit import Commit, Pace, Wait, decide
 from agent.fact_store.lifetimes import Lifetimes
@@ -185,7 +186,7 @@ class Writer:
 
     def _reserve(self, work: Work) -> None:
         if self.failure is not None:
-            raise _again(self.failure)
+            raise again(self.failure)
         if self._is_closing:
             raise StoreClosed(f"{self._path} is closed")
         self._queue.reserve(work)
@@ -315,7 +316,7 @@ class Writer:
         self._give_back(works)
         for work in works:
             self.meter.done(work, error, now_ns)
-            work.future.set_exception(_again(error))
+            work.future.set_exception(again(error))
 
     def _give_back(self, works: list[Work]) -> None:
         with self._changed:
@@ -331,13 +332,13 @@ class Writer:
         self._acknowledging.close(error.why)
         for work in [*left, *(self._group.all() if self._group else ())]:
             if not work.future.done():
-                work.future.set_exception(_again(error))
+                work.future.set_exception(again(error))
         try:
             self._connection.close()
         except sqlite3.Error as error:
             self.failure = self.failure or running_error(self._path, error)
         if self.failure is not None:
-            self.ended.set_exception(_again(self.failure))
+            self.ended.set_exception(again(self.failure))
         else:
             self.ended.set_result(None)
 
@@ -351,10 +352,3 @@ def _called(transaction: Transaction, call: Call) -> Any:
         return error
     except Refused as error:
         return error
-
-
-def _again(error: StoreError) -> StoreError:
-    """The same error for one more caller: each raises its own, so tracebacks do not grow into each other."""
-    copy = type(error)(error.why, error.hint)
-    copy.__cause__ = error.__cause__
-    return copy

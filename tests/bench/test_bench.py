@@ -25,6 +25,8 @@ SMALL = {
     "lag": ("--seconds", "0.5"),
     "fetch": ("--facts", "20000", "--seconds", "0.5"),
     "growth": ("--facts", "20000"),
+    "ids": ("--ids", "100000"),
+    "producers": ("--producers", "50", "--seconds", "0.5"),
 }
 
 

@@ -1,0 +1,91 @@
+"""Many producers in one event loop, each awaiting its own durable message: what they hand over in one turn goes in together.
+
+A future that crosses threads costs more than all else that is done for a message, so they share one. Promised: each producer
+gets the outcome of its own message, in the order in which they asked; one whose message is refused is refused alone; one that
+gives up does not take its message back. Where the store is full or busy, everybody who asked in that turn is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from agent.errors import BsfgError
+from agent.fact_store.errors import Refused, StoreError, again
+from agent.fact_store.records import NO_PRECONDITION, AppendOutcome, Precondition
+from agent.fact_store.settings import Acks
+from agent.fact_store.store import FactStore
+from agent.message import Message
+
+TOGETHER_MAX = 1000
+"""Messages handed over at once: what one of them may have to wait for to be sealed, some milliseconds."""
+
+_Asked = tuple[Message, Precondition, "asyncio.Future[AppendOutcome]"]
+
+
+class Producers:
+    """The way into a store for the tasks of one event loop."""
+
+    def __init__(self, store: FactStore) -> None:
+        self._store = store
+        self._asked: dict[tuple[str, Acks | None], list[_Asked]] = {}
+
+    async def append_message(
+        self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition = NO_PRECONDITION
+    ) -> AppendOutcome:
+        """As `FactStore.append_message`; also what that raises at once comes from here."""
+        self._store.check_append(stream, [message], acks, [precondition])
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[AppendOutcome] = loop.create_future()
+        asked = self._asked.setdefault((stream, acks), [])
+        if not asked:
+            loop.call_soon(self._hand_over, stream, acks)
+        asked.append((message, precondition, answered))
+        return await answered
+
+    def _hand_over(self, stream: str, acks: Acks | None) -> None:
+        """Everything asked for in this turn, in one append or a few."""
+        asked = self._asked.pop((stream, acks))
+        for start in range(0, len(asked), TOGETHER_MAX):
+            self._append(stream, acks, asked[start : start + TOGETHER_MAX])
+
+    def _append(self, stream: str, acks: Acks | None, asked: Sequence[_Asked]) -> None:
+        loop = asyncio.get_running_loop()
+        preconditions = [precondition for _, precondition, _ in asked]
+        if all(one == NO_PRECONDITION for one in preconditions):
+            preconditions = []
+        try:
+            appended = self._store.append_checked(stream, [one for one, _, _ in asked], acks, preconditions)
+        except BsfgError as error:
+            for _, _, answered in asked:
+                _fail(answered, error)
+            return
+
+        def done(appended: Future[list[AppendOutcome]]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._answer, stream, acks, asked, appended)
+
+        appended.add_done_callback(done)
+
+    def _answer(
+        self, stream: str, acks: Acks | None, asked: Sequence[_Asked], appended: Future[list[AppendOutcome]]
+    ) -> None:
+        error = appended.exception()
+        if isinstance(error, Refused) and len(asked) > 1:
+            for one in asked:  # one of them is at fault; each again, and only that one is refused
+                self._append(stream, acks, [one])
+            return
+        if error is not None:
+            for _, _, answered in asked:
+                _fail(answered, error)
+            return
+        for (_, _, answered), outcome in zip(asked, appended.result(), strict=True):
+            if not answered.done():
+                answered.set_result(outcome)
+
+
+def _fail(answered: asyncio.Future[AppendOutcome], error: BaseException) -> None:
+    """Tell one waiter, with an exception of its own, so that tracebacks do not grow into each other."""
+    if not answered.done():
+        answered.set_exception(again(error) if isinstance(error, StoreError) else error)
