@@ -73,7 +73,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/query/{name}.py" for name in ("bounds", "facts", "latest", "plan", "times")),
     *(
         f"agent/replication/{name}.py"
-        for name in ("broker_words", "page", "protocol", "receiver", "rotation", "sender", "topics")
+        for name in ("broker_words", "page", "peer_words", "protocol", "receiver", "rotation", "sender", "topics")
     ),
     *(f"spark/pyspark_bsfg/{name}.py" for name in ("columns", "dictionary", "options", "ranges", "schema", "values")),
 )

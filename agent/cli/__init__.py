@@ -36,6 +36,7 @@ _COMMANDS = {
     "store": "agent.cli.store:store",
     "pki": "agent.cli.pki:pki",
     "broker": "agent.cli.broker:broker",
+    "peer": "agent.cli.peer:peer",
     "hardware": "agent.cli.hardware:hardware",
     "bench": "agent.cli.bench:bench",
     "demo": "agent.cli.demo:demo",

@@ -158,8 +158,9 @@ def check(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Prove a running broker as ZONE: handshake, limits, each right of its links, and what must be refused."""
-    from agent.replication.broker_check import Access, check_broker
+    from agent.replication.broker_check import check_broker
     from agent.replication.broker_reload import check_broker_files
+    from agent.replication.broker_session import Access
 
     if zone is None and config_file is None:
         raise click.UsageError("name a --zone to try the broker as, or --files to look at, or both")

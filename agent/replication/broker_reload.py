@@ -23,7 +23,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 
 from agent.replication import broker, broker_words, pki
-from agent.replication.broker_check import WAIT_S
+from agent.replication.broker_session import WAIT_S
 from agent.replication.finding import Finding, Outcome
 
 WARN_DAYS = 30

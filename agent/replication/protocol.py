@@ -185,9 +185,10 @@ class BoundsAnswer(_Answer, frozen=True, tag="GetBounds", tag_field="operation")
 
 
 class StreamsAnswer(_Answer, frozen=True, tag="ListStreams", tag_field="operation"):
-    """The streams exported to the asker, in order of name."""
+    """The streams exported to the asker, in order of name, and the server's wall clock, for comparing only."""
 
     streams: list[StreamEntry]
+    unix_ms: _Offset | None = None
 
 
 class ErrorBody(_Part, frozen=True):

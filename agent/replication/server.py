@@ -206,7 +206,10 @@ class Server:
                 outcome = self._get_bounds(caller, request)
             case ListStreams():
                 streams = self._exported(caller)
-                outcome = StreamsAnswer(store_zone=self._store.zone, epoch=self._epoch, streams=streams)
+                unix_ms = time.time_ns() // 1_000_000
+                outcome = StreamsAnswer(
+                    store_zone=self._store.zone, epoch=self._epoch, streams=streams, unix_ms=unix_ms
+                )
         return outcome if isinstance(outcome, Refuse) else encode_answer(outcome, [])
 
     async def _fetch(self, caller: Caller, request: FetchFacts) -> bytes | Refuse | Drop:

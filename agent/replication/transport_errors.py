@@ -69,10 +69,15 @@ def connect_error(where: str, error: OSError) -> TransportError:
     return BrokerUnreachable(where, f"cannot be reached: {error.strerror or error}", hint)
 
 
+def alert_words(alert: str) -> tuple[str, str] | None:
+    """Why a broker refuses our certificate, and what to do, by the TLS alert it sent; None for one that says nothing of it."""
+    return _ALERTS.get(alert)
+
+
 def never_accepted(where: str, alert: str = "") -> TransportError:
     """Why a connection ended before CONNACK.  With TLS 1.3 a refused client certificate shows only there, often as an alert."""
-    if alert in _ALERTS:
-        why, hint = _ALERTS[alert]
+    if words := alert_words(alert):
+        why, hint = words
         return ConnectionRefused(where, f"it refuses our certificate: {why}", hint)
     told = f" (TLS says {alert})" if alert else ""
     return ConnectionRefused(where, f"closed before CONNACK{told}: it refuses our certificate", NEVER_ACCEPTED_HINT)

@@ -35,8 +35,9 @@ from paho.mqtt.properties import Properties
 from agent.replication import broker as plan
 from agent.replication import pki
 from agent.replication.broker import BrokerLimits, BrokerPlan, PeerLink, TopologyError
-from agent.replication.broker_check import Access, check_broker
+from agent.replication.broker_check import check_broker
 from agent.replication.broker_folder import write_broker_folder
+from agent.replication.broker_session import Access
 from agent.replication.finding import Finding, Outcome
 from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import wait_until

@@ -1,0 +1,92 @@
+"""`bsfg peer`: the zones this node talks with, and everything between it and one of them, tried step by step.
+
+`list` shows what is configured, and what the running node says of each; `test` tries it: configuration, name, TCP, TLS, identity, rights,
+the peer's protocol, round trip, clocks, streams. It works beside a running node and without one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.config import NodeSettings, load
+from agent.errors import BsfgError
+from agent.health.client import ask_health
+
+
+@click.group()
+def peer() -> None:
+    """List the peers of this node, and test the way to one."""
+
+
+@peer.command(name="list")
+@config_option
+@json_option
+def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """The configured peers, and what the running node says of them."""
+    settings = load(config_file)
+    state = _state(settings)
+    for each in settings.peer:
+        found = state.get(each.zone, "")
+        if as_json:
+            click.echo(json.dumps({**asdict(each), "state": found or None}))
+            continue
+        click.echo(f"{each.zone:<24} at {each.broker}{f': {found}' if found else ''}")
+        for what, streams in (("exports", each.exports), ("pulls", each.pulls), ("relays", each.relays)):
+            if streams:
+                click.echo(f"  {what:<8} {', '.join(streams)}")
+    if not settings.peer and not as_json:
+        click.echo(f"{config_file} names no [[peer]]")
+
+
+@peer.command()
+@click.argument("name", metavar="ZONE")
+@config_option
+@json_option
+def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Try everything between this node and ZONE. Exit status 1 when a step fails."""
+    from agent.replication.broker_session import Access
+    from agent.replication.finding import Outcome
+    from agent.replication.peer_test import Peer, check_peer
+
+    settings = load(config_file)
+    wanted = [each for each in settings.peer if each.zone == name]
+    if not wanted:
+        known = ", ".join(sorted({each.zone for each in settings.peer})) or "none"
+        raise click.UsageError(f"{config_file} names no peer {name!r}; it names {known}")
+    bad = 0
+    for each in wanted:
+        at = next(broker for broker in settings.broker if broker.name == each.broker)
+        access = Access(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
+        if not as_json:
+            click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
+        for step in check_peer(access, Peer(each.zone, each.exports, each.pulls)):
+            finding = step.finding
+            bad += finding.outcome is Outcome.BAD
+            if as_json:
+                told = {"broker": at.name, "step": step.name, "outcome": finding.outcome.value}
+                click.echo(json.dumps({**told, "what": finding.what, "hint": finding.hint, **step.figures}))
+                continue
+            hint = f"\n{'':23}-> {finding.hint}" if finding.hint else ""
+            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[finding.outcome]
+            click.echo(f"  {word:<7} {step.name:<13} {finding.what}{hint}")
+    if bad:
+        sys.exit(1)
+
+
+def _state(settings: NodeSettings) -> dict[str, str]:
+    """By zone, what the running node says; nothing when none runs."""
+    try:
+        found = ask_health(settings.health.listen_host, settings.health.listen_port)
+    except BsfgError:
+        return {}
+    said: dict[str, str] = {}
+    for each in found["peers"]:
+        link = "connected" if each["connected"] else f"not connected {each['trouble']}".rstrip()
+        said[each["zone"]] = link if each["connected"] or each["zone"] not in said else said[each["zone"]]
+    return said
