@@ -1,0 +1,135 @@
+"""A client of the protocol that shares nothing with this project: written from docs/reference/protocol.md, with plain paho.
+
+    foreign_client.py HOST PORT CA CERT KEY SERVING_ZONE ASKING_ZONE STREAM
+
+Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it got, as
+digests of the batches, and what the server said of its cursor. It must be run where `agent` cannot be imported.
+"""
+
+import hashlib
+import json
+import os
+import queue
+import ssl
+import struct
+import sys
+
+from paho.mqtt import client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+LIMIT_S = 20.0
+
+
+class Client:
+    """One connection; questions one after the other, answers by their correlation."""
+
+    def __init__(self, host: str, port: int, ca: str, cert: str, key: str, serving: str, asking: str) -> None:
+        instance = os.urandom(8).hex()
+        self.request_topic = f"bsfg/1/{serving}/{asking}/req"
+        self.response_topic = f"bsfg/1/{serving}/{asking}/rsp/{instance}"
+        self._ready: queue.Queue[int] = queue.Queue(8)
+        self._answers: queue.Queue[tuple[bytes, bytes]] = queue.Queue(64)
+        self._client = mqtt.Client(
+            mqtt.CallbackAPIVersion.VERSION2, client_id=os.urandom(16).hex(), protocol=mqtt.MQTTv5
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(ca)
+        context.load_cert_chain(cert, key)
+        self._client.tls_set_context(context)
+        self._client.on_connect = lambda c, *_: c.subscribe(self.response_topic, qos=0)
+        self._client.on_subscribe = lambda *_: self._ready.put(0)
+        self._client.on_message = self._arrived
+        self._client.connect(host, port, clean_start=True)
+        self._client.loop_start()
+        self._ready.get(timeout=LIMIT_S)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def send(self, operation: str, **fields: object) -> bytes:
+        """Ask; the correlation by which the answer is known."""
+        request = {"protocol": "bsfg.replication", "version": "1.0", "operation": operation, **fields}
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.ResponseTopic = self.response_topic
+        properties.CorrelationData = correlation = os.urandom(16)
+        properties.MessageExpiryInterval = 10
+        self._client.publish(self.request_topic, json.dumps(request), qos=1, properties=properties)
+        return correlation
+
+    def answer(self, correlation: bytes) -> tuple[dict[str, object], bytes]:
+        """The header and the attachment of the answer to one question; others are dropped."""
+        while True:
+            known, payload = self._answers.get(timeout=LIMIT_S)
+            if known == correlation:
+                break
+        (length,) = struct.unpack_from("<I", payload)
+        header = json.loads(payload[4 : 4 + length])
+        assert header["protocol"] == "bsfg.replication"
+        assert header["version"].split(".")[0] == "1"
+        return header, payload[4 + length :]
+
+    def ask(self, operation: str, **fields: object) -> tuple[dict[str, object], bytes]:
+        """Ask and wait."""
+        return self.answer(self.send(operation, **fields))
+
+    def _arrived(self, _client: object, _data: object, message: mqtt.MQTTMessage) -> None:
+        correlation = getattr(message.properties, "CorrelationData", b"")
+        self._answers.put((correlation, message.payload))
+
+
+def main(host: str, port: str, ca: str, cert: str, key: str, serving: str, asking: str, stream: str) -> None:
+    """Fetch everything, confirm everything, tell."""
+    client = Client(host, int(port), ca, cert, key, serving, asking)
+    consumer = f"{asking}.{stream}"
+    offered, _ = client.ask("ListStreams")
+    refused, _ = client.ask("FetchFacts", consumer_name=consumer, limit=100)
+    fetch = {"consumer_name": consumer, "stream": stream, "limit": 16_384, "bytes_max": 4096, "wait_ms": 200}
+    at, epoch, digests, definitions, pages, known = 0, None, [], [], 0, {}
+    while True:
+        asked: dict[str, object] = {**fetch, "after_offset": at, "definitions_known": known}
+        if at:
+            asked |= {"epoch": epoch, "confirm": {"last_offset": at}}
+        header, attachment = client.ask("FetchFacts", **asked)
+        assert header["status"] == "ok", header
+        epoch = header["epoch"]
+        for each in header.get("definitions", []):
+            definitions.append(each["definition"]["subject"])
+            known[f"{each['zone']}/{each['epoch']}"] = each["number"]
+        covered = []
+        for first, last, size in header.get("batches", []):
+            digests.append(hashlib.sha256(attachment[:size]).hexdigest())
+            attachment = attachment[size:]
+            covered.append((first, last))
+        covered += [tuple(each) for each in header.get("omitted", [])]
+        assert not attachment
+        covered.sort()
+        assert all(one[1] + 1 == other[0] for one, other in zip([(0, at), *covered], covered, strict=False)), covered
+        if covered:
+            at, pages = covered[-1][1], pages + 1
+        elif not header.get("definitions"):
+            break
+    confirmed, _ = client.ask("ConfirmReceipt", consumer_name=consumer, offset=at, epoch=epoch)
+    cursor, _ = client.ask("GetCursor", consumer_name=consumer)
+    beyond, _ = client.ask("ConfirmReceipt", consumer_name=consumer, offset=at + 1, epoch=epoch)
+    client.close()
+    assert "agent" not in sys.modules
+    told = {
+        "streams": [each["name"] for each in offered["streams"]],
+        "refused": refused["error"]["code"],
+        "pages": pages,
+        "end_offset": at,
+        "definitions": definitions,
+        "digests": digests,
+        "advanced_to": confirmed["cursor_advanced_to"],
+        "frontier": cursor["frontier"],
+        "beyond": [beyond["error"]["code"], beyond["error"]["retryable"]],
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
