@@ -8,10 +8,12 @@ from agent.cli import LazyGroup
 
 _VERBS = {
     "export": "agent.cli.store_export:export",
+    "migrate": "agent.cli.store_migrate:migrate",
     "stats": "agent.cli.store_stats:stats",
+    "verify": "agent.cli.store_verify:verify",
 }
 
 
 @click.group(cls=LazyGroup, lazy=_VERBS)
 def store() -> None:
-    """Look at a store, and take flat copies of what it holds."""
+    """Look at a store, check it, migrate it, and take flat copies of what it holds."""

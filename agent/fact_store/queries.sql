@@ -108,6 +108,30 @@ FROM batch JOIN origin ON origin.id = batch.origin
 WHERE batch.stream = :stream AND batch.first_offset >= :offset AND batch.first_offset <= :until_offset
 ORDER BY batch.first_offset LIMIT :limit;
 
+-- integrity_check: SQLite's own look at its pages and indexes
+PRAGMA integrity_check;
+
+-- select_verify_page: batches after an offset, with all that the table says of them
+SELECT
+    first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
+    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
+FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
+
+-- select_verify_row: the same of one batch
+SELECT
+    first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
+    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
+FROM batch WHERE stream = ? AND first_offset = ?;
+
+-- select_verify_offsets: where batches after an offset begin, from the index alone
+SELECT first_offset FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
+
+-- select_verify_streams: streams and what was released of them
+SELECT id, name, released_offset, released_bytes FROM stream ORDER BY id;
+
+-- select_batch_streams: how many batches lie in streams that are none
+SELECT count(*) FROM batch WHERE NOT EXISTS (SELECT 1 FROM stream WHERE stream.id = batch.stream);
+
 -- select_released_offset: how far retention has let go of a stream
 SELECT released_offset FROM stream WHERE id = ?;
 
