@@ -37,7 +37,7 @@ IN_FLIGHT = 8  # when sustained: a scan of eight sources with a thousand tags ea
 TURN_SINGLES = 25
 PAGE_BYTES = 4096
 PREALLOCATED_PAGES = 256
-SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS)
+SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS, ballast_bytes=0)  # an empty file is no fact
 
 
 @dataclass(slots=True)

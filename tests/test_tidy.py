@@ -51,7 +51,10 @@ KNOWS: dict[str, tuple[str, ...]] = {
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
     *(f"agent/{name}.py" for name in ("batch", "columns", "message")),
-    *(f"agent/fact_store/{name}.py" for name in ("acks", "admission", "served", "verify")),
+    *(
+        f"agent/fact_store/{name}.py"
+        for name in ("acks", "admission", "age", "fullness", "retention", "served", "verify")
+    ),
     *(
         f"agent/fact_store/{name}.py"
         for name in (

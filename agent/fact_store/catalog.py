@@ -27,6 +27,7 @@ class StreamState:
     bytes_total: int = 0
     released_offset: int = 0
     released_bytes: int = 0
+    mark_ms: int | None = None  # age at which the newest mark was set
 
     def info(self) -> StreamInfo:
         """The same for the world."""
@@ -55,6 +56,11 @@ class Catalog:
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
             self.consumers.copy(), self.peers.copy(), self.leases,
         )  # fmt: skip
+
+    @property
+    def age_ms(self) -> int:
+        """The store's own clock, as far as it was written down."""
+        return max((stream.mark_ms or 0 for stream in self.streams.values()), default=0)
 
     def link(self, stream: str) -> Link:
         """Where the next batch of this store's own facts attaches."""

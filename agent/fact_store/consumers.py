@@ -14,7 +14,7 @@ from agent.fact_store.errors import (
     StreamIsLocal,
     UnknownConsumer,
 )
-from agent.fact_store.frontier import Confirmed, confirm
+from agent.fact_store.frontier import Confirmed, confirm, lifted
 from agent.fact_store.lifecycle import PRESENT, TRANSITIONS, Event, Lifecycle, step
 from agent.fact_store.records import ConsumerState
 from agent.fact_store.transaction import Transaction
@@ -49,8 +49,9 @@ def register(
 def confirm_offsets(transaction: Transaction, name: str, first_offset: int | None, last_offset: int) -> int:
     """The frontier after a confirmation. Raises UnknownConsumer, ConfirmRefused, ConfirmBeyondLog."""
     consumer = find(transaction.catalog, name)
-    end_offset = transaction.catalog.streams[consumer.stream].end_offset
-    confirmed = confirm(consumer.confirmed, first_offset, last_offset, end_offset)
+    stream = transaction.catalog.streams[consumer.stream]
+    here = lifted(consumer.confirmed, stream.released_offset)
+    confirmed = confirm(here, first_offset, last_offset, stream.end_offset)
     lifecycle = step(consumer.lifecycle, Event.SEEN)
     if (confirmed, lifecycle) != (consumer.confirmed, consumer.lifecycle):
         seen_unix_ms = transaction.now_unix_ms

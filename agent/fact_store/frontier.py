@@ -49,6 +49,17 @@ def confirm(confirmed: Confirmed, first_offset: int | None, last_offset: int, en
     return Confirmed(confirmed.frontier, merged)
 
 
+def lifted(confirmed: Confirmed, released_offset: int) -> Confirmed:
+    """The same consumer after retention let go of everything up to an offset: what is gone can no longer be confirmed, so the
+    frontier passes it, and takes in what was confirmed right behind it."""
+    if released_offset <= confirmed.frontier:
+        return confirmed
+    left = [(max(first, released_offset + 1), last) for first, last in confirmed.ranges if last > released_offset]
+    if left and left[0][0] == released_offset + 1:
+        return Confirmed(left[0][1], tuple(left[1:]))
+    return Confirmed(released_offset, tuple(left))
+
+
 def _merged(ranges: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[tuple[int, int], ...]:
     """Sorted ranges with one more, joined with every one it overlaps or touches."""
     before = tuple(one for one in ranges if one[1] < first - 1)

@@ -46,7 +46,8 @@ SELECT
     stream.released_offset,
     stream.released_bytes,
     coalesce(last.last_offset, stream.released_offset),
-    coalesce(last.bytes_total, stream.released_bytes)
+    coalesce(last.bytes_total, stream.released_bytes),
+    (SELECT age_ms FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1)
 FROM stream
 LEFT JOIN batch AS last ON last.id = (
     SELECT id FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1
@@ -87,6 +88,7 @@ WHERE stream = :stream
     )
     AND first_offset <= :until_offset
     AND last_offset >= :offset
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
 ORDER BY first_offset;
 
 -- select_page_offsets: where batches begin, from the index alone: for a page whose rows cannot be stepped through
@@ -177,6 +179,59 @@ WHERE stream = :stream
     AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
 ORDER BY first_offset
 LIMIT 1;
+
+-- insert_mark: how far a stream's log had come
+INSERT INTO mark (stream, first_offset, bytes_total, age_ms, unix_ms) VALUES (?, ?, ?, ?, ?);
+
+-- select_marks: the oldest marks of a stream
+SELECT first_offset, age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT ?;
+
+-- delete_marks: marks that say nothing of what is left
+DELETE FROM mark WHERE stream = :stream AND first_offset < (
+    SELECT max(first_offset) FROM mark WHERE stream = :stream AND first_offset <= :released_offset + 1
+);
+
+-- select_boundary: where the last batch ends that lies at or before an offset, and the stream's bytes up to there
+SELECT last_offset, bytes_total FROM (
+    SELECT last_offset, bytes_total FROM batch WHERE stream = :stream AND first_offset <= :offset
+    ORDER BY first_offset DESC LIMIT 2
+) WHERE last_offset <= :offset ORDER BY last_offset DESC LIMIT 1;
+
+-- select_offset_at_bytes: the end of the first batch, after an offset, that reaches so many bytes
+SELECT last_offset FROM batch WHERE stream = ? AND first_offset > ? AND bytes_total >= ? ORDER BY first_offset LIMIT 1;
+
+-- select_origins_between: whose facts lie after one offset and up to another
+SELECT origin.zone, origin.epoch, min(first_sequence), max(first_sequence + count - 1)
+FROM batch JOIN origin ON origin.id = batch.origin
+WHERE stream = ? AND first_offset > ? AND first_offset <= ?
+GROUP BY origin.id ORDER BY origin.id;
+
+-- update_released: facts up to here may go
+UPDATE stream SET released_offset = ?, released_bytes = ? WHERE id = ?;
+
+-- select_released_rows: some batches that may be deleted, the oldest first
+SELECT id, bytes_total FROM batch WHERE stream = ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
+
+-- delete_batch: one batch that retention has released
+DELETE FROM batch WHERE id = ?;
+
+-- select_deleted_bytes: sealed bytes of a stream before the first batch that is still there
+SELECT bytes_total - length(body) - length(digest) FROM batch WHERE stream = ? ORDER BY first_offset LIMIT 1;
+
+-- page_count: pages of the file
+PRAGMA page_count;
+
+-- freelist_count: pages of the file that nothing uses
+PRAGMA freelist_count;
+
+-- vacuum_page: give one free page back
+PRAGMA incremental_vacuum(1);
+
+-- checkpoint: fold the log into the file, as far as no reader needs it; the file shrinks here
+PRAGMA wal_checkpoint(PASSIVE);
+
+-- page_size: bytes of a page
+PRAGMA page_size;
 
 -- select_end_offset: where a stream ends
 SELECT coalesce(

@@ -72,8 +72,12 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     catalog = Catalog(identity(connection, path))
-    for number, name, released_offset, released_bytes, end_offset, bytes_total in _rows(connection, "select_streams"):
-        catalog.streams[name] = StreamState(number, name, end_offset, bytes_total, released_offset, released_bytes)
+    for number, name, released_offset, released_bytes, end_offset, bytes_total, mark_ms in _rows(
+        connection, "select_streams"
+    ):
+        catalog.streams[name] = StreamState(
+            number, name, end_offset, bytes_total, released_offset, released_bytes, mark_ms
+        )
     for number, zone, epoch in _rows(connection, "select_origins"):
         catalog.origins[Origin(zone, epoch)] = number
     for stream, origin, *ends in _rows(connection, "select_held"):

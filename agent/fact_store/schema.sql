@@ -65,6 +65,18 @@ BEGIN
     SELECT RAISE(ABORT, 'batch is append-only: retention has not released this one');
 END;
 
+-- When a stream's log had come how far, at most one row a minute: what lies from first_offset on was recorded later. age_ms is the
+-- store's own clock, the milliseconds it has been open in all its lives; unix_ms the clock on the wall, for people only.
+-- bytes_total counts the stream's sealed bytes before first_offset.
+CREATE TABLE mark (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    first_offset INTEGER NOT NULL CHECK (first_offset > 0),
+    bytes_total INTEGER NOT NULL CHECK (bytes_total >= 0),
+    age_ms INTEGER NOT NULL CHECK (age_ms >= 0),
+    unix_ms INTEGER NOT NULL,
+    PRIMARY KEY (stream, first_offset)
+) STRICT, WITHOUT ROWID;
+
 -- What tag numbers stand for, densely numbered per origin; digest is the running digest up to this number.
 CREATE TABLE definition (
     origin INTEGER NOT NULL REFERENCES origin (id),

@@ -9,6 +9,7 @@ are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); giving up on o
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,7 @@ from agent.fact_store.acks import terms as terms_of
 from agent.fact_store.admission import check_precondition
 from agent.fact_store.admitting import acquire_lease
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
+from agent.fact_store.ballast import Ballast, disk_free
 from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, reading_error, unlock
 from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
@@ -67,6 +69,8 @@ from agent.message import (
 )
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 _FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or bytes apart
 _MESSAGE_BYTES = 1000
 _PLAIN = frozenset({bool, int, float, type(None)})
@@ -122,6 +126,8 @@ class FactStore:
         connect_to: Connect,
         descriptor: int,
     ) -> FactStore:
+        if Ballast(path, settings.ballast_bytes).give_up_if_needed(disk_free(path.parent)):
+            log.warning("ballast_given_up", extra={"store": str(path)})
         connection = connect_writer(path, connect_to)
         try:
             migrate(connection)
@@ -284,7 +290,7 @@ class FactStore:
             raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
         lengths = [len(one.sealed if isinstance(one, Batch) else one) for one in sealed]
         size = sum(lengths) + sum(len(one.body) for one in definitions)
-        call = Call(f"{stream} from {peer}", size, time.monotonic_ns())
+        call = Call(f"{stream} from {peer}", size, time.monotonic_ns(), stream=stream if sealed else None)
         self._writer.reserve(call)
         page = partial(ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position)
         checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
+from agent.fact_store.age import is_mark_due
 from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.held import Range
 from agent.fact_store.message_index import Entry, MessageIndex
@@ -27,8 +28,12 @@ _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 class Transaction:
     """Rows and catalog between BEGIN and COMMIT."""
 
-    def __init__(self, connection: sqlite3.Connection, catalog: Catalog, index: MessageIndex, now_unix_ms: int) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, catalog: Catalog, index: MessageIndex, now_unix_ms: int, age_ms: int
+    ) -> None:
         self.catalog = catalog.draft()
+        self.age_ms = age_ms
+        self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms
         self._execute = connection.execute
@@ -65,6 +70,14 @@ class Transaction:
         first_sequence, count, digest, previous_digest = row
         return Range(first_sequence, first_sequence + count - 1, previous_digest, digest)
 
+    def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
+        """Whose facts the batches hold that begin after one offset and up to another, and which of their sequences."""
+        rows = self._execute(QUERIES["select_origins_between"], (stream.id, after_offset, until_offset))
+        return [
+            {"zone": zone, "epoch": epoch.hex(), "first_sequence": first, "last_sequence": last}
+            for zone, epoch, first, last in rows
+        ]
+
     # ----------------------------------------------------------------------------------------------------------- writing
 
     def stream(self, name: str) -> StreamState:
@@ -100,8 +113,15 @@ class Transaction:
             self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
         for row in rows[whole:]:
             self._execute(QUERIES["insert_batch"], row)
-        released = stream.released_offset, stream.released_bytes
-        self.catalog.streams[stream.name] = StreamState(stream.id, stream.name, end_offset, bytes_total, *released)
+        mark_ms = stream.mark_ms
+        if is_mark_due(mark_ms, self.age_ms):
+            mark_ms = self.age_ms
+            values = (stream.id, stream.end_offset + 1, stream.bytes_total, mark_ms, self.now_unix_ms)
+            self._execute(QUERIES["insert_mark"], values)
+        self.catalog.streams[stream.name] = replace(
+            stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms
+        )
+        self.batches_added += len(batches)
         return stream.end_offset + 1
 
     def set_held(self, stream: int, origin: int, ranges: tuple[Range, ...]) -> None:
@@ -178,6 +198,16 @@ class Transaction:
         """Forget a consumer and what it confirmed."""
         self._execute(QUERIES["delete_consumer"], (consumer.id,))
         del self.catalog.consumers[consumer.name]
+
+    def release(self, stream: StreamState, until_offset: int) -> StreamState:
+        """Let go of everything up to the end of the batch that ends at or before an offset; rows are deleted later."""
+        row = self._execute(QUERIES["select_boundary"], {"stream": stream.id, "offset": until_offset}).fetchone()
+        if row is None or row[0] <= stream.released_offset:
+            return stream
+        self._execute(QUERIES["update_released"], (*row, stream.id))
+        released = replace(stream, released_offset=row[0], released_bytes=row[1])
+        self.catalog.streams[stream.name] = released
+        return released
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
         """Something was lost or refused. The same kind and subject again counts up."""

@@ -25,13 +25,17 @@ def _not_prepared(_: Transaction) -> Any:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Anything else than an append: runs inside the transaction, after the appends; `is_early`, before them."""
+    """Anything else than an append: runs inside the transaction, after the appends; `is_early`, before them.
+
+    `stream` names the one that it adds facts to, if it does: then it needs room there.
+    """
 
     name: str
     bytes: int
     queued_ns: int
     run: Callable[[Transaction], Any] = _not_prepared
     is_early: bool = False
+    stream: str | None = None
     future: Future[Any] = field(default_factory=Future)
 
 

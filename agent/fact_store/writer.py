@@ -23,6 +23,7 @@ from typing import Any
 
 from agent.fact_store import consumers
 from agent.fact_store.acknowledging import NEVER_NS, Acknowledging
+from agent.fact_store.age import AgeClock
 from agent.fact_store.append import AppendMessages, AppendSamples, append_messages, append_samples
 from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import SecondWriter, file_bytes, running_error
@@ -38,6 +39,7 @@ from agent.fact_store.errors import (
     again,
 )
 from agent.fact_store.group_commit import Commit, Pace, Wait, decide
+from agent.fact_store.housekeeping import Housekeeping
 from agent.fact_store.lifetimes import Lifetimes
 from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.meter import Meter
@@ -82,6 +84,8 @@ class Writer:
         self._path = path
         self._connection = connection
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
+        self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
+        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
         self._pace = Pace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
         self._queue = Queue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())
@@ -96,6 +100,7 @@ class Writer:
     def start(self) -> None:
         """Begin to commit."""
         self.ended.set_running_or_notify_cancel()
+        self.housekeeping.start(time.monotonic_ns())
         self._thread.start()
 
     def close(self) -> None:
@@ -152,6 +157,10 @@ class Writer:
         """What is promised of a stream's facts."""
         return self._policies.get(stream) or StreamSettings(stream)
 
+    def age_ms(self) -> int:
+        """The store's own clock."""
+        return self._age.now_ms(time.monotonic_ns())
+
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
         """Have `callback` called in the writer's thread after each commit; it must only enqueue. Returns its undoing."""
         with self._changed:
@@ -203,7 +212,7 @@ class Writer:
                 self._group = self._next()
                 if self._group is None:
                     break
-                if not self._group.is_empty:
+                if not self._group.is_empty or self.housekeeping.is_due(time.monotonic_ns()):
                     self._commit(self._group)
                 self._attend()
             is_broken = False
@@ -224,9 +233,10 @@ class Writer:
                     case Commit(streams):
                         return queue.take(streams)
                     case Wait(until_ns):
-                        if self._alarm_ns <= now_ns:
+                        alarm_ns = min(self._alarm_ns, self.housekeeping.alarm_ns)
+                        if alarm_ns <= now_ns:
                             return Group()
-                        due_ns = min(until_ns or NEVER_NS, self._alarm_ns, now_ns + WAIT_NS_MAX)
+                        due_ns = min(until_ns or NEVER_NS, alarm_ns, now_ns + WAIT_NS_MAX)
                         self._changed.wait((due_ns - now_ns) / 1e9)
 
     def _attend(self) -> None:
@@ -245,10 +255,13 @@ class Writer:
         try:
             execute(QUERIES["begin"])
             self._check_alone()
-            transaction = Transaction(self._connection, self.catalog, self._index, time.time_ns() // 1_000_000)
+            now_unix_ms, age_ms = time.time_ns() // 1_000_000, self.age_ms()
+            transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms)
             outcomes = self._perform(transaction, group)
+            self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])
-            self._index.settle(is_durable=True)
+            self._settle(is_durable=True)
+            self.housekeeping.fold()
         except sqlite3.Error as error:
             self._give_up(group, error)
             return
@@ -264,6 +277,11 @@ class Writer:
             for callback in self._subscribers:
                 callback(ends)
 
+    def _settle(self, *, is_durable: bool) -> None:
+        """Those who remember what a transaction did learn how it ended."""
+        self._index.settle(is_durable=is_durable)
+        self.housekeeping.settle(is_durable=is_durable)
+
     def _check_alone(self) -> None:
         """The catalog, and what other threads were told, hold only while nobody else writes. Costs a microsecond or two."""
         if self._connection.execute(QUERIES["data_version"]).fetchone()[0] != self._data_version:
@@ -272,21 +290,28 @@ class Writer:
     def _perform(self, transaction: Transaction, group: Group) -> _Outcomes:
         """Run everything in the group inside the open transaction; a refusal is an outcome."""
         target = self._pace.facts_target
-        outcomes: _Outcomes = [(call, _called(transaction, call)) for call in group.early]
+        outcomes: _Outcomes = [(call, _called(transaction, self.housekeeping, call)) for call in group.early]
         for stream, samples in group.samples.items():
+            if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
+                outcomes.extend((one, _again(refusal)) for one in samples)
+                continue
             outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
         for stream, messages in group.messages.items():
+            if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
+                outcomes.extend((one, _again(refusal)) for one in messages)
+                continue
             is_strong = self.policy(stream).write_class == "strong"
             found = append_messages(transaction, stream, messages, target, is_strong=is_strong)
             outcomes.extend(zip(messages, found, strict=True))
-        outcomes.extend((call, _called(transaction, call)) for call in group.calls)
+        outcomes.extend((call, _called(transaction, self.housekeeping, call)) for call in group.calls)
         return outcomes
 
     def _answer(self, outcomes: _Outcomes) -> None:
         """Give back the room, count, and tell each caller what became of its work."""
         now_ns = time.monotonic_ns()
         self._give_back([work for work, _ in outcomes])
-        self.meter.committed()
+        if outcomes:
+            self.meter.committed()
         for work, outcome in outcomes:
             self.meter.done(work, outcome, now_ns)
             if isinstance(outcome, StoreError):
@@ -304,9 +329,11 @@ class Writer:
                 self._connection.execute(QUERIES["rollback"])
         except sqlite3.Error as second:
             found = running_error(self._path, second)
-        self._index.settle(is_durable=False)
+        self._settle(is_durable=False)
         found.__cause__ = error
-        if not isinstance(found, StoreFull | StoreBusy):
+        if isinstance(found, StoreFull):
+            self.housekeeping.is_out_of_space()
+        elif not isinstance(found, StoreBusy):
             with self._changed:
                 self.failure = found
         self._fail(group.all(), found)
@@ -343,8 +370,10 @@ class Writer:
             self.ended.set_result(None)
 
 
-def _called(transaction: Transaction, call: Call) -> Any:
+def _called(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:
     """What a call returns, or why it refused; a fork is remembered, for somebody has to look into it."""
+    if call.stream is not None and (refusal := housekeeping.refusal(transaction, call.stream)) is not None:
+        return refusal
     try:
         return call.run(transaction)
     except ForkError as error:
