@@ -186,7 +186,7 @@ class StoreReader:
         with self._reading() as connection:
             try:
                 rows = connection.execute(QUERIES["select_streams"]).fetchall()
-                return {name: (released_offset + 1, end_offset) for _, name, released_offset, _, end_offset, _ in rows}
+                return {name: (released_offset + 1, end_offset) for _, name, released_offset, _, end_offset, *_ in rows}
             except sqlite3.DatabaseError:
                 rows = connection.execute(QUERIES["select_stream_names"]).fetchall()
             return {name: (released + 1, self._end_by_rows(connection, number)) for number, name, released in rows}
