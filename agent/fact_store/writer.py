@@ -293,12 +293,12 @@ class Writer:
         outcomes: _Outcomes = [(call, _called(transaction, self.housekeeping, call)) for call in group.early]
         for stream, samples in group.samples.items():
             if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
-                outcomes.extend((one, _again(refusal)) for one in samples)
+                outcomes.extend((one, again(refusal)) for one in samples)
                 continue
             outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
         for stream, messages in group.messages.items():
             if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
-                outcomes.extend((one, _again(refusal)) for one in messages)
+                outcomes.extend((one, again(refusal)) for one in messages)
                 continue
             is_strong = self.policy(stream).write_class == "strong"
             found = append_messages(transaction, stream, messages, target, is_strong=is_strong)
