@@ -7,7 +7,7 @@ id, the usual case, touches no table at all, and one that is there is found with
 
 A generation's filter is written once, when the generation is full, and read at open; that of the generation still being filled
 is made from its rows. Retention takes whole generations, a bounded number of rows at a time, once the stream has released
-their last offset.
+their last offset; then, as slowly, the rows of subjects whose newest message is gone (streams of write class strong).
 
 Used by the writer's thread alone, inside its transaction; `settle` says how that ended, and what was done in memory is undone if
 it did not become durable.
@@ -30,6 +30,8 @@ from agent.fact_store.queries import QUERIES, with_rows
 GENERATION_IDS = 65_536
 """Ids of a generation: 54 bytes each make a region of 3.5 MB, of the 8 MB that SQLite may cache."""
 ROWS_AT_ONCE = 200
+SWEEP_OFFSETS_MIN = 10_000
+"""Facts released between two rounds through a stream's subjects, at least."""
 _INSERT_ROWS = with_rows(QUERIES["insert_message"], ROWS_AT_ONCE)
 
 Entry = tuple[bytes, bytes, int]
@@ -54,6 +56,11 @@ class _Stream:
     generation: int = 0
     ids: int = 0
     last_offsets: deque[int] = field(default_factory=deque)  # bounded by retention, one for each 65536 ids
+    # Where a round through the subjects is (None: between two), what it deletes, how many it has left; a failed transaction may
+    # make a round miss some, which the next one finds.
+    sweep_key: bytes | None = None
+    swept_offset: int = 0
+    subjects: int = 0
     # What this transaction did, to be taken back if it fails; drops wait until it has succeeded.
     before: _Mark | None = None
     added: list[bytes] = field(default_factory=list)
@@ -70,6 +77,7 @@ class MessageIndex:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
+        self._executemany = connection.executemany
         self._streams: dict[int, _Stream] = {}
         self._touched: list[_Stream] = []
 
@@ -112,21 +120,14 @@ class MessageIndex:
                 state.generation, state.ids = state.generation + 1, 0
 
     def release(self, stream: int, released_offset: int, rows_max: int) -> int:
-        """Delete up to `rows_max` rows of the oldest generation that lies at or below an offset; returns how many."""
+        """Delete up to `rows_max` rows that are about messages at or below an offset, whole generations of ids first; returns how
+        much was done, 0 when nothing is left to do."""
         state = self._streams.get(stream)
-        if state is None or not state.last_offsets or state.last_offsets[0] > released_offset:
+        if state is None or state.dropped:  # one generation a transaction is enough
             return 0
-        if state.dropped:
-            return 0  # one generation a transaction is enough
-        generation = state.first_generation
-        values = {"stream": stream, "generation": generation, "rows_max": rows_max}
-        deleted = self._execute(QUERIES["delete_messages"], values).rowcount
-        if deleted < rows_max:
-            row = self._execute(QUERIES["delete_message_filter"], (stream, generation)).fetchone()
-            assert row is not None, "a closed generation has a filter"
-            self._touch(state)
-            state.dropped.append(row[0])
-        return deleted
+        if state.last_offsets and state.last_offsets[0] <= released_offset:
+            return self._release_ids(stream, state, rows_max)
+        return self._release_subjects(stream, state, released_offset, rows_max)
 
     def settle(self, *, is_durable: bool) -> None:
         """The transaction has ended: keep what was done in memory, or undo it."""
@@ -146,6 +147,32 @@ class MessageIndex:
                     state.last_offsets.pop()
             state.before, state.added, state.dropped = None, [], []
         self._touched.clear()
+
+    def _release_ids(self, stream: int, state: _Stream, rows_max: int) -> int:
+        """Delete rows of the oldest generation, and with the last of them its filter."""
+        generation = state.first_generation
+        values = {"stream": stream, "generation": generation, "rows_max": rows_max}
+        deleted = self._execute(QUERIES["delete_messages"], values).rowcount
+        if deleted < rows_max:
+            row = self._execute(QUERIES["delete_message_filter"], (stream, generation)).fetchone()
+            assert row is not None, "a closed generation has a filter"
+            self._touch(state)
+            state.dropped.append(row[0])
+        return max(deleted, 1)
+
+    def _release_subjects(self, stream: int, state: _Stream, released_offset: int, rows_max: int) -> int:
+        """Go through some subjects of a strong stream and delete those whose newest message is gone. They lie by digest, so a
+        round visits all; the next begins when as many facts as there are subjects were released, and costs each a visit."""
+        if state.sweep_key is None:
+            if released_offset - state.swept_offset < max(state.subjects, SWEEP_OFFSETS_MIN):
+                return 0
+            state.sweep_key, state.swept_offset, state.subjects = b"", released_offset, 0
+        rows = self._execute(QUERIES["select_subjects"], (stream, state.sweep_key, rows_max)).fetchall()
+        gone = [(stream, key) for key, last_offset in rows if last_offset <= state.swept_offset]
+        self._executemany(QUERIES["delete_subject"], gone)
+        state.subjects += len(rows) - len(gone)
+        state.sweep_key = rows[-1][0] if len(rows) == rows_max else None
+        return len(rows)
 
     def _touch(self, state: _Stream) -> None:
         if state.before is None:

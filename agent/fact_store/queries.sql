@@ -327,6 +327,12 @@ ON CONFLICT (stream, subject_key) DO UPDATE SET last_offset = excluded.last_offs
 -- select_subject: where the newest message about a subject is
 SELECT last_offset FROM subject WHERE stream = ? AND subject_key = ?;
 
+-- select_subjects: some subjects of a stream, after a key
+SELECT subject_key, last_offset FROM subject WHERE stream = ? AND subject_key > ? ORDER BY subject_key LIMIT ?;
+
+-- delete_subject: the newest message about a subject is gone
+DELETE FROM subject WHERE stream = ? AND subject_key = ?;
+
 -- insert_consumer: register a consumer
 INSERT INTO consumer (name, zone, stream, state, start_offset, frontier, registered_unix_ms)
 VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id;

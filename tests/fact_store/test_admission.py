@@ -1,4 +1,7 @@
-"""What becomes of an application's message: the core as a table, and the same through the store, durably and across restarts."""
+"""What becomes of an application's message: the core as a table, and the same through the store, durably and across restarts.
+
+Seen to catch, with the product broken on purpose: leases not written, leases that the same commit does not see.
+"""
 
 from pathlib import Path
 
