@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +136,39 @@ def test_status_tells_a_person_what_is_lost(stage: Scene) -> None:
     assert "source boiler: not connected" in told
     stage.plant[1].start()
     wait_until(lambda: (stage.status(plant) or {}).get("verdict") == "good", "the plant is well again", LIMIT_S)
+
+
+def test_every_certificate_is_renewed_under_running_zones(stage: Scene, bsfg: Callable[..., str]) -> None:
+    """`bsfg pki renew` for each zone and `bsfg broker reload` for the broker: one reconnect each, no restart, nothing lost.
+
+    `bsfg peer test` finds everything good afterwards, beside the node that runs.
+    """
+    wait_until(
+        lambda: all((stage.status(zone) or {}).get("verdict") == "good" for zone in layout.ZONES),
+        "all are well",
+        LIMIT_S,
+    )
+    before = {zone: _broker(stage, zone)["connects_total"] for zone in layout.ZONES}
+    for zone in layout.ZONES:
+        bsfg("pki", "renew", zone, "--pki", stage.broker.pki_folder)
+    for zone in layout.ZONES:
+        wait_until(
+            lambda zone=zone: _broker(stage, zone)["connects_total"] > before[zone], f"{zone} has taken over", LIMIT_S
+        )
+    bsfg("pki", "renew", "private", "--broker", "--pki", stage.broker.pki_folder)
+    for kind in ("pem", "key"):
+        renewed = stage.broker.pki_folder / "brokers" / f"private.{kind}"
+        (stage.broker.files.folder / f"broker.{kind}").write_bytes(renewed.read_bytes())
+    bsfg("broker", "reload", "--config", stage.broker.files.config_file, "--pid", stage.broker.pid)
+    steps = bsfg("peer", "test", layout.PLANT, "--config", stage.configs[layout.IDMZ], "--json").splitlines()
+    assert {json.loads(step)["outcome"] for step in steps} == {"good"}
+    for zone in layout.ZONES:
+        found = _broker(stage, zone)
+        assert (found["connects_total"], found["identity_trouble"]) == (before[zone] + 1, "")
+    assert fall_silent_and_compare(stage) > 0
+
+
+def _broker(stage: Scene, zone: str) -> dict[str, Any]:
+    """What a zone's node says of its broker."""
+    (found,) = (stage.status(zone) or {"brokers": [{"connects_total": 0}]})["brokers"]
+    return dict(found)
