@@ -112,8 +112,9 @@ class Node:
                 ),
                 group.create_task(notify.watch(self._notifier, self._figures.progress, self._status), name="notify"),
                 group.create_task(self._tell_ready(), name="ready"),
-                group.create_task(self._identities.run(), name="identities"),
             ]
+            if self._links:
+                watching.append(group.create_task(self._identities.run(), name="identities"))
             pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
