@@ -52,7 +52,7 @@ format: venv
 	$(VENV)/ruff format --quiet
 
 bench: system
-	for name in $(or $(NAME),append replicate lag fetch growth ids producers); do $(VENV)/bsfg bench $$name --json || exit 1; done
+	for name in $(or $(NAME),append replicate lag fetch growth ids producers sql); do $(VENV)/bsfg bench $$name --json || exit 1; done
 
 lock:
 	tools/lock

@@ -148,7 +148,7 @@ def openings(path: Path, stream: str, end_offset: int) -> tuple[float, list[floa
 
 
 def _opening_s(path: Path, stream: str, end_offset: int) -> Iterator[float]:
-    _forget(path)
+    forget(path)
     for _ in range(1 + OPENINGS):
         start_ns = time.perf_counter_ns()
         with closing(FactStore.open(path, SERVING, settings=SETTINGS)) as store:
@@ -156,7 +156,7 @@ def _opening_s(path: Path, stream: str, end_offset: int) -> Iterator[float]:
             assert store.end_offset(stream) >= end_offset, "acknowledged facts are missing"
 
 
-def _forget(path: Path) -> None:
+def forget(path: Path) -> None:
     """Ask the kernel to drop the store's pages from its cache. No connection is open here, so no lock can be dropped."""
     for one in sorted(path.parent.glob(f"{path.name}*")):
         descriptor = os.open(one, os.O_RDONLY)

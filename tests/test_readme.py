@@ -34,6 +34,8 @@ def test_the_first_steps_work_as_written(tmp_path: Path) -> None:
     assert "applied: offset 1 of facts.operational" in done.stdout
     assert done.stdout.count('"subject": "batch:B-1042"') == 2
     assert "cursor advanced to 1" in done.stdout
+    assert "batch:B-1042  ok" in done.stdout
+    assert "plant-a: 1 facts in" in done.stdout
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -165,6 +165,19 @@ def producers(count: int, seconds: float, folder: Path | None, as_json: bool) ->
     _print(benchmark.run(count, seconds, folder), as_json=as_json)
 
 
+@bench.command()
+@_facts_option(2_000_000)
+@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds; medians are told.")
+@_seed_option
+@_folder_option
+@json_option
+def sql(facts: int, repeats: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """An hour of one tag in SQL over sealed batches, beside a flat table in plain SQLite."""
+    from bench import query as benchmark
+
+    _print(benchmark.run(facts, repeats, seed, folder), as_json=as_json)
+
+
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_dict()))

@@ -36,8 +36,8 @@ file_option = click.option(
 @json_option
 @click.argument("statement")
 def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool, statement: str) -> None:  # noqa: FBT001 click passes options by name
-    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, definitions, streams, consumers and
-    incidents; see docs/operate/query.md for their columns."""
+    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, latest, definitions, streams,
+    consumers and incidents; see docs/operate/query.md for their columns."""
     text = sys.stdin.read() if statement == "-" else statement
     with reader_of(config_file, store_file) as reader:
         session = SqlSession(reader, time.time_ns())

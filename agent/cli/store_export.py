@@ -62,8 +62,12 @@ def export(
             time_max_ns=moment_ns(until, now_ns) - 1 if until else INT64_MAX,
             subject_tests=(partial(_matches, tags),) if tags else (),
         )
-        progress = _progress(scanner) if sys.stderr.isatty() else lambda *_: None
-        done = write(scanner, bounds, target, form, force=force, progress=progress)
+        is_watched = sys.stderr.isatty()
+        progress = _progress(scanner) if is_watched else lambda *_: None
+        try:
+            done = write(scanner, bounds, target, form, force=force, progress=progress)
+        finally:
+            click.echo("\r\033[K" if is_watched else "", nl=False, err=True)  # the line of progress goes
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
         sys.exit(tell_holes(scanner.effort))

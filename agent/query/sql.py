@@ -20,6 +20,8 @@ from agent.fact_store.queries import named_statements
 from agent.fact_store.reader import INCIDENTS_MAX, StoreReader
 from agent.message import TagDefinition, time_text
 from agent.query.errors import ExtraMissing, SqlRefused
+from agent.query.facts import sql_value, value_text, value_type
+from agent.query.latest_search import latest
 from agent.query.scan import Scanner
 from agent.query.times import compare, moment_ns
 
@@ -96,6 +98,7 @@ class SqlSession:
 
         tables = {
             "facts": FactsTable(self.scanner),
+            "latest": RowsTable(self._latest),
             "definitions": RowsTable(self._definitions),
             "streams": RowsTable(self._streams),
             "consumers": RowsTable(self._consumers),
@@ -119,6 +122,17 @@ class SqlSession:
         """ns('2026-11-21T06:00Z') and ns('2h'), two hours ago."""
         (text,) = texts
         return moment_ns(text, self._now_ns) if isinstance(text, str) else None
+
+    def _latest(self) -> Iterable[tuple[Any, ...]]:
+        for row in latest(self.scanner, self._now_ns).rows:
+            known, as_of = row.known, None if row.as_of_ns is None else time_text(row.as_of_ns)
+            yield (
+                *row.tag,
+                *((sql_value(known.value), value_type(known.value), value_text(known.value)) if known else (None, None, None)),
+                *((known.unit or None, known.quality, time_text(known.source_time_ns)) if known else (None, None, None)),
+                row.source or None, as_of, row.staleness_ms, row.mode,
+                *((known.stream, known.offset) if known else (None, None)),
+            )  # fmt: skip
 
     def _definitions(self) -> Iterable[tuple[Any, ...]]:
         for origin in self._reader.origins():

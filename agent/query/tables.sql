@@ -26,6 +26,25 @@ CREATE TABLE facts (
     labels_json TEXT HIDDEN
 );
 
+-- latest: the last known value of every tag, and how stale what we know of its source is; see agent/query/latest.py
+CREATE TABLE latest (
+    zone TEXT,
+    subject TEXT,
+    predicate TEXT,
+    value,
+    value_type TEXT,
+    value_text TEXT HIDDEN,
+    unit TEXT,
+    quality INTEGER,
+    source_time TEXT COLLATE moment,
+    source TEXT,
+    as_of TEXT COLLATE moment,
+    staleness_ms INTEGER,
+    mode TEXT,
+    stream TEXT,
+    offset INTEGER
+);
+
 -- definitions: what tag numbers stand for, per origin
 CREATE TABLE definitions (
     zone TEXT,

@@ -27,6 +27,7 @@ SMALL = {
     "growth": ("--facts", "20000"),
     "ids": ("--ids", "100000"),
     "producers": ("--producers", "50", "--seconds", "0.5"),
+    "sql": ("--facts", "20000", "--repeats", "2"),
 }
 
 

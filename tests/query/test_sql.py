@@ -218,6 +218,12 @@ def test_other_tables(tmp_path: Path) -> None:
             (1, "tag:line1/flow", "l/min"),
             (4, "tag:line1/flow", "m3/h"),
         ]
+        assert ask(
+            session, "select value, unit, mode from latest where zone = 'plant' and subject = 'tag:line1/flow'"
+        ) == [(7.25, "m3/h", "degraded")]
+        assert ask(session, "select value_type, source_time, offset from latest where subject like '%silent'") == [
+            (None, None, None)
+        ]
         joined = ask(
             session,
             "select distinct d.source from facts f join definitions d using (zone, epoch, tag) where f.value = 7.25",
