@@ -59,7 +59,7 @@ def test_history_that_comes_late_does_not_win(tmp_path: Path) -> None:
 
 
 rounds = st.lists(
-    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50), st.booleans()), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6), st.booleans()), min_size=1, max_size=6),
     min_size=1,
     max_size=12,
 )
