@@ -3,6 +3,7 @@
 Seen to catch, with the product broken on purpose: memory kept after a rollback, a damaged filter that is believed.
 """
 
+import random
 import sqlite3
 from hashlib import blake2b
 from pathlib import Path
@@ -13,11 +14,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.fact_store import message_index, migrations
+from agent.fact_store import FactStore, message_index, migrations
 from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.queries import statements
 from agent.fact_store.records import AppendOutcome
+from agent.fact_store.settings import StreamSettings
 from tests.fact_store.making import OPERATIONAL, done, ids_in, message, plant
+from tests.waiting import wait_until
 
 SIZE = 8  # ids of a generation here
 STREAMS = (1, 2)
@@ -216,3 +219,30 @@ def test_rows_of_the_first_schema_move_into_generations(tmp_path: Path, monkeypa
         assert generations == [(0, 65_536), (1, 65_536), (2, 8928)]
         assert index.find(1, true_key(139_999)) == (content(139_999), 279_998)
     found.close()
+
+
+def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:
+    """In a stream that drops its oldest facts the ids go with them, whole generations at a time: what is kept stays recognised, an
+    id whose generation is gone is new again, and neither rows nor memory grow with what was ever appended."""
+    chance = random.Random(1)
+    settings = StreamSettings(OPERATIONAL, bytes_max=1024 * 1024, on_full="drop_oldest")
+    with FactStore.open(tmp_path / "facts.db", "plant", streams=[settings]) as store:
+        names = [f"id-{n}" for n in range(40 * SIZE)]
+        contents = {name: f'"{chance.randbytes(10_000).hex()}"' for name in names}
+        for name in names:
+            assert done(store.append_message(OPERATIONAL, message(name, contents[name]))).outcome == "applied"
+        (info,) = [one for one in store.streams() if one.name == OPERATIONAL]
+        assert info.first_offset > 20 * SIZE
+        kept = {one for one in ids_in(store) if one in contents}
+        for name in kept:
+            again = done(store.append_message(OPERATIONAL, message(name, contents[name])))
+            assert again.outcome == "noop_already_applied"
+
+        def is_gone() -> bool:
+            done(store.append_message(OPERATIONAL, message(f"tick-{chance.random()}")))  # deletes go along with commits
+            known = store._writer.catalog.streams[OPERATIONAL]
+            state = store._writer._index._streams[known.id]
+            return len(state.filter) <= known.end_offset - known.released_offset + SIZE
+
+        wait_until(is_gone, "the ids of released messages to go")
+        assert done(store.append_message(OPERATIONAL, message(names[0], contents[names[0]]))).outcome == "applied"
