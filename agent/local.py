@@ -22,7 +22,6 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -30,6 +29,7 @@ from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
 from agent.fact_store.acks import is_in_sync
+from agent.fact_store.consumers import Start
 from agent.fact_store.errors import ConsumerNotYours, StoreError, UnknownConsumer
 from agent.fact_store.producers import Producers
 from agent.fact_store.records import Precondition
@@ -85,7 +85,7 @@ class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_
 
     consumer_name: str
     stream: str
-    start: Literal["oldest", "end"] = "oldest"
+    start: Start = "oldest"
     zone: str | None = None  # without: this zone's own
     is_fetching: bool = False  # facts are read next, so it has been seen
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import click
 import msgspec
 
 from agent import local
 from agent.cli import config_option, json_option, table
-from agent.cli.door import ask
+from agent.cli.door import ask, start_option
 from agent.config import load
+from agent.fact_store.consumers import Start
 
 _COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen")
 
@@ -46,14 +47,14 @@ def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
 @config_option
 @click.option("--stream", required=True, help="The stream it reads, for ever.")
 @click.option("--zone", help="Whose it is.  [default: this node's zone]")
-@click.option("--start", type=click.Choice(["oldest", "end"]), default="oldest", show_default=True)
+@start_option
 @click.argument("name")
 @json_option
 def add(
     config_file: Path,
     stream: str,
     zone: str | None,
-    start: Literal["oldest", "end"],
+    start: Start,
     name: str,
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:

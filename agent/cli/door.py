@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import time
+
+import click
 
 from agent import local
 from agent.config import NodeSettings
+from agent.fact_store.consumers import Start
+from agent.query.errors import TimeUnreadable
+from agent.query.times import moment_ns
+
+
+def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
+    """Where a new consumer begins, as the store takes it; a time as a date or so long ago."""
+    match value:
+        case "oldest":
+            return "oldest"
+        case "end":
+            return "end"
+    try:
+        return moment_ns(value, time.time_ns()) // 1_000_000
+    except TimeUnreadable as error:
+        raise click.BadParameter(f"{error}, nor oldest or end; {error.hint}", param=parameter) from error
+
+
+start_option = click.option(
+    "--start",
+    default="oldest",
+    show_default=True,
+    callback=start_of,
+    help="Where a new consumer begins: oldest, end, or a time (2026-11-21T06:00Z, 2h).",
+)
 
 
 def ask(settings: NodeSettings, request: local.Request, waits_ms: int = 0) -> local.Answer:

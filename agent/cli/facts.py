@@ -14,14 +14,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import click
 
 from agent import local
 from agent.cli import config_option, json_option
-from agent.cli.door import ask
+from agent.cli.door import ask, start_option
 from agent.config import NodeSettings, load
+from agent.fact_store.consumers import Start
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.records import Hole
 from agent.fact_store.settings import Acks, StreamSettings
@@ -114,9 +115,9 @@ def lease(config_file: Path, stream: str, producer: str, as_json: bool) -> None:
 @config_option
 @stream_option
 @click.option("--consumer", required=True, help="The durable reader; registered at its first fetch.")
-@click.option("--start", type=click.Choice(["oldest", "end"]), default="oldest", show_default=True)
+@start_option
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Facts at most.")
-def fetch(config_file: Path, stream: str, consumer: str, start: Literal["oldest", "end"], limit: int) -> None:
+def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: int) -> None:
     """Print the facts after CONSUMER's frontier, oldest first; the same again until they are confirmed."""
     settings = load(config_file)
     registered = cast(

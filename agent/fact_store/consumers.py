@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from agent.fact_store.catalog import Catalog
+from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.errors import (
     ConsumerInUse,
     ConsumerNotYours,
@@ -19,7 +19,7 @@ from agent.fact_store.lifecycle import PRESENT, TRANSITIONS, Event, Lifecycle, s
 from agent.fact_store.records import ConsumerState
 from agent.fact_store.transaction import Transaction
 
-Start = Literal["oldest", "end"]
+Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: what was recorded here from then on
 
 
 def register(
@@ -40,7 +40,7 @@ def register(
     if is_local and zone != transaction.catalog.origin.zone:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
     state = transaction.stream(stream)
-    start_offset = state.end_offset if start == "end" else state.released_offset
+    start_offset = _start_offset(transaction, state, start)
     return transaction.add_consumer(
         ConsumerState(0, name, zone, stream, Lifecycle.NEW, start_offset, Confirmed(start_offset))
     )
@@ -102,6 +102,15 @@ def _happen(transaction: Transaction, consumer: ConsumerState, event: Event) -> 
         transaction.remove_consumer(consumer)
     else:
         transaction.set_consumer(replace(consumer, lifecycle=lifecycle))
+
+
+def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -> int:
+    """The offset before the first that a new consumer reads. A time is rounded down to its minute's mark, never later than asked."""
+    if start == "end" or (isinstance(start, int) and start > transaction.now_unix_ms):
+        return stream.end_offset
+    if start == "oldest":
+        return stream.released_offset
+    return max(transaction.first_offset_at(stream.id, start) - 1, stream.released_offset)
 
 
 def find(catalog: Catalog, name: str) -> ConsumerState:

@@ -165,6 +165,15 @@ WHERE stream = :stream
 ORDER BY first_offset DESC
 LIMIT :limit;
 
+-- select_start_at: first offset of the last mark that is not later than a time, and behind none that is; a clock that was set back
+-- makes it earlier, never later than asked
+SELECT max(first_offset) FROM mark
+WHERE stream = :stream
+    AND unix_ms <= :unix_ms
+    AND first_offset <= coalesce(
+        (SELECT min(first_offset) FROM mark WHERE stream = :stream AND unix_ms >= :unix_ms), 9223372036854775807
+    );
+
 -- select_backlog: sealed bytes from the batch that holds an offset to the end of its stream, and the newest time in that batch
 SELECT
     (SELECT bytes_total FROM batch WHERE stream = :stream ORDER BY first_offset DESC LIMIT 1)

@@ -13,9 +13,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers, recovery
@@ -307,16 +308,21 @@ class FactStore:
         self._writer.call_reserved(call)
 
     def register_consumer(
-        self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] = "oldest"
+        self, name: str, zone: str, stream: str, start: consumers.Start | datetime = "oldest"
     ) -> Future[ConsumerState]:
-        """Register a consumer; again with the same zone and stream, it is as it was."""
+        """Register a consumer; again with the same zone and stream, it is as it was.
+
+        It starts at the oldest fact, at the end, or at what was recorded here from a time on (a datetime with a zone, or
+        milliseconds since 1970): rounded down to the minute's mark, so rather a minute of facts too many than one fact missing.
+        """
         check_name("consumer", name, CONSUMER)
         check_name("zone", zone, ZONE)
         check_name("stream", stream, STREAM)
-        if start not in {"oldest", "end"}:
-            raise ValueError(f"a consumer starts at 'oldest' or 'end', not at {start!r}")
+        begin = int(start.timestamp() * 1000) if isinstance(start, datetime) and start.tzinfo is not None else start
+        if isinstance(begin, datetime) or (begin not in {"oldest", "end"} and (type(begin) is not int or begin < 0)):
+            raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in a zone, not at {start!r}")
         is_local = self._writer.policy(stream).write_class == "local"
-        run = partial(consumers.register, name=name, zone=zone, stream=stream, start=start, is_local=is_local)
+        run = partial(consumers.register, name=name, zone=zone, stream=stream, start=begin, is_local=is_local)
         return self._call("register", run)
 
     def remove_consumer(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:

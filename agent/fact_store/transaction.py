@@ -62,6 +62,12 @@ class Transaction:
         rows = self._execute(QUERIES["select_definitions"], (origin, after_number, until_number))
         return [body for _, _, body in rows]
 
+    def first_offset_at(self, stream: int, unix_ms: int) -> int:
+        """An offset before which everything was recorded before a time, by the clock on the wall; 0 where no mark is so old."""
+        asked = {"stream": stream, "unix_ms": unix_ms}
+        found: int | None = self._execute(QUERIES["select_start_at"], asked).fetchone()[0]
+        return found or 0
+
     def batch_at(self, stream: int, origin: int, sequence: int) -> Range | None:
         """The stored batch that holds a sequence, as the range it makes; None where retention has released it."""
         row = self._execute(QUERIES["select_batch_at_sequence"], (stream, origin, sequence)).fetchone()

@@ -93,8 +93,11 @@ class ServingStore(Protocol):
         """All registered consumers."""
         ...
 
-    def register_consumer(self, name: str, zone: str, stream: str, start: Literal["oldest", "end"]) -> Future[Consumer]:
-        """Register a consumer, durably; the same registration again returns what stands."""
+    def register_consumer(
+        self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int
+    ) -> Future[Consumer]:
+        """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds since
+        1970); the same registration again returns what stands."""
         ...
 
     def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:

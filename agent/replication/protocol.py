@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -42,11 +43,14 @@ OFFSET_MAX = 2**63 - 1
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 _Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+_StartText = Annotated[str, msgspec.Meta(max_length=40)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
 _Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
 _Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 _OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LENGTH = struct.Struct("<I")
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _T = TypeVar("_T")
@@ -74,7 +78,7 @@ class FetchFacts(_Part, frozen=True, tag="FetchFacts", tag_field="operation"):
     bytes_max: int = BYTES_MAX_DEFAULT
     wait_ms: int = 0
     stream: _Name | None = None
-    start: Literal["oldest", "end"] = "oldest"
+    start: _Time | _StartText = "oldest"
     epoch: _Epoch | None = None
     after_offset: _Offset | None = None
     confirm: Confirm | None = None
@@ -258,11 +262,31 @@ def decode_request(payload: bytes) -> Request:
             _check_range("limit", request.limit, 1, LIMIT_MAX)
             _check_range("bytes_max", request.bytes_max, BYTES_MAX_MIN, BYTES_MAX_MAX)
             _check_range("wait_ms", request.wait_ms, 0, WAIT_MS_MAX)
+            start_of(request)
             if request.confirm is not None:
                 _check_confirm(request.confirm.first_offset, request.confirm.last_offset, head.operation)
         case ConfirmReceipt():
             _check_confirm(request.first_offset, request.offset, head.operation)
     return request
+
+
+def start_of(request: FetchFacts) -> Literal["oldest", "end"] | int:
+    """Where a consumer begins that this request registers: oldest, end, or milliseconds since 1970. MalformedMessage otherwise."""
+    start = request.start
+    match start:
+        case int():
+            return start
+        case "oldest":
+            return "oldest"
+        case "end":
+            return "end"
+    try:
+        found = datetime.fromisoformat(start)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None or found < _EPOCH:
+        raise MalformedMessage(f"start is {start!r}, no time in a zone, nor oldest or end", "bad_request", "FetchFacts")
+    return (found - _EPOCH) // timedelta(milliseconds=1)
 
 
 def encode_answer(answer: Answer, attachment: list[bytes]) -> bytes:

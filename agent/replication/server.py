@@ -42,6 +42,7 @@ from agent.replication.protocol import (
     decode_request,
     encode_answer,
     encode_error,
+    start_of,
 )
 from agent.replication.reading import PageAsked, PageRead, read_page
 from agent.replication.sender import Arrival, Caller, ConsumerView, Drop, DropReason, LogView, Park
@@ -227,7 +228,7 @@ class Server:
         if refusal is not None:
             return refusal
         if admitted.must_register:
-            name, start = request.consumer_name, request.start
+            name, start = request.consumer_name, start_of(request)
             registered = await asyncio.wrap_future(store.register_consumer(name, caller.zone, stream, start))
             _log.info("consumer_registered", extra={"consumer": name, "peer": caller.zone, "stream": stream})
             consumer = _view(registered)

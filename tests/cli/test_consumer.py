@@ -121,3 +121,16 @@ def test_a_store_error_is_told_once_with_its_hint(monkeypatch: pytest.MonkeyPatc
 def test_sizes(count: int, text: str) -> None:
     """As a person reads them."""
     assert _size(count) == text
+
+
+def test_where_a_consumer_starts() -> None:
+    """A time as a date or so long ago, for `add` and for `fetch`; what is none is bad usage and says how to write it."""
+    run("append", "batch:1", "done", "{}")
+    for name, start in (("a", "2h"), ("b", "2026-11-21T06:00Z"), ("c", "end"), ("d", "oldest")):
+        assert run("consumer", "add", name, "--stream", STREAM, "--start", start).exit_code == 0
+    frontiers = {one["name"]: one["frontier"] for one in json.loads(run("consumer", "list", "--json").output)}
+    assert frontiers == {"a": 0, "b": 0, "c": 1, "d": 0}
+    assert json.loads(run("fetch", "--consumer", "late", "--start", "1h").output)["offset"] == 1
+    wrong = run("consumer", "add", "e", "--stream", STREAM, "--start", "noon")
+    assert wrong.exit_code == 2
+    assert "2h for two hours ago" in wrong.output

@@ -70,7 +70,7 @@ def test_registering_again(tmp_path: Path) -> None:
         assert done(store.register_consumer(NAME, "idmz", TELEMETRY, "end")).frontier == 5
         assert isinstance(failed(store.register_consumer(NAME, "other", TELEMETRY)), ConsumerNotYours)
         assert isinstance(failed(store.register_consumer(NAME, "idmz", OPERATIONAL)), ConsumerStreamMismatch)
-        with pytest.raises(ValueError, match="'oldest' or 'end', not at 'noon'"):
+        with pytest.raises(ValueError, match="'oldest', 'end' or a time in a zone, not at 'noon'"):
             store.register_consumer("x", "idmz", TELEMETRY, "noon")  # type: ignore[arg-type]
         with pytest.raises(MessageError, match="consumer"):
             store.register_consumer("Bad Name", "idmz", TELEMETRY)

@@ -1,16 +1,23 @@
 """The life of a consumer in a real store: seen, lost, back, removed, and back in time."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings, lifecycle
+from agent.fact_store.catalog import Catalog
 from agent.fact_store.errors import ConsumerInUse, StreamIsLocal, UnknownConsumer
-from agent.fact_store.lifecycle import Lifecycle
-from tests.fact_store.making import AT_ONCE, TELEMETRY, done, failed, samples, tag
+from agent.fact_store.frontier import Confirmed
+from agent.fact_store.lifecycle import Event, Lifecycle
+from agent.fact_store.lifetimes import AGAIN_NS, Lifetimes
+from agent.fact_store.presence import Presence
+from agent.fact_store.records import ConsumerState
+from tests.fact_store.making import AT_ONCE, EPOCH, TELEMETRY, done, failed, samples, tag
 from tests.waiting import wait_until
 
 NAME = "idmz.facts.telemetry"
@@ -67,9 +74,35 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
         seen = store.seen_unix_ms(NAME)
         assert seen is not None
         wait_until(lambda: state(store) is Lifecycle.ONLINE, "online")
+        later = seen + 3_600_000  # and it goes on fetching for an hour, which costs no commit
+        store._writer.presence.fetched(NAME, is_at_end=True, waits_ns=0, now_ns=time.monotonic_ns(), now_unix_ms=later)
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.OFFLINE
-        assert store.seen_unix_ms(NAME) == seen
+        assert store.seen_unix_ms(NAME) == later
+
+
+def test_who_is_due_when() -> None:
+    """Lost 45 s after it was last seen, not before, and not while a fetch of it waits at the end; then tried again each second."""
+    presence = Presence()
+    lifetimes = Lifetimes(presence, lambda _: 45)
+    catalog = Catalog(Origin("plant", EPOCH))
+    catalog.consumers["a"] = ConsumerState(1, "a", "idmz", TELEMETRY, Lifecycle.ONLINE, 0, Confirmed())
+
+    def fetched(at: int, waits: int = 0) -> None:
+        presence.fetched("a", is_at_end=True, waits_ns=waits, now_ns=at, now_unix_ms=0)
+
+    assert lifetimes.due(catalog, 100) == {}
+    assert lifetimes.alarm_ns == 145
+    fetched(130)
+    assert lifetimes.due(catalog, 145) == {}
+    assert lifetimes.alarm_ns == 175
+    fetched(150, waits=60)
+    assert lifetimes.due(catalog, 175) == {}
+    assert lifetimes.alarm_ns == 255
+    assert lifetimes.due(catalog, 254) == {}
+    assert lifetimes.due(catalog, 255) == {"a": Event.LOST}
+    assert lifetimes.due(catalog, 256) == {}  # the first has not been committed yet, or could not be
+    assert lifetimes.due(catalog, 255 + AGAIN_NS) == {"a": Event.LOST}
 
 
 def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from agent.replication.protocol import (
     encode_answer,
     encode_error,
     encode_request,
+    start_of,
 )
 
 EPOCH = "0123456789abcdef" * 2
@@ -49,7 +50,7 @@ fetches = st.builds(
     bytes_max=st.integers(1024, BYTES_MAX_MAX),
     wait_ms=st.integers(0, WAIT_MS_MAX),
     stream=st.none() | names,
-    start=st.sampled_from(["oldest", "end"]),
+    start=st.sampled_from(["oldest", "end", "2026-11-21T06:00:00Z", 1_700_000_000_000]),
     epoch=st.none() | epochs,
     after_offset=st.none() | offsets,
     confirm=st.none() | confirms,
@@ -301,3 +302,31 @@ def test_any_flipped_byte(data: st.DataObject) -> None:
         decode_answer(bytes(good))
     except MalformedMessage:
         return
+
+
+@pytest.mark.parametrize(
+    "start, found",
+    [
+        ("oldest", "oldest"),
+        ("end", "end"),
+        (0, 0),
+        (1_700_000_000_123, 1_700_000_000_123),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-14T23:13:20.123456+01:00", 1_700_000_000_123),
+    ],
+)
+def test_where_a_consumer_may_start(start: object, found: object) -> None:
+    """The oldest fact, the end, or a time in either spelling."""
+    request = decode_request(request_with(start=start))
+    assert isinstance(request, FetchFacts)
+    assert start_of(request) == found
+
+
+@pytest.mark.parametrize(
+    "start", ["noon", "", "2023-11-14T22:13:20", "1969-12-31T23:59:59Z", -1, 1.5, True, 2**63, "9" * 41, []]
+)
+def test_a_start_that_is_no_time(start: object) -> None:
+    """A time without a zone could mean any hour, so it is refused like what is no time at all."""
+    with pytest.raises(MalformedMessage) as raised:
+        decode_request(request_with(start=start))
+    assert raised.value.code == "bad_request"
