@@ -39,10 +39,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is used and what is left: bytes of the file in use, and of the disk."""
+    """What is used and what is left: bytes of the file in use, of the disk, and of the file's pages that nothing uses."""
 
     store_used: int
     disk_free: int | None  # None where the disk does not say
+    store_free: int = 0
 
 
 def limits(
@@ -55,8 +56,11 @@ def limits(
     if store_bytes_max:
         found.append(Limit("the store", "[store] bytes_max", space.store_used, store_bytes_max))
     if disk_free_min and space.disk_free is not None:
-        # What the store may still grow to before the floor is reached: its own bytes and what is free above the floor.
-        room = max(1, space.store_used + space.disk_free - disk_free_min)
+        # What the store may still hold: its own bytes, pages it has and does not use but for a piece, and what is free above the
+        # floor. A disk that others have filled below the floor takes nothing from that, or dropping the oldest would go on to
+        # the last fact and never find the disk any emptier. The piece is for the commit that comes before rows are deleted.
+        above_floor = max(0, space.disk_free - disk_free_min)
+        room = max(1, space.store_used + space.store_free + above_floor - piece_bytes(space.store_used))
         found.append(Limit("the disk", "[store] disk_free_bytes_min", space.store_used, room))
     return found
 

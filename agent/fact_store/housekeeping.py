@@ -76,6 +76,7 @@ class Housekeeping:
         self._near = set[str]()
         self._has_free_pages = False
         self.page_bytes: int = self._execute(QUERIES["page_size"]).fetchone()[0]
+        self._disk_free: int | None = None
         self.space = Space(0, None)
         self.alarm_ns = NEVER_NS
         """When `work` is due although nothing else is written."""
@@ -90,7 +91,12 @@ class Housekeeping:
         if nearest is None or not nearest.is_full:
             return None
         self._release(transaction, known)
-        nearest = fullest(self._limits(transaction.catalog.streams.get(stream, known)))
+        after = transaction.catalog.streams.get(stream, known)
+        if (
+            after is not known
+        ):  # the rows go before the append comes, which takes their pages and not the disk's last ones
+            self._delete_batches(after, self._deleted_of(after), ROWS_WHEN_IDLE)
+        nearest = fullest(self._limits(after))
         if nearest is None or not nearest.is_full or self._policy(stream).on_full == "drop_oldest":
             return None
         return StoreFull(
@@ -106,7 +112,8 @@ class Housekeeping:
         """What is released counts as gone, though its rows may still be there for a moment."""
         held = stream.bytes_total - stream.released_bytes
         waiting = sum(self._waiting_bytes.values())
-        space = Space(max(0, self.space.store_used - waiting), self.space.disk_free)
+        used = max(0, self.space.store_used - waiting)
+        space = Space(used, self.space.disk_free, self.space.store_free + waiting)
         settings = self._settings
         return limits(
             held, self._policy(stream.name).bytes_max, space, settings.bytes_max, settings.disk_free_bytes_min
@@ -135,6 +142,7 @@ class Housekeeping:
                 self._release(transaction, stream)
         rows_max = ROWS_WHEN_IDLE if is_idle else ROWS_WITH_COMMIT + 2 * transaction.batches_added
         left = self._delete(transaction, rows_max)
+        self._count_pages()
         if is_idle and not left:
             self._ballast.make(self.space.disk_free, self._settings.disk_free_bytes_min)
             left = self._vacuum()
@@ -153,11 +161,15 @@ class Housekeeping:
             log.warning("ballast_given_up", extra={"store": str(self._path)})
 
     def _look(self) -> None:
-        """Pages in use, and what the disk has left."""
+        """What the disk has left, and the file."""
+        self._disk_free = disk_free(self._path.parent)
+        self._count_pages()
+
+    def _count_pages(self) -> None:
+        """Pages in use and pages free: after every commit, because what is full by old figures would drop more than it must."""
         pages = self._execute(QUERIES["page_count"]).fetchone()[0]
         free = self._execute(QUERIES["freelist_count"]).fetchone()[0]
-        free_bytes = disk_free(self._path.parent)
-        self.space = Space((pages - free) * self.page_bytes, free_bytes)
+        self.space = Space((pages - free) * self.page_bytes, self._disk_free, free * self.page_bytes)
         spare = max(FREE_BYTES_MIN // self.page_bytes, pages // FREE_SHARE_MAX)
         self._has_free_pages = free > spare
 
@@ -276,7 +288,7 @@ class Housekeeping:
         if self._has_free_pages:
             for _ in range(VACUUM_PAGES):  # Python steps a statement without columns once, and each step frees one page
                 self._execute(QUERIES["vacuum_page"])
-            self._look()
+            self._count_pages()
             self._is_shrinking = True
         return self._has_free_pages
 

@@ -114,7 +114,7 @@ def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
     """A stream's own limit, the store's and the disk's floor: each alone, and the fullest of all of them."""
     assert limits(10, 0, Space(100, None), 0, 50) == []
     found = limits(80, 100, Space(500, 1000), 1000, 600)
-    assert [(one.used, one.limit) for one in found] == [(80, 100), (500, 1000), (500, 900)]
+    assert [(one.used, one.limit) for one in found] == [(80, 100), (500, 1000), (500, 895)]
     nearest = fullest(found)
     assert nearest == found[0]
     assert nearest.is_near
@@ -122,6 +122,10 @@ def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
     assert Limit("the disk", "x", 900, 900).is_full
     (below_the_floor,) = limits(0, 0, Space(500, 10), 0, 600)
     assert below_the_floor.is_full
+    (with_a_piece,) = limits(0, 0, Space(490, 10, 4), 0, 600)
+    assert with_a_piece.is_full, "the next commit's pages are kept back"
+    (with_free_pages,) = limits(0, 0, Space(490, 10, 10), 0, 600)
+    assert not with_free_pages.is_full, "what was dropped makes room, though the disk is no emptier"
     assert piece_bytes(10_000) == 100
     assert piece_bytes(2**40) == PIECE_BYTES_MAX
 
