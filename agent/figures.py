@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from agent.batch import BatchError, parse
 from agent.config import NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.errors import StoreError
+from agent.fact_store.forecast import StoreSpace
+from agent.fact_store.records import StreamInfo
 from agent.health.snapshot import (
     BrokerFigures,
     ConsumerFigures,
@@ -56,7 +56,7 @@ class _Remembered:
     """Figures that cost a read, as of the last refresh."""
 
     ages_s: dict[str, float] = field(default_factory=dict)
-    fill_percent: float = 0.0
+    space: StoreSpace | None = None
     certificate_days_left: float | None = None
 
 
@@ -88,8 +88,8 @@ class Figures:
         while True:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._remembered.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
-            ages_s, fill_percent = await asyncio.to_thread(self._read_from_disk)
-            self._remembered.ages_s, self._remembered.fill_percent = ages_s, fill_percent
+            ages_s, space = await asyncio.to_thread(self._read_from_disk)
+            self._remembered.ages_s, self._remembered.space = ages_s, space
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
@@ -101,8 +101,8 @@ class Figures:
             epoch=store.epoch.hex(),
             taken_unix_ms=_now_unix_ms(),
             started_unix_ms=self._started_unix_ms,
-            store_fill_percent=remembered.fill_percent,
-            streams=tuple(StreamFigures(s.name, s.first_offset, s.end_offset, s.bytes) for s in store.streams()),
+            store_fill_percent=_fill_percent(remembered.space),
+            streams=tuple(_stream(info, remembered.space) for info in store.streams()),
             consumers=self._consumers(),
             brokers=tuple(_broker(name, link.statistics()) for name, link in self._links.items()),
             peers=tuple(self._peer(puller.statistics()) for puller in self._pullers),
@@ -119,7 +119,10 @@ class Figures:
 
     def _consumers(self) -> tuple[ConsumerFigures, ...]:
         figures = []
+        space = self._remembered.space
+        held = {} if space is None else {one.name: one for one in space.consumers}
         for consumer in self._store.consumers():
+            kept = held.get(consumer.name)
             behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
             figures.append(
                 ConsumerFigures(
@@ -130,6 +133,9 @@ class Figures:
                     frontier=consumer.frontier,
                     behind_facts=behind,
                     oldest_unconfirmed_age_s=self._remembered.ages_s.get(consumer.name) if behind else None,
+                    bytes_held=kept.bytes_held if kept else None,
+                    hours_held=kept.hours_held if kept else None,
+                    hours_until_ttl_loss=kept.hours_until_ttl_loss if kept else None,
                 )
             )
         return tuple(figures)
@@ -168,18 +174,15 @@ class Figures:
 
     # ---------------------------------------------------------------------------------------------- in a thread, from disk
 
-    def _read_from_disk(self) -> tuple[dict[str, float], float]:
-        fill_percent = self._remembered.fill_percent
-        folder = self._settings.node.state_dir
+    def _read_from_disk(self) -> tuple[dict[str, float], StoreSpace | None]:
+        space = None
         try:
-            used = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-            free = shutil.disk_usage(folder).free
-        except OSError as error:
-            self._note(str(folder), error)
+            space = self._store.space()
+        except StoreError as error:
+            self._note("space", error)
         else:
-            self._note(str(folder), None)
-            fill_percent = 100 * used / max(1, used + free)
-        return self._ages_s(), fill_percent
+            self._note("space", None)
+        return self._ages_s(), space
 
     def _ages_s(self) -> dict[str, float]:
         """How long ago the first fact that a consumer has not confirmed was observed."""
@@ -211,6 +214,30 @@ class Figures:
         now = datetime.now(UTC)
         ends = [link.statistics().identity_ends for link in self._links.values()]
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
+
+
+def _fill_percent(space: StoreSpace | None) -> float | None:
+    """Of the limit that is nearest."""
+    if space is None:
+        return None
+    fills = [space.fill_percent, *(stream.fill_percent for stream in space.streams)]
+    return max((fill for fill in fills if fill is not None), default=None)
+
+
+def _stream(info: StreamInfo, space: StoreSpace | None) -> StreamFigures:
+    figures = StreamFigures(info.name, info.first_offset, info.end_offset, info.bytes)
+    for one in () if space is None else space.streams:
+        if one.name == info.name:
+            return replace(
+                figures,
+                bytes_max=one.bytes_max,
+                fill_percent=one.fill_percent,
+                inflow_bytes_per_s=one.inflow_bytes_per_s,
+                hours_until_full=one.hours_until_full,
+                ttl_hours=one.ttl_hours,
+                hours_until_ttl_loss=one.hours_until_ttl_loss,
+            )
+    return figures
 
 
 def _broker(name: str, link: LinkStatistics) -> BrokerFigures:

@@ -9,9 +9,13 @@ import pytest
 from agent import local
 from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore
+from agent.fact_store.errors import StoreUnusable
+from agent.fact_store.forecast import StoreSpace
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.figures import Figures
 from agent.ingest.supervisor import Ingest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+from tests.waiting import wait_until
 
 STREAM = "facts.operational"
 
@@ -42,28 +46,57 @@ def damage(file: Path) -> None:
     connection.close()
 
 
-def test_a_damaged_batch_costs_a_figure_and_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The age of a consumer cannot be told any more; everything else can, and the log says it once."""
+def test_a_damaged_batch_costs_a_figure_and_no_node(tmp_path: Path) -> None:
+    """The age of what the disk has damaged is nobody's; everything else is told, and the store says what it lost."""
     with_a_consumer_behind(tmp_path).close()
     damage(tmp_path / "facts.db")
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         figures = figures_of(store, tmp_path)
-        for _ in range(3):
-            figures._read_from_disk()
+        ages_s, space = figures._read_from_disk()
+        assert ages_s == {}
+        assert space is not None
+        wait_until(lambda: [one.kind for one in store.incidents()] == ["damaged"], "the incident")
         (consumer,) = figures.snapshot().consumers
-        assert (consumer.behind_facts, consumer.oldest_unconfirmed_age_s) == (1, None)
-    (record,) = caplog.records
-    assert record.message == "figure_unreadable"
-    assert f"{STREAM} after offset 0" in vars(record)["what"]
+        assert consumer.behind_facts >= 1
 
 
-def test_a_file_that_goes_meanwhile_costs_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A state folder that cannot be listed leaves the fill where it was."""
+def test_room_that_cannot_be_read_costs_no_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk in trouble costs the figures of room, said once; the others are told."""
     with with_a_consumer_behind(tmp_path) as store:
-        ages_s, fill_percent = figures_of(store, tmp_path / "gone")._read_from_disk()
-        assert ages_s.keys() == {"mes"}
-        assert fill_percent == 0
+
+        def in_trouble() -> StoreSpace:
+            raise StoreUnusable("disk I/O error", "check the disk")
+
+        monkeypatch.setattr(store, "space", in_trouble)
+        figures = figures_of(store, tmp_path)
+        for _ in range(3):
+            ages_s, space = figures._read_from_disk()
+            assert (ages_s.keys(), space) == ({"mes"}, None)
+        snapshot = figures.snapshot()
+        assert (snapshot.store_fill_percent, snapshot.streams[0].end_offset) == (None, 1)
     assert [record.message for record in caplog.records] == ["figure_unreadable"]
+
+
+def test_what_a_consumer_holds_back_is_told(tmp_path: Path) -> None:
+    """Room, fill and hours come from the store's own limits and the stream's own time to live."""
+    limits = [StreamSettings(STREAM, keep_hours=1.0, ttl_hours=10.0, bytes_max=1024 * 1024)]
+    with_a_consumer_behind(tmp_path).close()
+    settings = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings, streams=limits) as store:
+        figures = figures_of(store, tmp_path)
+        figures._remembered.ages_s, figures._remembered.space = figures._read_from_disk()
+        snapshot = figures.snapshot()
+        (stream,), (consumer,) = snapshot.streams, snapshot.consumers
+        assert (stream.bytes_max, stream.ttl_hours) == (1024 * 1024, 10.0)
+        assert stream.fill_percent == pytest.approx(100 * stream.bytes / 1024 / 1024)
+        assert snapshot.store_fill_percent is not None
+        assert snapshot.store_fill_percent >= stream.fill_percent
+        assert consumer.bytes_held == stream.bytes > 0
+        assert consumer.hours_held is not None
+        assert consumer.hours_until_ttl_loss == pytest.approx(10.0 - consumer.hours_held)
+        assert stream.hours_until_ttl_loss == consumer.hours_until_ttl_loss
 
 
 def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:

@@ -37,14 +37,14 @@ def text(found: dict[str, Any]) -> str:
     for stream in found["streams"]:
         lines.append(
             f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "
-            f"{stream['bytes'] / 1e6:.1f} MB"
+            f"{stream['bytes'] / 1e6:.1f} MB{_room(stream)}"
         )
     for consumer in found["consumers"]:
         age = consumer["oldest_unconfirmed_age_s"]
         behind = f", oldest {age:.1f} s" if consumer["behind_facts"] and age is not None else ""
         lines.append(
             f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "
-            f"{consumer['behind_facts']:,} behind{behind}"
+            f"{consumer['behind_facts']:,} behind{behind}{_held(consumer)}"
         )
     for broker in found["brokers"]:
         link = "connected" if broker["connected"] else "not connected"
@@ -58,3 +58,24 @@ def text(found: dict[str, Any]) -> str:
         link = "connected" if source["connected"] else f"not connected {source['trouble']}".rstrip()
         lines.append(f"  source    {source['name']:<24} {link}, {source['values_total']:,} values")
     return "\n".join(lines)
+
+
+def _room(stream: dict[str, Any]) -> str:
+    """What a stream may hold, what comes in, and for how long."""
+    parts = []
+    if stream["bytes_max"] is not None:
+        parts.append(f" of {stream['bytes_max'] / 1e6:.1f} MB")
+    if stream["inflow_bytes_per_s"]:
+        parts.append(f", {stream['inflow_bytes_per_s'] / 1000:.1f} kB/s")
+    if stream["hours_until_full"] is not None:
+        parts.append(f", full in {stream['hours_until_full']:,.1f} h if nobody confirms")
+    if stream["hours_until_ttl_loss"] is not None:
+        parts.append(f", first loss in {stream['hours_until_ttl_loss']:,.1f} h")
+    return "".join(parts)
+
+
+def _held(consumer: dict[str, Any]) -> str:
+    """What is kept for a consumer that is behind."""
+    if not consumer["behind_facts"] or consumer["bytes_held"] is None:
+        return ""
+    return f", holds back {consumer['bytes_held'] / 1e6:.1f} MB"

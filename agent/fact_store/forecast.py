@@ -5,6 +5,9 @@ Confirmed facts yield to new ones, so the room is what is free together with wha
 came in during the last hour. *If nothing changes, when are the first facts lost to their time to live?* That is the time to
 live less the age of the oldest fact that a consumer lacks, for the consumer that is worst off.
 
+Full means full of what cannot go: where the time to live makes room before the limit is met, the store is never full, and what
+it says of that is said as a loss.
+
 Nothing here is guessed: without a limit, without inflow or without a consumer the answer is None, which means "not to be
 expected". Ages are the store's own (age.py), so no clock that jumps changes a forecast.
 """
@@ -66,6 +69,14 @@ class Log:
             return 0
         return max(0, min(one.bytes_total for one in self.readings) - self.released_bytes)
 
+    @property
+    def lasting_bytes(self) -> float | None:
+        """What the stream comes to hold when nobody confirms: the inflow of its time to live. None while nobody can tell."""
+        pace = self.pace.bytes_per_s
+        if not pace:
+            return pace
+        return pace * self.ttl_hours * 3600 if self.ttl_hours else float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpace:
@@ -80,7 +91,10 @@ class ConsumerSpace:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpace:
-    """One stream: how much it holds of what it may, what comes in, and what is to be expected. None: not to be expected."""
+    """One stream: how much it holds of what it may, what comes in, and what is to be expected. None: not to be expected.
+
+    `fill_percent` is what would not yield to new facts, of `bytes_max`: at 100 the next append is refused, or drops the oldest.
+    """
 
     name: str
     bytes: int
@@ -94,7 +108,8 @@ class StreamSpace:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpace:
-    """The whole store: `bytes` of its file in use, the most it can hold, and its streams and consumers."""
+    """The whole store: `bytes` of its file in use, the most it can hold, and its streams and consumers. `fill_percent` as for a
+    stream."""
 
     bytes: int
     bytes_max: int | None
@@ -109,31 +124,34 @@ def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[Log]) -> St
     room = None if room_bytes is None else max(0, room_bytes)
     paces = [log.pace.bytes_per_s for log in logs]
     known = [pace for pace in paces if pace is not None]
-    inflow = sum(known) if known else None
     confirmed = sum(log.confirmed_bytes for log in logs)
-    store_hours = None if room is None else _hours(room + confirmed, inflow)
+    stuck = max(0, used_bytes - confirmed)
     limit = None if room is None else used_bytes + room
+    lasting = sum(log.lasting_bytes or 0 for log in logs)
+    hours = None if limit is None or lasting <= limit else _hours(limit - stuck, sum(known))
     return StoreSpace(
         bytes=used_bytes,
         bytes_max=limit,
-        fill_percent=_percent(used_bytes, limit),
-        hours_until_full=store_hours,
-        streams=tuple(_stream(log, store_hours) for log in logs),
+        fill_percent=_percent(stuck, limit),
+        hours_until_full=hours,
+        streams=tuple(_stream(log, hours) for log in logs),
         consumers=tuple(_consumer(log, one) for log in logs for one in log.readings),
     )
 
 
 def _stream(log: Log, store_hours: float | None) -> StreamSpace:
     """A stream is full when it meets its own limit or the store's, whichever comes first."""
-    pace = log.pace.bytes_per_s
-    unconfirmed = log.bytes - log.confirmed_bytes
-    own_hours = _hours(max(0, log.bytes_max - unconfirmed), pace) if log.bytes_max else None
+    pace, limit = log.pace.bytes_per_s, log.bytes_max or None
+    stuck = log.bytes - log.confirmed_bytes
+    own_hours = None
+    if limit is not None and (log.lasting_bytes or 0) > limit:
+        own_hours = _hours(max(0, limit - stuck), pace)
     losses = [_until_loss(log, one) for one in log.readings]
     return StreamSpace(
         name=log.name,
         bytes=log.bytes,
-        bytes_max=log.bytes_max or None,
-        fill_percent=_percent(log.bytes, log.bytes_max or None),
+        bytes_max=limit,
+        fill_percent=_percent(stuck, limit),
         inflow_bytes_per_s=pace,
         hours_until_full=_least(own_hours, store_hours if pace else None),
         ttl_hours=log.ttl_hours or None,

@@ -382,3 +382,19 @@ DO UPDATE SET count = incident.count + 1, detail = excluded.detail, last_unix_ms
 
 -- select_incidents: the last incidents, newest first
 SELECT kind, subject, detail, count, first_unix_ms, last_unix_ms FROM incident ORDER BY last_unix_ms DESC, id DESC LIMIT ?;
+
+-- select_bytes_up_to: a stream's sealed bytes up to a frontier, the batch that it lies within left out
+SELECT CASE WHEN last_offset <= :frontier THEN bytes_total ELSE bytes_total - length(body) - :digest_bytes END
+FROM batch WHERE stream = :stream AND first_offset <= :frontier + 1
+ORDER BY first_offset DESC LIMIT 1;
+
+-- select_mark_at: the store's age when what lies at an offset was still to come
+SELECT age_ms FROM mark WHERE stream = ? AND first_offset <= ? ORDER BY first_offset DESC LIMIT 1;
+
+-- select_mark_first: the store's age at the oldest mark that is left
+SELECT age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT 1;
+
+-- select_mark_since: sealed bytes before the oldest mark that is at least so young, of the last hour's
+SELECT bytes_total FROM (
+    SELECT first_offset, bytes_total, age_ms FROM mark WHERE stream = :stream ORDER BY first_offset DESC LIMIT 61
+) WHERE age_ms >= :since_ms ORDER BY first_offset LIMIT 1;

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 from agent.batch import NO_DIGEST, Definitions, Origin
 from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, is_damage, reading_error
-from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreUnusable
-from agent.fact_store.migrations import FILES, check_known
+from agent.fact_store.errors import StoreClosed, StoreDamaged
+from agent.fact_store.forecast import StoreSpace
+from agent.fact_store.migrations import check_known
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import (
     Backlog,
@@ -35,6 +36,8 @@ from agent.fact_store.records import (
 )
 from agent.fact_store.recovery import identity, load
 from agent.fact_store.served import Assembly
+from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store.space import measure
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
@@ -58,12 +61,7 @@ class StoreReader:
         self._streams: dict[str, int] = {}
         self._origins: dict[int, Origin] = {}
         with self._reading() as connection:
-            steps = check_known(connection)
-            if len(steps) < len(FILES):
-                raise StoreUnusable(
-                    f"{path} has schema {steps[-1] if steps else 'none'}, this program reads {FILES[-1].stem}",
-                    "start its node once, or run bsfg store migrate (for a file set aside, on a copy of it)",
-                )
+            check_known(connection)
             self.origin = identity(connection, path)
 
     @property
@@ -247,6 +245,20 @@ class StoreReader:
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_incidents"], (limit,)).fetchall()
         return [Incident(*row) for row in rows]
+
+    def space(
+        self,
+        settings: StoreSettings,
+        policies: Mapping[str, StreamSettings],
+        *,
+        catalog: Catalog | None = None,
+        age_ms: int | None = None,
+    ) -> StoreSpace:
+        """How much room there is under these settings, and for how long; without a writer's catalog and age, as of the last mark."""
+        catalog = catalog or self._catalog()
+        age_ms = catalog.age_ms if age_ms is None else age_ms
+        with self._reading() as connection:
+            return measure(connection, self.path.parent, catalog, age_ms, settings, policies)
 
     def close(self) -> None:
         """Whoever reads after this gets StoreClosed; whoever is reading finishes."""

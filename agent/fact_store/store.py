@@ -30,6 +30,7 @@ from agent.fact_store.connection import Connect, connect, connect_writer, lock, 
 from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
 from agent.fact_store.errors import AcksRefused, FactsRefused, StoreError, StoreUnavailable
+from agent.fact_store.forecast import StoreSpace
 from agent.fact_store.lifecycle import Event, Lifecycle, step
 from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.migrations import migrate
@@ -81,8 +82,18 @@ _OFFSET_MAX = 2**63 - 1
 class FactStore:
     """The fact store of one node. Owns the lock, the writer's thread, a thread that checks batches, and reading connections."""
 
-    def __init__(self, path: Path, writer: Writer, reader: StoreReader, lock_descriptor: int, origin: Origin) -> None:
+    def __init__(
+        self,
+        path: Path,
+        writer: Writer,
+        reader: StoreReader,
+        lock_descriptor: int,
+        origin: Origin,
+        space: Callable[[], StoreSpace],
+    ) -> None:
         self.path = path
+        self.space = space
+        """How much room there is, and for how long: a few look-ups, in the calling thread."""
         self.origin = origin
         self._writer = writer
         self._reader = reader
@@ -154,7 +165,8 @@ class FactStore:
         writer = Writer(path, connection, catalog, index, settings, policies)
         damages.start(writer, catalog.origin)
         writer.start()
-        return cls(path, writer, reader, descriptor, catalog.origin)
+        space = partial(_space, writer, reader, settings, policies)
+        return cls(path, writer, reader, descriptor, catalog.origin, space)
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
@@ -497,6 +509,12 @@ class FactStore:
         call = Call(name, size, time.monotonic_ns(), run, is_early)
         self._writer.call(call)
         return call.future
+
+
+def _space(
+    writer: Writer, reader: StoreReader, settings: StoreSettings, policies: dict[str, StreamSettings]
+) -> StoreSpace:
+    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms())
 
 
 def _answered(outcome: T) -> Future[T]:

@@ -20,6 +20,21 @@ from agent.health.verdict import Level, assess
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
+# Name, help, field of the figures; what is not to be expected (None) is not exported.
+_STREAM_GAUGES = (
+    ("bsfg_store_bytes_max", "Bytes of batches the stream may keep.", "bytes_max"),
+    ("bsfg_store_stream_fill_percent", "What would not yield to new facts, of the stream's limit.", "fill_percent"),
+    ("bsfg_store_inflow_bytes_per_second", "Bytes of batches taken in, over the last hour.", "inflow_bytes_per_s"),
+    ("bsfg_store_hours_until_full", "Until the limit, if nobody confirms from now on.", "hours_until_full"),
+    ("bsfg_store_ttl_hours", "Time to live of facts nobody confirms.", "ttl_hours"),
+    ("bsfg_store_hours_until_ttl_loss", "Until the first fact is dropped unconfirmed.", "hours_until_ttl_loss"),
+)
+_CONSUMER_GAUGES = (
+    ("bsfg_consumer_held_bytes", "Bytes of batches it has not confirmed.", "bytes_held"),
+    ("bsfg_consumer_held_hours", "How long its oldest unconfirmed fact has waited.", "hours_held"),
+    ("bsfg_consumer_hours_until_ttl_loss", "Until its oldest fact is dropped unconfirmed.", "hours_until_ttl_loss"),
+)
+
 
 def render(snapshot: NodeSnapshot) -> bytes:
     """The snapshot in Prometheus' text format."""
@@ -80,7 +95,10 @@ def _node(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _gauge("bsfg_node_alert", "1 when somebody must act.", (), [((), float(verdict.alert))])
     started = snapshot.started_unix_ms / 1000
     yield _gauge("bsfg_node_start_time_seconds", "Unix time at which the node started.", (), [((), started)])
-    yield _gauge("bsfg_store_buffer_fill_percent", "Store size of its limit.", (), [((), snapshot.store_fill_percent)])
+    yield _gauge(
+        *("bsfg_store_buffer_fill_percent", "What would not yield to new facts, of the nearest limit.", ()),
+        [((), snapshot.store_fill_percent)],
+    )
     days = snapshot.certificate_days_left
     yield _gauge("bsfg_certificate_days_left", "Until our certificate ends.", (), [((), days)])
 
@@ -91,6 +109,8 @@ def _streams_and_consumers(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _gauge("bsfg_store_bytes", "Bytes of batches kept.", by_stream, [((s.name,), s.bytes) for s in streams])
     yield _gauge("bsfg_first_offset", "Oldest offset kept.", by_stream, [((s.name,), s.first_offset) for s in streams])
     yield _gauge("bsfg_end_offset", "Newest offset written.", by_stream, [((s.name,), s.end_offset) for s in streams])
+    for name, text, field in _STREAM_GAUGES:
+        yield _gauge(name, text, by_stream, [((s.name,), getattr(s, field)) for s in streams])
     labels = ("consumer", "stream", "zone")
     named = [((c.name, c.stream, c.zone), c) for c in consumers]
     yield _gauge("bsfg_frontier_offset", "Confirmed frontier.", labels, [(n, c.frontier) for n, c in named])
@@ -99,6 +119,8 @@ def _streams_and_consumers(snapshot: NodeSnapshot) -> Iterator[Metric]:
         *("bsfg_consumer_oldest_unconfirmed_seconds", "Age of the oldest unconfirmed fact.", labels),
         [(n, c.oldest_unconfirmed_age_s) for n, c in named],
     )
+    for name, text, field in _CONSUMER_GAUGES:
+        yield _gauge(name, text, labels, [(n, getattr(c, field)) for n, c in named])
 
 
 def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:

@@ -44,17 +44,27 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """A stream of the store: what it holds, from the first offset kept to the last one written."""
+    """A stream of the store: what it holds, from the first offset kept to the last one written, and what is to be expected.
+
+    `fill_percent` is what would not yield to new facts, of `bytes_max`. Hours are None where nothing is to be expected: no
+    limit, no inflow, nobody behind, or the other end comes first.
+    """
 
     name: str
     first_offset: int
     end_offset: int
     bytes: int
+    bytes_max: int | None = None
+    fill_percent: float | None = None
+    inflow_bytes_per_s: float | None = None
+    hours_until_full: float | None = None
+    ttl_hours: float | None = None
+    hours_until_ttl_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFigures:
-    """A registered reader of a stream, and how far it is behind."""
+    """A registered reader of a stream, how far it is behind, and what is kept for it alone or among others."""
 
     name: str
     stream: str
@@ -63,6 +73,9 @@ class ConsumerFigures:
     frontier: int
     behind_facts: int
     oldest_unconfirmed_age_s: float | None = None
+    bytes_held: int | None = None
+    hours_held: float | None = None
+    hours_until_ttl_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +137,13 @@ class NodeSnapshot:
     epoch: str
     taken_unix_ms: int
     started_unix_ms: int
-    store_fill_percent: float
+    store_fill_percent: float | None  # of its limits, what would not yield to new facts
     streams: tuple[StreamFigures, ...] = ()
     consumers: tuple[ConsumerFigures, ...] = ()
     brokers: tuple[BrokerFigures, ...] = ()
     peers: tuple[PeerFigures, ...] = ()
     sources: tuple[SourceFigures, ...] = ()
     requests: RequestFigures = RequestFigures()
-    ttl_hours: float = 168.0
     certificate_days_left: float | None = None
 
     def to_json(self) -> dict[str, Any]:

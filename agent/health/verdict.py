@@ -56,8 +56,13 @@ THRESHOLDS = {
     "consumer_age": Threshold(
         "s", 60, 86_400, Level.LATE, "no confirmation for a minute is worth a look; a day is an outage"
     ),
-    "consumer_ttl_used": Threshold(
-        "%", 50, 80, Level.LATE, "facts that nobody confirms are dropped when their time is over"
+    # Of hours, a weekend before the warning and a working day before the alert. Neither is said of what keeps up: a store
+    # made for twenty hours has twenty hours left on its best day.
+    "hours_until_ttl_loss": Threshold(
+        *("h", 72, 24, Level.LATE, "facts that nobody confirms are dropped when their time is over"), low_is_bad=True
+    ),
+    "hours_until_full": Threshold(
+        *("h", 72, 24, Level.FULL, "a full store refuses appends, or drops the oldest facts"), low_is_bad=True
     ),
     "store_fill": Threshold("%", 50, 80, Level.FULL, "at 80 % back-pressure is near, at 100 % appends are refused"),
     "append_p99": Threshold("s", 0.1, 0.5, Level.LATE, "an append is durable within 100 ms, or the disk is in trouble"),
@@ -104,8 +109,9 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         found += _identity_reasons(broker)
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
+    ttl_hours = {stream.name: stream.ttl_hours for stream in snapshot.streams}
     for consumer in snapshot.consumers:
-        found += _consumer_reasons(consumer, snapshot.ttl_hours)
+        found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream))
     reasons = tuple(sorted(found, key=lambda reason: (not reason.alert, -RANK[reason.level], reason.subject)))
     if not reasons:
         return Verdict(Level.GOOD, alert=False, reasons=())
@@ -123,9 +129,10 @@ def _judge(figure: str, value: float | None, subject: str, text: str, hint: str)
 def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     fill, requests = snapshot.store_fill_percent, snapshot.requests
     yield from _judge(
-        *("store_fill", fill, "store", f"{fill:.0f} % full"),
+        *("store_fill", fill, "store", "" if fill is None else f"{fill:.0f} % full"),
         "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room",
     )
+    yield from _full_reasons(snapshot)
     days = snapshot.certificate_days_left
     left = "" if days is None else f"{days:.0f} days left" if days > 0 else "has expired"
     yield from _judge("certificate_left", days, "certificate", left, "renew it and install the new one")
@@ -135,6 +142,28 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         yield from _judge("append_failures", failed, "store", text, "the log names each one; check the disk")
     p99 = requests.append_latency.quantile_s(0.99)
     yield from _judge("append_p99", p99, "store", f"99 % of appends take up to {p99} s", "check the disk and its load")
+
+
+def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
+    """The stream that is full first, of those that somebody has stopped reading or nobody reads."""
+    late_s = THRESHOLDS["consumer_age"].warn
+    keeping_up = {one.stream: True for one in snapshot.consumers}
+    for one in snapshot.consumers:
+        if one.behind_facts and (one.oldest_unconfirmed_age_s or 0) > late_s:
+            keeping_up[one.stream] = False
+    at_risk = [
+        (one.hours_until_full, one)
+        for one in snapshot.streams
+        if one.hours_until_full is not None and not keeping_up.get(one.name, False)
+    ]
+    if at_risk:
+        hours, stream = min(at_risk, key=lambda each: each[0])
+        pace = (stream.inflow_bytes_per_s or 0) / 1000
+        text = f"{stream.name} is full in {_duration(hours * 3600)} at {pace:.1f} kB/s unless somebody confirms"
+        hint = (
+            "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
+        )
+        yield from _judge("hours_until_full", hours, "store", text, hint)
 
 
 def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]:
@@ -182,17 +211,20 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
     yield from _judge("peer_lag", lag, subject, text, "it catches up by itself; look at the peer if this grows")
 
 
-def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float) -> Iterator[Reason]:
+def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float | None) -> Iterator[Reason]:
     age, subject = consumer.oldest_unconfirmed_age_s, f"consumer {consumer.name}"
-    if age is None or not consumer.behind_facts:
+    if not consumer.behind_facts:
         return
-    text = f"{_duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
-    yield from _judge(
-        "consumer_age", age, subject, text, "is its process running? What it has not confirmed is kept for it"
-    )
-    used = 100 * age / (ttl_hours * 3600)
-    text = f"its oldest fact has used {used:.0f} % of {ttl_hours:g} h; then it is dropped unconfirmed"
-    yield from _judge("consumer_ttl_used", used, subject, text, "bring it back, or raise the stream's time to live")
+    if age is not None:
+        text = f"{_duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
+        yield from _judge(
+            "consumer_age", age, subject, text, "is its process running? What it has not confirmed is kept for it"
+        )
+    left = consumer.hours_until_ttl_loss
+    if left is not None and ttl_hours is not None and left <= ttl_hours / 2:
+        text = f"its oldest fact is dropped unconfirmed in {_duration(left * 3600)}, after {ttl_hours:g} h"
+        hint = "bring it back, remove it if it will not return, or raise the stream's ttl_hours"
+        yield from _judge("hours_until_ttl_loss", left, subject, text, hint)
 
 
 def _duration(seconds: float) -> str:

@@ -33,6 +33,9 @@ def behind(at_mb: int, hours: float, name: str = "b") -> Reading:
         ("over its own limit it is full now", 10_000, log(bytes_max=70 * MB), 0.0),
         ("confirmed facts yield to its own limit too", 10_000, log(caught_up(), bytes_max=72 * MB), 2.0),
         ("no room at all", -5, log(), 0.0),
+        ("the time to live comes first", 10_000, log(ttl_hours=200), None),
+        ("it never does", 10_000, log(ttl_hours=0), (10_000) / 36),
+        ("nor does the stream's own limit then", 10_000, log(bytes_max=7300 * MB, ttl_hours=200), None),
         ("nobody can say how much room there is", None, log(), None),
         ("nothing comes in", 280, log(pace=Pace(0, HOUR_MS)), None),
         ("too early to tell", 280, log(pace=Pace(9 * MB, 9_999)), None),
@@ -74,15 +77,19 @@ def test_what_each_consumer_holds_back() -> None:
 def test_streams_share_the_store() -> None:
     """The store is filled by all streams together; a stream into which nothing comes has no end of its own."""
     busy, idle = log(), Log("facts.idle", 0, 0, 0, 168.0, Pace(0, HOUR_MS))
-    found = forecast(80 * MB, 72 * MB, [busy, busy, idle])
+    found = forecast(160 * MB, 72 * MB, [busy, busy, idle])
     assert found.hours_until_full == pytest.approx(1.0)
     assert [stream.hours_until_full for stream in found.streams] == [pytest.approx(1.0), pytest.approx(1.0), None]
-    assert (found.bytes, found.bytes_max) == (80 * MB, 152 * MB)
-    assert found.fill_percent == pytest.approx(100 * 80 / 152)
+    assert (found.bytes, found.bytes_max) == (160 * MB, 232 * MB)
+    assert found.fill_percent == pytest.approx(100 * 160 / 232)
 
 
 def test_fill_is_of_the_real_limit() -> None:
-    """Percent of the stream's own limit; without one there is nothing to be a percentage of."""
+    """Percent of the stream's own limit; without one there is nothing to be a percentage of. What everybody has confirmed
+    yields, so a store that is full of it is not full."""
     (limited,) = forecast(0, None, [log(bytes_max=160 * MB)]).streams
     (free,) = forecast(0, None, [log()]).streams
     assert (limited.fill_percent, free.fill_percent, free.bytes_max) == (50.0, None, None)
+    (kept,) = forecast(80 * MB, 0, [log(caught_up(), behind(92, 1), bytes_max=80 * MB)]).streams
+    assert (kept.bytes, kept.fill_percent) == (80 * MB, 10.0)
+    assert forecast(80 * MB, 0, [log(caught_up(), behind(92, 1))]).fill_percent == 10.0

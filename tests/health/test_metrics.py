@@ -56,6 +56,26 @@ def test_the_figures_arrive(healthy: NodeSnapshot) -> None:
     assert found["bsfg_node_alert"] == {(): 0}
 
 
+def test_room_and_hours_arrive(healthy: NodeSnapshot) -> None:
+    """What a stream may hold and for how long, what a consumer holds back; what is not to be expected is absent."""
+    assert "bsfg_store_hours_until_full" not in samples(healthy)
+    stream = replace(
+        healthy.streams[0], bytes_max=10**6, fill_percent=9.6, inflow_bytes_per_s=5.0, hours_until_full=50.0
+    )
+    consumer = replace(healthy.consumers[0], bytes_held=4096, hours_held=2.0, hours_until_ttl_loss=166.0)
+    found = samples(replace(healthy, streams=(replace(stream, ttl_hours=168.0),), consumers=(consumer,)))
+    by_stream, by_consumer = ("facts.telemetry",), ("enterprise.facts.telemetry", "facts.telemetry", "enterprise")
+    assert found["bsfg_store_bytes_max"] == {by_stream: 10**6}
+    assert found["bsfg_store_stream_fill_percent"] == {by_stream: 9.6}
+    assert found["bsfg_store_inflow_bytes_per_second"] == {by_stream: 5.0}
+    assert found["bsfg_store_hours_until_full"] == {by_stream: 50.0}
+    assert found["bsfg_store_ttl_hours"] == {by_stream: 168.0}
+    assert found["bsfg_consumer_held_bytes"] == {by_consumer: 4096}
+    assert found["bsfg_consumer_held_hours"] == {by_consumer: 2.0}
+    assert found["bsfg_consumer_hours_until_ttl_loss"] == {by_consumer: 166.0}
+    assert "bsfg_store_hours_until_ttl_loss" not in found
+
+
 def test_the_histogram_adds_up(healthy: NodeSnapshot) -> None:
     """Buckets are cumulative and end with the count."""
     found = samples(healthy)

@@ -23,6 +23,7 @@ def test_a_healthy_node_is_good(healthy: NodeSnapshot) -> None:
 CASES = [
     ("fill 50", {"store_fill_percent": 50.0}, None),
     ("fill 51", {"store_fill_percent": 51.0}, (Level.FULL, False, "store")),
+    ("fill unknown", {"store_fill_percent": None}, None),
     ("fill 81", {"store_fill_percent": 81.0}, (Level.FULL, True, "store")),
     ("certificate 31", {"certificate_days_left": 31.0}, None),
     ("certificate 29", {"certificate_days_left": 29.0}, (Level.BROKEN, False, "certificate")),
@@ -65,12 +66,50 @@ def test_each_figure_against_its_threshold(
 
 
 def test_facts_near_their_time_to_live_are_an_alert(healthy: NodeSnapshot) -> None:
-    """A consumer that has used most of its facts' time to live is told twice: late for a day, and about to lose."""
-    age_s = 0.9 * healthy.ttl_hours * 3600
-    late = spoilt(healthy, "consumers", behind_facts=7, oldest_unconfirmed_age_s=age_s)
+    """A consumer that has used most of its stream's own time to live is told twice: late for a day, and about to lose."""
+    limited = spoilt(healthy, "streams", ttl_hours=200.0)
+    late = spoilt(
+        limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=180 * 3600.0, hours_until_ttl_loss=20.0
+    )
     verdict = assess(late)
     assert verdict.alert
-    assert "90 % of 168 h" in " ".join(reason.text for reason in verdict.reasons)
+    assert "dropped unconfirmed in 20 h, after 200 h" in " ".join(reason.text for reason in verdict.reasons)
+
+
+def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> None:
+    """Facts that live for ten hours are never further than ten from their end: nothing is said before half of it is over."""
+    short = spoilt(healthy, "streams", ttl_hours=10.0)
+    for left, said in ((9.9, 0), (5.1, 0), (4.9, 1)):
+        behind = spoilt(short, "consumers", behind_facts=1, oldest_unconfirmed_age_s=1.0, hours_until_ttl_loss=left)
+        assert len(assess(behind).reasons) == said, left
+
+
+@pytest.mark.parametrize(
+    "hours, age_s, expected",
+    [
+        (200.0, 90.0, None),
+        (50.0, 90.0, (Level.FULL, False)),
+        (5.0, 90.0, (Level.FULL, True)),
+        (5.0, 30.0, None),
+        (None, 90.0, None),
+    ],
+)
+def test_hours_until_full(
+    healthy: NodeSnapshot, hours: float | None, age_s: float, expected: tuple[Level, bool] | None
+) -> None:
+    """Said in hours, and only while somebody is behind: a small store that is read from in time is in no danger."""
+    filling = spoilt(healthy, "streams", hours_until_full=hours, inflow_bytes_per_s=12_000.0)
+    behind = spoilt(filling, "consumers", behind_facts=5, oldest_unconfirmed_age_s=age_s)
+    told = [(reason.level, reason.alert) for reason in assess(behind).reasons if reason.subject == "store"]
+    assert told == ([expected] if expected else [])
+
+
+def test_a_stream_nobody_reads_fills_the_store(healthy: NodeSnapshot) -> None:
+    """Without a consumer nothing yields: that is said, with the stream that is first."""
+    unread = spoilt(replace(healthy, consumers=()), "streams", hours_until_full=3.0, inflow_bytes_per_s=12_000.0)
+    (reason,) = assess(unread).reasons
+    assert (reason.level, reason.alert) == (Level.FULL, True)
+    assert reason.text == "facts.telemetry is full in 3 h at 12.0 kB/s unless somebody confirms"
 
 
 def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:

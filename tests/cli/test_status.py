@@ -1,0 +1,37 @@
+"""`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to say."""
+
+from agent.cli.status import text
+from agent.health.page import health_json
+from agent.health.snapshot import ConsumerFigures, NodeSnapshot, StreamFigures
+from agent.health.verdict import assess
+
+
+def told(snapshot: NodeSnapshot) -> str:
+    """What the command prints for a snapshot."""
+    return text(health_json(snapshot, assess(snapshot)))
+
+
+def snapshot(stream: StreamFigures, consumer: ConsumerFigures) -> NodeSnapshot:
+    """A node with one stream and one consumer."""
+    return NodeSnapshot("plant", "00", 1, 0, None, (stream,), (consumer,))
+
+
+def test_a_store_without_limits_that_nobody_lags_says_no_more_than_it_holds() -> None:
+    """What is not to be expected is not printed."""
+    lines = told(
+        snapshot(
+            StreamFigures("facts.telemetry", 1, 12, 2_000_000),
+            ConsumerFigures("idmz.t", "facts.telemetry", "idmz", "online", 12, 0, None, 0, 0.0),
+        )
+    ).splitlines()
+    assert lines[1].endswith("offsets 1 to 12, 2.0 MB")
+    assert lines[2].endswith("online, confirmed to 12, 0 behind")
+
+
+def test_limits_and_hours() -> None:
+    """The limit, the pace, the hours until it is met and until the first loss; what the consumer holds back."""
+    stream = StreamFigures("facts.telemetry", 1, 12, 2_000_000, 10**7, 20.0, 1500.0, 5.5, 168.0, 90.0)
+    consumer = ConsumerFigures("idmz.t", "facts.telemetry", "idmz", "offline", 2, 10, 30.0, 1_500_000, 78.0, 90.0)
+    said = told(snapshot(stream, consumer))
+    assert "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h if nobody confirms, first loss in 90.0 h" in said
+    assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
