@@ -24,6 +24,7 @@ WAITING_MAX = 10_000
 _STORED = frozenset({"applied", "noop_already_applied"})
 NEVER_NS = 2**63 - 1
 _GOES_ON = "the fact is durable here and goes on replicating"
+_GONE = "the fact was released before it was confirmed; the notice facts_expired says what went"
 
 Append = AppendSamples | AppendMessages
 
@@ -91,6 +92,7 @@ class Acknowledging:
         self.alarm_ns = NEVER_NS
         for terms, line in list(self._lines.items()):
             followers = self._presence.followers(catalog, terms.stream)
+            self._give_up_released(terms, line, catalog.streams[terms.stream].released_offset)
             self._settle_line(terms, line, followers, now_ns)
             if not line.by_time:
                 del self._lines[terms]
@@ -102,6 +104,14 @@ class Acknowledging:
                 if not waiting.is_answered:
                     self._finish(terms, waiting, _queued(waiting.outcome, 0, why))
         self._lines.clear()
+
+    def _give_up_released(self, terms: Terms, line: _Line, released_offset: int) -> None:
+        """What retention let go of while it waited was never confirmed: frontiers pass over the hole it left, which is no
+        confirmation. Each commit is settled before the next, so what was confirmed before it went has its answer."""
+        while line.by_offset and (line.by_offset[0].is_answered or line.by_offset[0].offset <= released_offset):
+            waiting = heapq.heappop(line.by_offset)
+            if not waiting.is_answered:
+                self._finish(terms, waiting, _queued(waiting.outcome, 0, _GONE, goes_on=False))
 
     def _settle_line(self, terms: Terms, line: _Line, followers: Sequence[Follower], now_ns: int) -> None:
         reach = reached(terms, followers, now_ns)
@@ -141,9 +151,11 @@ def _last_offset(outcome: Appended | list[AppendOutcome]) -> int:
     return max((one.offset for one in outcome if one.outcome in _STORED), default=0)
 
 
-def _queued(outcome: Appended | list[AppendOutcome], reach: int, why: str) -> Appended | list[AppendOutcome]:
+def _queued(
+    outcome: Appended | list[AppendOutcome], reach: int, why: str, *, goes_on: bool = True
+) -> Appended | list[AppendOutcome]:
     """The outcome of an append whose time is over: what lies beyond `reach` is queued."""
-    warning = f"{why}; {_GOES_ON}"
+    warning = f"{why}; {_GOES_ON}" if goes_on else why
     if isinstance(outcome, Appended):
         return outcome._replace(outcome="queued", warning=warning)
     return [

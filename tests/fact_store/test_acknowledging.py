@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings, acknowledging
+from agent.fact_store.acknowledging import Acknowledging
+from agent.fact_store.acks import terms
+from agent.fact_store.append import AppendMessages
+from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.errors import AcksRefused
-from agent.fact_store.records import Appended, AppendOutcome
+from agent.fact_store.frontier import Confirmed
+from agent.fact_store.lifecycle import Lifecycle
+from agent.fact_store.presence import Presence
+from agent.fact_store.records import Appended, AppendOutcome, ConsumerState
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, samples, tag
 from tests.waiting import wait_until
 
@@ -194,3 +202,24 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
         assert why("waited for").startswith("after 0.001 s")
         store.seen("a", is_at_end=False)
         wait_until(lambda: why("not waited for").startswith("0 of the 1"), "it to fall out")
+
+
+def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
+    """A frontier passes over the hole that retention left. For an append that still waits there, that is no confirmation."""
+    answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL)), StreamState(1, OPERATIONAL, 5)
+    kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL))
+    presence, catalog = Presence(), Catalog(Origin("plant", bytes(16)))
+    catalog.streams[OPERATIONAL] = stream
+    consumer = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
+    catalog.consumers["a"] = consumer
+    waiting = Acknowledging(presence)
+    waiting.answer(answered, [AppendOutcome(3, "applied")], catalog, 0)
+    waiting.answer(kept, [AppendOutcome(5, "applied")], catalog, 0)
+    catalog.streams[OPERATIONAL] = dataclasses.replace(stream, released_offset=4)
+    catalog.consumers["a"] = dataclasses.replace(consumer, confirmed=Confirmed(5))
+    waiting.settle(catalog, 1)
+    (outcome,) = done(answered.future)
+    assert outcome.outcome == "queued"
+    assert "released before it was confirmed" in outcome.warning
+    assert [one.outcome for one in done(kept.future)] == ["applied"]
+    assert waiting.waiting == 0
