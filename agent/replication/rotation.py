@@ -43,7 +43,9 @@ class Rotation:
             return self._tell(digest, problems)
         if digest in (self.offered, self.turned_away) and not again:
             return Seen.NOTHING_NEW
-        self.offered, self.trouble = digest, ""
+        self.offered = digest
+        if digest != self.turned_away:  # shown once more it is still what the broker did not take
+            self.trouble = ""
         return Seen.OFFERED
 
     def to_try(self) -> bytes | None:

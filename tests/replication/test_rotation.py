@@ -53,6 +53,7 @@ def test_what_the_broker_turns_away_is_shown_again_by_the_clock_only(rotation: R
     assert (rotation.to_try(), rotation.trouble) == (OLD, "unknown authority")
     assert rotation.looked(NEW, "") is Seen.NOTHING_NEW
     assert rotation.looked(NEW, "", again=True) is Seen.OFFERED
+    assert rotation.trouble == "unknown authority"
     assert rotation.refused(NEW, "unknown authority") is Seen.NOTHING_NEW
     rotation.looked(NEW, "", again=True)
     assert rotation.to_try() == OLD  # reconnecting does not depend on how often the clock offers the other
