@@ -30,6 +30,7 @@ class ReceivedPage:
     batches: Sequence[Batch]
     definitions: Sequence[ReceivedDefinition]
     position: PeerPosition
+    holes: Sequence[tuple[int, int, str]] = ()
 
 
 @dataclass(slots=True)
@@ -85,10 +86,27 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_incident(
             "gap", subject, f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
         )
+    _remember_holes(transaction, page)
     transaction.set_peer_position(page.peer, stream, page.position)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
     return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps))
+
+
+def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
+    """An incident for what the peer no longer has of what we had not read yet. What it had let go of before we ever came to
+    it was never ours, and a page that comes again tells nothing new."""
+    known = transaction.catalog.peers.get((page.peer, page.stream))
+    for first_offset, last_offset, reason in page.holes:
+        if known is None and first_offset == 1:
+            continue
+        if known is not None and known.epoch == page.position.epoch and last_offset <= known.offset:
+            continue
+        transaction.add_incident(
+            "peer_hole",
+            f"{page.stream} from {page.peer}",
+            f"{page.peer} no longer has its offsets {first_offset} to {last_offset}: {reason}",
+        )
 
 
 def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> None:

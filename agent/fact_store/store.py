@@ -290,9 +290,12 @@ class FactStore:
         definitions: Sequence[ReceivedDefinition],
         position: PeerPosition,
         *,
+        holes: Sequence[tuple[int, int, str]] = (),
         verify: bool = True,
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
+
+        `holes` are (first_offset, last_offset, reason) of what the peer says it no longer has; each becomes an incident.
 
         Bytes are parsed and, with `verify`, opened in another thread before the transaction; a `Batch` has been parsed by
         whoever made it. Through the future: BatchError, ForkError, DefinitionsMissing, StoreFull; at once: StoreBusy.
@@ -305,7 +308,9 @@ class FactStore:
         size = sum(lengths) + sum(len(one.body) for one in definitions)
         call = Call(f"{stream} from {peer}", size, time.monotonic_ns(), stream=stream if sealed else None)
         self._writer.reserve(call)
-        page = partial(ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position)
+        page = partial(
+            ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position, holes=tuple(holes)
+        )
         checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)
         checked.add_done_callback(partial(self._put_checked, call, page))
         return call.future

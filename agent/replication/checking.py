@@ -47,6 +47,7 @@ class PageContent:
     entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
     definitions: Sequence[ReceivedDefinition]
+    holes: Sequence[tuple[int, int, str]] = ()
 
 
 def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: str, origins: frozenset[str]) -> Page:
@@ -71,7 +72,7 @@ def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: 
         more=answer.more,
         end_offset=answer.end_offset,
         definitions=numbers,
-        content=PageContent(answer.batches, sealed, definitions),
+        content=PageContent(answer.batches, sealed, definitions, answer.holes),
     )
 
 

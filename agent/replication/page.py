@@ -6,6 +6,7 @@ A core, like `sender`: it is told what was read from the log and what the asker 
   small appetite; a node asks with a limit above the largest batch and never meets a slice.
 - A batch goes out only when each definition it needs is known to the asker or in the same page.  Definitions that do not
   fit beside batches make pages of their own, so that a plant with ten thousand tags starts like one with ten.
+- What the store has let go of, or the disk has damaged, is named in its place: a page never skips without a word.
 - Facts whose origin is the asking zone are left out and named as omitted: nobody is sent his own facts.
 - A page stays within the asker's `bytes_max` and within what the broker's packet holds.
 """
@@ -58,6 +59,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Offsets whose facts are no longer here, and why."""
+
+    first_offset: int
+    last_offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A batch of the page: which row, and the offsets to send of it; whole unless the limit falls inside."""
 
@@ -73,6 +83,7 @@ class Selection:
 
     pieces: tuple[Piece, ...]
     omitted: tuple[tuple[int, int], ...]
+    gone: tuple[Gone, ...]
     definitions: Mapping[str, int]
     last_offset: int
 
@@ -80,12 +91,13 @@ class Selection:
 def select_page(
     plan: ReadPlan,
     rows: Sequence[Row],
+    gone: Sequence[Gone],
     asking_zone: str,
     offered: Mapping[str, Sequence[int]],
     known: Mapping[str, int],
     packet_bytes_max: int,
 ) -> Selection | Refuse:
-    """Choose what of the rows read goes into one page.
+    """Choose what of the rows read goes into one page; what is `gone` between them goes along in its place.
 
     `offered` holds, per origin, the sizes of the definitions read beyond those `known` to the asker.  A batch goes out
     only when every definition it needs is known or in this page; a page that has room for definitions only is a page.
@@ -93,9 +105,15 @@ def select_page(
     unless the limit falls inside the first.
     """
     selection = _Selection(plan, min(plan.bytes_max, packet_bytes_max - ANSWER_OVERHEAD_BYTES))
+    left = list(reversed(gone[:BATCHES_MAX]))
+    is_whole = len(rows) <= BATCHES_MAX
     for index, row in enumerate(rows[:BATCHES_MAX]):
+        while left and left[-1].first_offset < row.first_offset:
+            selection.pass_over(left.pop())
+        is_whole = False  # until this row is in
         if row.origin_zone == asking_zone:
             selection.omit(row)
+            is_whole = index + 1 == len(rows)
             continue
         if not selection.take_definitions(row, offered.get(row.origin, ()), known.get(row.origin, 0)):
             break
@@ -107,8 +125,11 @@ def select_page(
             )
         if not selection.take(index, row):
             break
+        is_whole = index + 1 == len(rows)
+    while left and is_whole:
+        selection.pass_over(left.pop())
     page = selection.frozen()
-    if rows and not page.pieces and not page.omitted and not page.definitions:
+    if rows and not page.pieces and not page.omitted and not page.gone and not page.definitions:
         return Refuse(
             "store_unavailable", f"definitions for the batch at offset {rows[0].first_offset} are missing here"
         )
@@ -126,6 +147,7 @@ class _Selection:
         self._definition_bytes_left = min(bytes_max, DEFINITIONS_BYTES_MAX)
         self._pieces: list[Piece] = []
         self._omitted: list[tuple[int, int]] = []
+        self._gone: list[Gone] = []
         self._definitions: dict[str, int] = {}
 
     def is_empty(self) -> bool:
@@ -137,6 +159,10 @@ class _Selection:
             first = self._omitted.pop()[0]
         self._omitted.append((first, row.last_offset))
         self._last_offset = row.last_offset
+
+    def pass_over(self, gone: Gone) -> None:
+        self._gone.append(gone)
+        self._last_offset = gone.last_offset
 
     def take_definitions(self, row: Row, sizes: Sequence[int], known: int) -> bool:
         """Add the definitions the row still needs, as far as they fit; True when none is missing afterwards."""
@@ -169,4 +195,6 @@ class _Selection:
         return self._facts_left > 0 and piece.last_offset == row.last_offset
 
     def frozen(self) -> Selection:
-        return Selection(tuple(self._pieces), tuple(self._omitted), dict(self._definitions), self._last_offset)
+        return Selection(
+            tuple(self._pieces), tuple(self._omitted), tuple(self._gone), dict(self._definitions), self._last_offset
+        )

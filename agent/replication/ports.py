@@ -60,11 +60,24 @@ class StoredBatch(Protocol):
     def definition_count(self) -> int: ...
 
 
+class Hole(Protocol):
+    """Offsets whose facts are no longer here, and why."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+
 class Page(Protocol):
-    """Consecutive batches, and where the stream ended when they were read."""
+    """Consecutive batches, the holes before, between and after them, and where the stream ended when they were read."""
 
     @property
     def batches(self) -> Sequence[StoredBatch]: ...
+    @property
+    def holes(self) -> Sequence[Hole]: ...
     @property
     def end_offset(self) -> int: ...
 
@@ -153,9 +166,11 @@ class ReceivingStore(Protocol):
         definitions: Sequence[ReceivedDefinition],
         position: Position,
         *,
+        holes: Sequence[tuple[int, int, str]] = (),
         verify: bool,
     ) -> Future[PutResult]:
-        """Store definitions, batches (if absent) and the position in one transaction, or nothing at all.
+        """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one transaction, or
+        nothing at all.
 
         Without `verify` the batches' contents need not be opened: the caller has done it.
         """

@@ -50,6 +50,8 @@ _Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
 _Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 _OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 
+_Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LENGTH = struct.Struct("<I")
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
@@ -142,9 +144,10 @@ class _Answer(_Part, frozen=True):
 class FetchAnswer(_Answer, frozen=True, tag="FetchFacts", tag_field="operation"):
     """One page.  `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
 
-    `omitted` are ranges of offsets left out because their facts are the asker's own: he has them.  Both together cover a
-    contiguous run of offsets.  `more` says that the log goes on beyond the page; a page without offsets and without
-    definitions means that nothing came while waiting.
+    `omitted` are ranges of offsets left out because their facts are the asker's own: he has them.  `holes` are
+    (first_offset, last_offset, reason) of facts that are no longer here: `expired` (released before the asker confirmed
+    them) or `damaged`; any other reason means the same.  All together cover a contiguous run of offsets.  `more` says that
+    the log goes on beyond the page; a page without offsets and without definitions means that nothing came while waiting.
     """
 
     stream: _Name
@@ -152,6 +155,7 @@ class FetchAnswer(_Answer, frozen=True, tag="FetchFacts", tag_field="operation")
     end_offset: _Offset
     batches: list[tuple[_Position, _Position, _Position]] = []
     omitted: list[tuple[_Position, _Position]] = []
+    holes: list[tuple[_Position, _Position, _Reason]] = []
     definitions: list[DefinitionEntry] = []
     more: bool = False
 
@@ -161,8 +165,8 @@ class FetchAnswer(_Answer, frozen=True, tag="FetchFacts", tag_field="operation")
         return (runs[0][0], runs[-1][1]) if runs else None
 
     def runs(self) -> list[tuple[int, int]]:
-        """All ranges of offsets of the page, batches and omitted ones, in order."""
-        return sorted([(first, last) for first, last, _ in self.batches] + list(self.omitted))
+        """All ranges of offsets of the page, batches, omitted ones and holes, in order."""
+        return sorted([(first, last) for first, last, _ in (*self.batches, *self.holes)] + list(self.omitted))
 
 
 class ConfirmAnswer(_Answer, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
@@ -365,8 +369,9 @@ def _check_confirm(first_offset: int | None, last_offset: int, operation: str) -
 
 def _check_page(answer: FetchAnswer) -> None:
     """A page covers one contiguous run of offsets, not beyond the end it states."""
-    if len(answer.batches) > BATCHES_MAX or len(answer.omitted) > BATCHES_MAX:
-        raise MalformedMessage(f"page of {len(answer.batches)} batches, at most {BATCHES_MAX}", operation="FetchFacts")
+    parts = max(len(answer.batches), len(answer.omitted), len(answer.holes))
+    if parts > BATCHES_MAX:
+        raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation="FetchFacts")
     runs = answer.runs()
     for (first, last), (following, _) in zip(runs, [*runs[1:], (runs[-1][1] + 1, 0)] if runs else [], strict=True):
         if not first <= last == following - 1:

@@ -260,7 +260,13 @@ class Puller:
         position = Position(bytes.fromhex(effect.epoch), effect.offset)
         try:
             future = self._store.put_batches(
-                settings.peer_zone, settings.stream, arrived.checked.result(), definitions, position, verify=False
+                settings.peer_zone,
+                settings.stream,
+                arrived.checked.result(),
+                definitions,
+                position,
+                holes=arrived.content.holes,
+                verify=False,
             )
         except self._store_errors as error:
             self._append_failed(error)

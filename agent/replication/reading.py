@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from agent.batch import BatchError, Origin, cut, parse
-from agent.replication.page import ReadPlan, Refuse, Row, select_page
+from agent.replication.page import Gone, ReadPlan, Refuse, Row, select_page
 from agent.replication.ports import ServingStore, StoredBatch
 from agent.replication.protocol import DefinitionEntry
 
@@ -37,6 +37,7 @@ class PageRead:
     entries: list[tuple[int, int, int]]
     batches: list[bytes]
     omitted: list[tuple[int, int]]
+    holes: list[tuple[int, int, str]]
     definitions: list[DefinitionEntry]
     last_offset: int
     end_offset: int
@@ -64,7 +65,8 @@ def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
     definitions = _read_definitions(store, page.batches, asked)
     offered = {origin: [len(body) for body in bodies] for origin, bodies in definitions.items()}
     known = asked.definitions_known
-    chosen = select_page(plan, rows, asked.asking_zone, offered, known, asked.packet_bytes_max)
+    gone = [Gone(hole.first_offset, hole.last_offset, hole.reason) for hole in page.holes]
+    chosen = select_page(plan, rows, gone, asked.asking_zone, offered, known, asked.packet_bytes_max)
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches = [], []
@@ -80,6 +82,7 @@ def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
         entries,
         batches,
         list(chosen.omitted),
+        [(one.first_offset, one.last_offset, one.reason) for one in chosen.gone],
         [
             entry
             for origin, count in chosen.definitions.items()

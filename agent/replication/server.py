@@ -296,6 +296,7 @@ class Server:
             end_offset=read.end_offset,
             batches=read.entries,
             omitted=read.omitted,
+            holes=read.holes,
             definitions=read.definitions,
             more=read.last_offset < read.end_offset,
         )

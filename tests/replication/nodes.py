@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.batch import BatchError
 from agent.fact_store.errors import StoreError
-from agent.fact_store.settings import StoreSettings
+from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample, TagDefinition
 from agent.replication import pki
@@ -47,10 +48,17 @@ class Node:
     pullers: list[Puller] = field(default_factory=list)
 
     @classmethod
-    def open(cls, broker: Mosquitto, zone: str, folder: Path, settings: StoreSettings | None = None) -> "Node":
+    def open(
+        cls,
+        broker: Mosquitto,
+        zone: str,
+        folder: Path,
+        settings: StoreSettings | None = None,
+        streams: Sequence[StreamSettings] = (),
+    ) -> "Node":
         """A node with its store in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        store = FactStore.open(folder / f"{zone}.db", zone, settings=settings or StoreSettings())
+        store = FactStore.open(folder / f"{zone}.db", zone, settings=settings or StoreSettings(), streams=streams)
         return cls(zone, store, Link(access(broker, zone)))
 
     def serve(self, exports: dict[str, Iterable[str]]) -> Server:
@@ -94,6 +102,12 @@ class Node:
         await define(self.store, "line1/temperature")
         for start in range(first, first + count, batch):
             rows = samples(start, min(batch, first + count - start))
+            await asyncio.wrap_future(self.store.append_samples(STREAM, rows, awaited=True))
+
+    async def fill_with_noise(self, size: int) -> None:
+        """So many bytes of facts that cannot be compressed."""
+        for _ in range(size // 120_000):
+            rows = [Sample(1, 1, os.urandom(60_000)), Sample(1, 2, os.urandom(60_000))]
             await asyncio.wrap_future(self.store.append_samples(STREAM, rows, awaited=True))
 
     async def wait_end(self, end_offset: int, stream: str = STREAM) -> None:

@@ -265,7 +265,7 @@ class World:
             self.at(decision.until_ms - self.now_ms, lambda: self._wake(entry))
             return
         assert isinstance(decision, sender.Answer), decision
-        chosen = select_page(decision.plan, log.rows(position, 8), "idmz", {}, {}, 1_000_000)
+        chosen = select_page(decision.plan, log.rows(position, 8), (), "idmz", {}, {}, 1_000_000)
         assert not isinstance(chosen, Refuse), chosen
         pieces = chosen.pieces
         page = Page(

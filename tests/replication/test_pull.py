@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sqlite3
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.fact_store.errors import StoreFull
+from agent.fact_store.settings import StreamSettings
 from agent.fact_store.store import FactStore
 from agent.replication.receiver_words import Asking, Settings
 from tests.replication.nodes import STREAM, Node, define, samples, sealed
@@ -37,6 +39,67 @@ def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
         assert puller.statistics().facts_duplicate == 0
         plant.store.close()
         idmz.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquitto, tmp_path: Path) -> None:
+    """Facts that were released before the puller came back are told on both sides and passed over: what follows arrives, nothing
+    is stored twice, and the peer's frontier passes the hole."""
+
+    async def scenario() -> None:
+        dropping = StreamSettings(STREAM, bytes_max=1024 * 1024, on_full="drop_oldest")
+        plant = Node.open(broker, "plant-a", tmp_path, streams=[dropping])
+        plant.serve({"idmz": [STREAM]})
+        await plant.append(0, 1_000, 500)
+        async with plant.running():
+            idmz = Node.open(broker, "idmz", tmp_path)
+            idmz.pull("plant-a", receiver=IMPATIENT)
+            async with idmz.running():
+                await wait_until_async(lambda: frontier(plant) == 1_000, "confirmation")
+            idmz.store.close()
+            await plant.fill_with_noise(3 * 1024 * 1024)
+            released = plant.store.streams()[0].first_offset - 1
+            assert released > 1_000
+            idmz = Node.open(broker, "idmz", tmp_path)
+            again = idmz.pull("plant-a", receiver=IMPATIENT)
+            async with idmz.running():
+                end = plant.store.end_offset(STREAM)
+                await wait_until_async(lambda: frontier(plant) >= end, "confirmation across the hole")
+        assert again.statistics().facts_duplicate == 0
+        (incident,) = [one for one in idmz.store.incidents() if one.kind == "peer_hole"]
+        assert f"1001 to {released}: expired" in incident.detail
+        assert [one.kind for one in plant.store.incidents()] == ["facts_expired"]
+        assert set(sealed(plant.store)) < set(sealed(idmz.store))
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) -> None:
+    """A batch that the sender's disk changed is never sent: it is told as a hole, both sides have an incident, and everything else
+    arrives."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        await plant.append(0, 300, 100)
+        whole = sealed(plant.store)
+        plant.store.close()
+        with sqlite3.connect(tmp_path / "plant-a.db") as connection:
+            connection.execute("DROP TRIGGER batch_update_refused")
+            connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = 101")
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        idmz.pull("plant-a", receiver=IMPATIENT)
+        async with plant.running(), idmz.running():
+            await wait_until_async(lambda: frontier(plant) == 300, "confirmation across the damage")
+        assert [one for one in sealed(idmz.store) if one in whole] == [whole[0], whole[2]]
+        found = {one.kind: one.detail for one in idmz.store.incidents()}
+        assert "101 to 200: damaged" in found["peer_hole"]
+        assert [one.kind for one in plant.store.incidents()] == ["facts_damaged"]
+        for node in (plant, idmz):
+            node.store.close()
 
     asyncio.run(scenario())
 
@@ -169,11 +232,11 @@ class FullNowAndThen:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def put_batches(self, *arguments: Any, verify: bool) -> Future[Any]:
+    def put_batches(self, *arguments: Any, **named: Any) -> Future[Any]:
         self.refused += 1
         if self.refused % 2:
             raise StoreFull("no space left on device")
-        return self._store.put_batches(*arguments, verify=verify)
+        return self._store.put_batches(*arguments, **named)
 
 
 def test_full_store_pauses_and_skips_nothing(

@@ -1,5 +1,7 @@
 """The serving side's decisions, as tables: who may ask, what waits, what goes into a page."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from agent.replication import sender
 from agent.replication.page import (
     ANSWER_OVERHEAD_BYTES,
     BATCH_OVERHEAD_BYTES,
+    Gone,
     Piece,
     ReadPlan,
     Refuse,
@@ -137,10 +140,14 @@ def row(first: int, last: int, size: int = 100, zone: str = "plant-a", definitio
 
 
 def page(
-    plan: ReadPlan, rows: list[Row], offered: dict[str, list[int]] | None = None, packet: int = PACKET
+    plan: ReadPlan,
+    rows: list[Row],
+    offered: dict[str, list[int]] | None = None,
+    packet: int = PACKET,
+    gone: Sequence[Gone] = (),
 ) -> Selection:
     """The page chosen for idmz."""
-    chosen = select_page(plan, rows, "idmz", offered or {}, {}, packet)
+    chosen = select_page(plan, rows, gone, "idmz", offered or {}, {}, packet)
     assert isinstance(chosen, Selection), chosen
     return chosen
 
@@ -182,7 +189,7 @@ def test_bytes() -> None:
 
 def test_batch_larger_than_a_packet() -> None:
     """What can never be sent is said, not tried."""
-    refused = select_page(ReadPlan(STREAM, 0, 30, 10_000), [row(1, 10, 5_000)], "idmz", {}, {}, 4_000)
+    refused = select_page(ReadPlan(STREAM, 0, 30, 10_000), [row(1, 10, 5_000)], (), "idmz", {}, {}, 4_000)
     assert isinstance(refused, Refuse)
     assert refused.code == "batch_exceeds_packet"
 
@@ -194,6 +201,20 @@ def test_own_facts_are_omitted() -> None:
     assert chosen.omitted == ((6, 20), (31, 40))
     assert chosen.pieces == whole((2, 21, 30))
     assert chosen.last_offset == 40
+
+
+def test_holes_go_along_in_their_place() -> None:
+    """What is gone before, between and behind the batches is named in order, as far as the page goes and no further: behind a
+    batch that found no room nothing is said, for the next page begins there."""
+    rows, gone = [row(6, 10), row(21, 30)], [Gone(1, 5, "expired"), Gone(11, 20, "damaged"), Gone(31, 40, "expired")]
+    chosen = page(ReadPlan(STREAM, 0, 100, 10_000), rows, gone=gone)
+    assert (chosen.gone, chosen.last_offset) == (tuple(gone), 40)
+    chosen = page(ReadPlan(STREAM, 0, 7, 10_000), rows, gone=gone)
+    assert (len(chosen.pieces), chosen.gone, chosen.last_offset) == (1, tuple(gone[:2]), 20)
+    chosen = page(ReadPlan(STREAM, 0, 3, 10_000), rows, gone=gone)
+    assert (chosen.gone, chosen.last_offset) == (tuple(gone[:1]), 8)
+    chosen = page(ReadPlan(STREAM, 0, 100, 10_000), [], gone=gone[:1])
+    assert (chosen.pieces, chosen.gone, chosen.last_offset) == ((), tuple(gone[:1]), 5)
 
 
 def test_definitions_go_first() -> None:
@@ -208,7 +229,7 @@ def test_definitions_go_first() -> None:
 
 def test_missing_definitions_are_an_error() -> None:
     """A store that lacks what its own batches need says so, instead of an empty page that would be asked for for ever."""
-    refused = select_page(ReadPlan(STREAM, 0, 100, 800), [row(1, 10, definitions=3)], "idmz", {}, {}, PACKET)
+    refused = select_page(ReadPlan(STREAM, 0, 100, 800), [row(1, 10, definitions=3)], (), "idmz", {}, {}, PACKET)
     assert isinstance(refused, Refuse)
     assert refused.code == "store_unavailable"
 
@@ -240,7 +261,7 @@ def test_pages_always_move(
             break
         offered = {"plant-a/e": bodies["plant-a/e"][known:]}
         chosen = select_page(
-            ReadPlan(STREAM, position, limit, bytes_max), left, "idmz", offered, {"plant-a/e": known}, PACKET
+            ReadPlan(STREAM, position, limit, bytes_max), left, (), "idmz", offered, {"plant-a/e": known}, PACKET
         )
         assert isinstance(chosen, Selection)
         assert chosen.pieces or chosen.omitted or chosen.definitions
