@@ -93,7 +93,7 @@ def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) -> Non
         plant.serve({"idmz": [STREAM]})
         idmz.pull("plant-a", receiver=IMPATIENT)
         async with plant.running(), idmz.running():
-            await wait_until_async(lambda: frontier(plant) == 300, "confirmation across the damage")
+            await wait_until_async(lambda: frontier(plant) >= 300, "confirmation across the damage")
         assert [one for one in sealed(idmz.store) if one in whole] == [whole[0], whole[2]]
         found = {one.kind: one.detail for one in idmz.store.incidents()}
         assert "101 to 200: damaged" in found["peer_hole"]
