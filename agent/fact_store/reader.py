@@ -18,9 +18,9 @@ from typing import Any
 from agent.batch import NO_DIGEST, Definitions, Origin
 from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, is_damage, reading_error
-from agent.fact_store.errors import StoreClosed, StoreDamaged
+from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreUnusable
 from agent.fact_store.forecast import StoreSpace
-from agent.fact_store.migrations import check_known
+from agent.fact_store.migrations import FILES, check_known
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import (
     Backlog,
@@ -61,7 +61,12 @@ class StoreReader:
         self._streams: dict[str, int] = {}
         self._origins: dict[int, Origin] = {}
         with self._reading() as connection:
-            check_known(connection)
+            steps = check_known(connection)
+            if len(steps) < len(FILES):
+                raise StoreUnusable(
+                    f"{path} has schema {steps[-1] if steps else 'none'}, this program reads {FILES[-1].stem}",
+                    "start its node once, or run bsfg store migrate (for a file set aside, on a copy of it)",
+                )
             self.origin = identity(connection, path)
 
     @property

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent.batch import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.errors import StoreDamaged, StoreUnusable
 from agent.fact_store.reader import Page
 from agent.fact_store.records import Hole
 from agent.message import Json, Sample, Value
@@ -223,3 +224,34 @@ def test_every_type_of_value_is_in_the_store(facts: list[dict[str, Any]]) -> Non
     """The data these tests rest on holds what it says."""
     assert {fact["exact"] for fact in facts} >= set(map(bits, VALUES))
     assert Json(b"[]") in VALUES
+
+
+def test_what_was_released_is_gone_though_its_rows_are_still_there(tmp_path: Path) -> None:
+    """Facts that retention has let go of are in no scan, and are no damage, whether or not their rows were deleted yet."""
+    file = everything(tmp_path)
+    whole = naive(file)
+    with closing(sqlite3.connect(file)) as connection:
+        released = connection.execute("SELECT sum(length(body) + 16) FROM batch WHERE stream = 1 AND last_offset <= 20")
+        connection.execute(
+            "UPDATE stream SET released_offset = 20, released_bytes = ? WHERE name = ?",
+            (*released.fetchone(), TELEMETRY),
+        )
+        connection.commit()
+    kept = [fact for fact in whole if fact["stream"] != TELEMETRY or fact["offset"] > 20]
+    with closing(StoreReader(file)) as reader:
+        scanner = Scanner(reader)
+        assert rows(scanner, Bounds()) == plain(kept)
+        assert rows(scanner, Bounds(), newest_first=True) == plain(kept)[::-1]
+        assert (scanner.effort.holes, scanner.firsts[TELEMETRY]) == ([], 21)
+        assert next(iter(presented(reader, TELEMETRY, 0, 5))) == Hole(1, 20, "expired")
+
+
+def test_a_store_of_an_older_program_says_what_to_do(tmp_path: Path) -> None:
+    """A reader refuses a schema that lacks a step, by the step's name and with the command, and does not call it damaged."""
+    file = everything(tmp_path)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DELETE FROM _sqlite_migrations WHERE id = (SELECT max(id) FROM _sqlite_migrations)")
+        connection.commit()
+    with pytest.raises(StoreUnusable, match="bsfg store migrate") as caught:
+        StoreReader(file)
+    assert not isinstance(caught.value, StoreDamaged)
