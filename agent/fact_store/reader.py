@@ -112,7 +112,10 @@ class StoreReader:
             for hole in page.damaged():
                 if self._on_damaged is not None:
                     self._on_damaged(stream, hole, page.why, _origins_between(connection, number, hole))
-        return Page(page.batches, max(end_offset, page.reached), tuple(page.holes))
+        last_offset = (
+            page.reached if page.batches or page.holes else 0
+        )  # whoever asks beyond the end learns where it is
+        return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
 
     def _end(
         self, connection: sqlite3.Connection, stream: int, page: Assembly, known: int | None, *, is_all: bool

@@ -8,15 +8,16 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore, StoreSettings, housekeeping
 from agent.fact_store.errors import StoreFull
 from agent.fact_store.records import PeerPosition
 from agent.message import Sample
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag
 from tests.fact_store.promises import NORTH, RUN, origin_of_north, say
+from tests.waiting import wait_until
 
 CONSUMER = "idmz.facts.telemetry"
-SETTINGS = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=0, ballast_bytes=128 * 1024)
+SETTINGS = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=1024 * 1024, ballast_bytes=512 * 1024)
 
 
 def noise(first: int) -> list[Sample]:
@@ -26,12 +27,14 @@ def noise(first: int) -> list[Sample]:
 
 
 def main() -> None:
-    """Fill it."""
+    """Fill it, once the store has made its ballast; it looks at its disk a hundred times as often as on a disk of a useful size."""
+    housekeeping.LOOK_EVERY_NS //= 100
     store, north, messages = FactStore.open(Path(sys.argv[1]), "plant", settings=SETTINGS), origin_of_north(), count(1)
     done(store.define([tag(1)]))
     say("D", 1)
     done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
     say("R", CONSUMER)
+    wait_until(Path(f"{store.path}.ballast").exists, "the ballast")
     for batches in range(1, 4):
         page, position = [north.seal(RUN)], PeerPosition(EPOCH, batches)
         done(store.put_batches("north", NORTH, page, north.received(), position))

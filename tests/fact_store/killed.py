@@ -15,7 +15,7 @@ from pathlib import Path
 from agent.fact_store import FactStore, StoreSettings
 from agent.fact_store.records import PeerPosition
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, samples, tag
-from tests.fact_store.promises import NORTH, RUN, origin_of_north, say
+from tests.fact_store.promises import NORTH, RUN, STREAMS, origin_of_north, say
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 
@@ -73,7 +73,7 @@ def define(store: FactStore) -> None:
 def main() -> None:
     """Write until killed."""
     settings = StoreSettings(commit_interval_ms=5, batch_facts_target=50)
-    store = FactStore.open(Path(sys.argv[1]), "plant", settings=settings)
+    store = FactStore.open(Path(sys.argv[1]), "plant", settings=settings, streams=STREAMS)
     store.define([tag(1)]).result()
     say("D", 1)
     jobs: list[Callable[[FactStore], None]] = [append, append_messages, put, define]

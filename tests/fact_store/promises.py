@@ -10,7 +10,7 @@ of samples count up from 1 in the order they were appended, ids of messages and 
 
 `Promises` hears those lines; `broken` compares a store with them and returns every complaint, `lost: ...` where something
 acknowledged is not there and `wrong: ...` where the store contradicts itself. A store may hold more than was acknowledged: the
-answer may not have got out.
+answer may not have got out. Only what every consumer has confirmed may be gone.
 """
 
 import os
@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from agent import batch
 from agent.fact_store import FactStore
 from agent.fact_store.records import ConsumerState
+from agent.fact_store.settings import StreamSettings
 from tests.fact_store.making import EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, tag
 
 NORTH = "facts.north"
+# Facts of this stream go as soon as every consumer has confirmed them: the rest of what a writer does meets retention.
+STREAMS = (StreamSettings(TELEMETRY, keep_hours=0),)
 RUN = 5  # samples of one append, facts of one batch
 
 
@@ -177,6 +180,10 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
         for first, last in ranges:
             if not _is_confirmed(consumer, first, last):
                 yield f"lost: {name} confirmed {first} to {last}"
+    for info in store.streams():
+        frontiers = [one.frontier for one in consumers.values() if one.stream == info.name]
+        if info.first_offset - 1 > min(frontiers, default=0):
+            yield f"lost: {info.name} begins at {info.first_offset}, confirmed is {frontiers}"
     for one in consumers.values():
         if one.frontier > store.end_offset(one.stream):
             yield f"wrong: {one.name} confirmed {one.frontier}, beyond the log"

@@ -22,7 +22,7 @@ from agent.fact_store.errors import StoreError
 from agent.fact_store.records import PeerPosition
 from tests.fact_store.faults import connect_with
 from tests.fact_store.making import AT_ONCE, EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag
-from tests.fact_store.promises import NORTH, RUN, origin_of_north, say
+from tests.fact_store.promises import NORTH, RUN, STREAMS, origin_of_north, say
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 CHECKPOINT_PAGES = 100
@@ -35,6 +35,7 @@ class Recorded:
         self.rng = rng
         self.north = origin_of_north()
         self.definitions = self.samples = self.messages = self.batches = 0
+        self.has_put = False
         self.asked: list[tuple[Future[Any], Callable[[Any], None]]] = []
 
     def ask(self, future: Future[Any], kind: str, *words: object) -> None:
@@ -43,6 +44,7 @@ class Recorded:
 
     def turn(self, store: FactStore) -> None:
         """Up to four things at once, then their answers."""
+        self.has_put = False
         for _ in range(self.rng.randint(1, 4)):
             self.rng.choice((self.append, self.append, self.append_message, self.put, self.confirm, self.define))(store)
         for future, tell in self.asked:
@@ -65,7 +67,10 @@ class Recorded:
         self.ask(store.append_message(OPERATIONAL, message(f"id-{self.messages}")), "M", self.messages)
 
     def put(self, store: FactStore) -> None:
-        """A page: up to three new batches behind one that is held already."""
+        """A page: up to three new batches behind one that is held already; one in a turn, so that none is put behind one refused."""
+        if self.has_put:
+            return
+        self.has_put = True
         page = self.north.sealed[-1:]
         for _ in range(self.rng.randint(1, 3)):
             page.append(self.north.seal(RUN))
@@ -101,7 +106,9 @@ def main() -> None:
         pragmas["synchronous"] = 1
     for _ in range(2):
         try:
-            store = FactStore.open(Path(path), "plant", settings=AT_ONCE, connect_to=connect_with(pragmas))
+            store = FactStore.open(
+                Path(path), "plant", settings=AT_ONCE, streams=STREAMS, connect_to=connect_with(pragmas)
+            )
         except StoreError as error:
             say("E", type(error).__name__)
             return

@@ -30,7 +30,7 @@ from agent.fact_store.records import PeerPosition
 from tests.fact_store.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, samples, tag
 from tests.fact_store.power import require_strace
-from tests.fact_store.promises import NORTH, RUN, Promises, broken, origin_of_north
+from tests.fact_store.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north
 
 ROOT = Path(__file__).parents[2]
 CONSUMER = "idmz.facts.telemetry"
@@ -87,7 +87,7 @@ def steps() -> Iterator[Step]:
 def live(path: Path, disk: FaultyDisk, promises: Promises, asked: Iterable[Step]) -> str:
     """One life; returns how it ended: `closed`, `failed`, `full`, or `not opened`."""
     try:
-        store = FactStore.open(path, "plant", settings=AT_ONCE, connect_to=disk.connect(OFTEN))
+        store = FactStore.open(path, "plant", settings=AT_ONCE, streams=STREAMS, connect_to=disk.connect(OFTEN))
     except StoreUnusable as error:
         damage = error if isinstance(error, StoreDamaged) else None
         assert damage is None, "nothing is damaged; a whole store must not be set aside"
@@ -133,7 +133,9 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
     folder.mkdir()
     all_steps, promises = list(steps()), Promises()
     half = len(all_steps) // 2
-    with FactStore.open(folder / "living.db", "plant", settings=AT_ONCE, connect_to=disk.connect({})) as store:
+    with FactStore.open(
+        folder / "living.db", "plant", settings=AT_ONCE, streams=STREAMS, connect_to=disk.connect({})
+    ) as store:
         for words, ask in all_steps[:half]:
             done(ask(store))
             promises.hear(" ".join(map(str, words)).encode())
