@@ -97,7 +97,7 @@ def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) -> Non
         assert [one for one in sealed(idmz.store) if one in whole] == [whole[0], whole[2]]
         found = {one.kind: one.detail for one in idmz.store.incidents()}
         assert "101 to 200: damaged" in found["peer_hole"]
-        assert [one.kind for one in plant.store.incidents()] == ["facts_damaged"]
+        assert [one.kind for one in plant.store.incidents()] == ["damaged"]
         for node in (plant, idmz):
             node.store.close()
 
