@@ -202,3 +202,10 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
     assert steps == ALL_STEPS[: ALL_STEPS.index("rights") + 1]
     code, said = call("test", "elsewhere")
     assert (code, "it names plant-a" in said) == (2, True)
+
+
+def test_the_page_names_every_step() -> None:
+    """docs/operate/peers.md shows each step that the command has, under its name and in its order."""
+    page = (Path(__file__).parents[2] / "docs/operate/peers.md").read_text("utf-8")
+    shown = [line[10:23].strip() for line in page.splitlines() if line.startswith("  ok      ")]
+    assert shown == ALL_STEPS
