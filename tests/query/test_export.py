@@ -322,3 +322,17 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
 def test_json_values_are_texts_in_flat_files() -> None:
     """What the page says of JSON holds for the value these tests rest on."""
     assert value_of_text("json", '{"a":[1,2.5,null]}') == Json(b'{"a":[1,2.5,null]}')
+
+
+def test_an_export_beside_a_writer_is_what_was_there_when_it_began(tmp_path: Path) -> None:
+    """Facts that are appended while an export runs are not in it; everything before is."""
+    file = everything(tmp_path, rounds=3)
+    before = len(naive(file))
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
+
+        def meanwhile(*_: object) -> None:
+            done(store.append_samples(TELEMETRY, [Sample(1, BASE_NS, 1.0)] * 3, awaited=True))
+
+        exported = export(Scanner(reader), Bounds(), tmp_path / "f.csv", "csv", progress=meanwhile)
+        assert store.end_offset(TELEMETRY) > before
+    assert exported.facts == before == len(list(from_csv(tmp_path / "f.csv")))
