@@ -143,7 +143,7 @@ class DefinitionsMissing(Refused):
 class UnknownConsumer(Refused):
     """No consumer of this name is registered."""
 
-    hint = "a first fetch registers it; or correct the name (bsfg status lists them)"
+    hint = "a first fetch registers it; or correct the name (bsfg consumer list)"
 
 
 class ConsumerNotYours(Refused):
@@ -155,7 +155,7 @@ class ConsumerNotYours(Refused):
 class ConsumerStreamMismatch(Refused):
     """The name is bound to another stream."""
 
-    hint = "use one consumer name for each stream, or remove the consumer first"
+    hint = "use one consumer name for each stream, or remove the consumer first (bsfg consumer remove)"
 
 
 class ConsumerInUse(Refused):

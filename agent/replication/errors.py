@@ -105,14 +105,14 @@ _ROWS = (
         Fault.ASKER,
         False,
         "The consumer is bound to another stream than the one named.",
-        "Use one consumer name for each stream, or remove the consumer at the serving node.",
+        "Use one consumer name for each stream, or remove the consumer at the serving node (bsfg consumer remove).",
     ),
     ErrorRow(
         "too_many_consumers",
         Fault.ASKER,
         False,
         "The zone has registered as many consumers as one zone may.",
-        "Ask with the names registered before; the serving node lists them in bsfg status.",
+        "Ask with the names registered before; bsfg consumer list on the serving node shows them.",
     ),
     ErrorRow(
         "stream_not_exported",
