@@ -25,6 +25,7 @@ from pathlib import Path
 from agent.fact_store.records import AppendOutcome
 from agent.fact_store.store import FactStore
 from agent.message import Envelope, Fact, Message
+from bench.append import SETTINGS
 from bench.figures import Report, files_bytes, machine, median, peak_rss_mib, rounded
 from bench.growth import openings
 from bench.side import Options, say
@@ -154,5 +155,5 @@ def _rates(rows: Sequence[Sequence[int]]) -> tuple[float, float]:
 @contextmanager
 def _store(folder: Path) -> Iterator[FactStore]:
     folder.mkdir()
-    with closing(FactStore.open(folder / "facts.db", SERVING)) as store:
+    with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS)) as store:
         yield store

@@ -23,7 +23,7 @@ from pathlib import Path
 from agent.fact_store.producers import Producers
 from agent.fact_store.store import FactStore
 from agent.message import Envelope, Fact, Message
-from bench.append import file_of
+from bench.append import SETTINGS, file_of
 from bench.figures import Latency, Report, files_bytes, machine, median, rounded
 from bench.stage import SERVING, workplace
 
@@ -91,7 +91,10 @@ def run(producers: int, seconds: float, below: Path | None) -> Report:
         described = machine(folder)
         (folder / "store").mkdir()
         product, bare, fsyncs_ns, commits = _Turns(), _Turns(), list[int](), list[float]()
-        with file_of(folder / "bare") as file, closing(FactStore.open(folder / "store" / "facts.db", SERVING)) as store:
+        with (
+            file_of(folder / "bare") as file,
+            closing(FactStore.open(folder / "store" / "facts.db", SERVING, settings=SETTINGS)) as store,
+        ):
             for turn in range(TURNS):
                 before = store.statistics().commits
                 asyncio.run(_product(store, product, producers, seconds / TURNS, turn))
