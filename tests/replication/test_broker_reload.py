@@ -1,9 +1,12 @@
 """Reloading a real broker: only files that leave it a broker are handed to it, and a zone that is shut out is out at once."""
 
 import asyncio
+import contextlib
 import os
 import pwd
 import shutil
+import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import Callable
@@ -27,6 +30,8 @@ from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import wait_until_async
 
 NOW = datetime.now(UTC)
+# Clean start, keep-alive 60 s, no properties, a client identifier from the broker (MQTT 5, 3.1).
+CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
 
 
@@ -249,6 +254,35 @@ def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
                 node.store.close()
 
         asyncio.run(run())
+
+
+@pytest.mark.system
+def test_no_way_back_on_a_ticket_from_before(tmp_path: Path) -> None:
+    """TLS lets a client resume without showing its certificate; after the reload a revoked one cannot use that."""
+    with Mosquitto.started(tmp_path) as broker:
+        mine = broker.identity("idmz")
+        context = pki.client_context(mine.ca_file, mine.cert_file, mine.key_file)
+
+        def enter(ticket: ssl.SSLSession | None) -> tuple[bool, bool, ssl.SSLSession | None]:
+            """Whether we got in, whether by the ticket, and the next ticket."""
+            with (
+                socket.create_connection((HOST, broker.port), 20) as plain,
+                context.wrap_socket(plain, server_hostname=HOST, session=ticket) as channel,
+            ):
+                with contextlib.suppress(OSError):
+                    channel.sendall(CONNECT)
+                try:
+                    answer = channel.recv(4)
+                except ssl.SSLError:
+                    answer = b""
+                return answer[:1] == b"\x20", bool(channel.session_reused), channel.session
+
+        tickets = [enter(None)[2] for _ in range(2)]
+        assert enter(tickets[0])[:2] == (True, True)
+        pki.revoke(broker.pki_folder, "idmz", NOW)
+        shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)
+        assert bad(reload(broker)) == []
+        assert [enter(ticket)[0] for ticket in (tickets[1], None)] == [False, False]
 
 
 @pytest.mark.system
