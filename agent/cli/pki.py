@@ -158,16 +158,24 @@ def revoke(what: str, for_broker: bool, reason: str, pki_folder: Path, as_json: 
     The new list keeps it out once a broker has read it; what is connected stays so until its rights end:
     bsfg broker deny.
     """
-    for each in authority.revoke(pki_folder, what, datetime.now(UTC), broker=for_broker, reason=reason):
+    records = authority.revoke(pki_folder, what, datetime.now(UTC), broker=for_broker, reason=reason)
+    for each in records:
         if as_json:
             print_json(plain_record(each))
         else:
             click.echo(f"{each.name}: revoked {each.serial} ({reason})")
-    if not as_json:
+    if as_json:
+        return
+    if for_broker:
         click.echo(
-            f"next: bring {pki_folder / 'ca.crl'} to each broker as zones.crl; there, for a zone that is connected, "
-            f"bsfg broker deny {what}, which also makes the broker read the list"
+            "note: brokers read the list, nodes do not. Who has a broker's stolen key can stand in for it towards"
         )
+        click.echo("the nodes until its certificate ends; only a new authority in their ca_file ends that sooner.")
+        return
+    click.echo(
+        f"next: bring {pki_folder / 'ca.crl'} to each broker as zones.crl; there, for a zone that is connected, "
+        f"bsfg broker deny {records[0].name}, which also makes the broker read the list"
+    )
 
 
 @pki.command()

@@ -337,6 +337,7 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     assert "bsfg broker config" in _run(folder, "renew", "b1", "--broker").output
     revoked = _run(folder, "revoke", "plant-a", "--reason", "key-compromise")
     assert "bsfg broker deny plant-a" in revoked.output
+    assert "nodes do not" in _run(folder, "revoke", "b1", "--broker").output
     rows = [json.loads(line) for line in _run(folder, "list", "--json").output.splitlines()]
     assert [row["reason"] for row in rows if row["name"] == "plant-a"] == ["key-compromise"]
     assert "revoked" in _run(folder, "list").output
@@ -344,7 +345,7 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     shown = _run(folder, "show")
     assert shown.exit_code == 1
     assert "was revoked at" in shown.output
-    assert "list    3, 1 revoked" in shown.output
+    assert "list    4, 3 revoked" in shown.output
     assert "SOON" in shown.output
     taken = tmp_path / "taken"
     files = ["--cert", folder / "zones/idmz.pem", "--key", folder / "zones/idmz.key", "--ca", folder / "ca.pem"]
