@@ -6,8 +6,16 @@ that seed instead of a new one. docs/reference/tests.md says what each figure is
 
 import os
 import random
+from collections.abc import Callable
+
+import pytest
 
 IS_LONG = os.environ.get("SIM", "") not in {"", "0"}
+
+
+def patient(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that `make sim` runs, and that takes its time also on a machine that does much else."""
+    return pytest.mark.sim(pytest.mark.timeout(scaled(900, 100_000))(test))
 
 
 def scaled(short: int, long: int) -> int:

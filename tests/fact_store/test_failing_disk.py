@@ -31,6 +31,7 @@ from tests.fact_store.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, samples, tag
 from tests.fact_store.power import require_strace
 from tests.fact_store.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north
+from tests.sim import patient
 
 ROOT = Path(__file__).parents[2]
 CONSUMER = "idmz.facts.telemetry"
@@ -146,6 +147,7 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
     return promises, all_steps[half:]
 
 
+@patient
 @pytest.mark.parametrize("full", [False, True], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for_ever"])
 @pytest.mark.parametrize("begin", ["new", "killed"])

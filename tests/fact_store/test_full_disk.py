@@ -88,7 +88,6 @@ def test_a_full_disk_costs_no_acknowledged_fact(small_disk: Path) -> None:
         assert broken(store, promises) == [], "opened again on the full disk"
         assert done(store.confirm(CONSUMER, 100)) == 100, "the ballast is for what makes room"
         end_offset = store.end_offset(TELEMETRY)
-        assert isinstance(refused(store, end_offset), StoreFull)
         for other in others:
             other.unlink()
         wait_until(lambda: refused(store, end_offset) is None, "an append after space has returned")

@@ -20,7 +20,7 @@ import pytest
 from agent.fact_store.records import AppendOutcome
 from tests.fact_store.making import OPERATIONAL, chain_is_whole, done, ids_in, message, plant
 from tests.fact_store.promises import Promises, broken
-from tests.sim import first_seed, scaled
+from tests.sim import first_seed, patient, scaled
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = scaled(50, 500)
@@ -45,7 +45,7 @@ def run_and_kill(path: Path, rng: random.Random, promises: Promises, *, at_start
     promises.hear(said)
 
 
-@pytest.mark.sim
+@patient
 def test_invariant_2_acknowledged_facts_survive_a_kill(tmp_path: Path) -> None:
     """Each acknowledged append, page, definition and confirmation survives a kill, at whatever moment, of a process that does
     all of it in threads; the store opens by itself each time and goes on where it was."""

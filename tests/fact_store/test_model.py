@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -46,7 +45,7 @@ from tests.fact_store.making import (
     tag,
     values_in,
 )
-from tests.sim import scaled
+from tests.sim import patient, scaled
 
 SETTINGS = StoreSettings(commit_interval_ms=1, batch_facts_target=7)
 OFTEN: dict[str, str | int] = {"wal_autocheckpoint": 12}
@@ -320,7 +319,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             shutil.rmtree(self.home)
 
 
-@pytest.mark.sim
+@patient
 def test_the_store_agrees_with_the_model(ram: Path) -> None:
     """See the module. Where this interpreter's SQLite cannot be reached, the disk is never full."""
     StoreAgainstModel.folder = ram

@@ -15,15 +15,13 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from agent.fact_store import FactStore
 from agent.fact_store.connection import connect
 from agent.fact_store.errors import StoreError
 from tests.fact_store.making import AT_ONCE
 from tests.fact_store.power import ENDINGS, KINDS, Crash, crashes, record, require_strace
 from tests.fact_store.promises import Promises, broken
-from tests.sim import first_seed, scaled
+from tests.sim import first_seed, patient, scaled
 
 ROOT = Path(__file__).parents[2]
 STATES = scaled(2_000, 100_000)
@@ -61,7 +59,7 @@ def check(crash: Crash, folder: Path) -> list[str]:
     return found if answer == "ok" else [*found, f"wrong: integrity_check says {answer}"]
 
 
-@pytest.mark.sim
+@patient
 def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, ram: Path) -> None:
     """Nothing acknowledged is missing from any disk a power cut could leave: facts, messages, received pages with their
     position, definitions, confirmed ranges and frontiers; nothing is there twice or half; each store opens by itself."""
