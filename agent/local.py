@@ -190,7 +190,7 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
     except OSError as error:
         raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
     with FactStore.open(
-        settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream
+        settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream, unattended=True
     ) as store:
         yield store
 

@@ -59,6 +59,7 @@ CORES: tuple[str, ...] = (
         f"agent/fact_store/{name}.py"
         for name in (
             "catalog",
+            "epochs",
             "forecast",
             "frontier",
             "group_commit",

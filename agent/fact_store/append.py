@@ -28,7 +28,6 @@ from agent.batch import (
 )
 from agent.fact_store.acks import Terms
 from agent.fact_store.admitting import admit, digest
-from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.group_commit import batch_sizes
 from agent.fact_store.held import Range
@@ -181,7 +180,7 @@ def append_notice(transaction: Transaction, stream: str, message: Message) -> No
 def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) -> int:
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
-    ranges = transaction.catalog.held.get((known.id, OWN_ORIGIN), ())
+    ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
     # Our own history has no gaps and the batches were sealed on its last link, so there is nothing to decide; asking
     # `held.decide` would cost as much as sealing a fact.
     first, last = batches[0].header, batches[-1]
@@ -189,7 +188,9 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
         (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)
     )
     assert len(ranges) <= 1, ranges
-    transaction.set_held(known.id, OWN_ORIGIN, (Range(1, last.header.last_sequence, NO_DIGEST, last.digest),))
+    transaction.set_held(
+        known.id, transaction.catalog.own_origin, (Range(1, last.header.last_sequence, NO_DIGEST, last.digest),)
+    )
     return transaction.add_batches(known, batches)
 
 

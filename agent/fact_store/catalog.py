@@ -14,8 +14,6 @@ from agent.batch import Definitions, Link, Origin
 from agent.fact_store.held import Range
 from agent.fact_store.records import ConsumerState, PeerPosition, StreamInfo
 
-OWN_ORIGIN = 1  # number of this store itself in the table `origin`
-
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
@@ -49,12 +47,13 @@ class Catalog:
     leases: Mapping[tuple[str, str], int] = field(
         default_factory=dict
     )  # stream, producer; replaced, so no commit copies it
+    own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.leases,
+            self.consumers.copy(), self.peers.copy(), self.leases, self.own_origin,
         )  # fmt: skip
 
     @property
@@ -65,11 +64,11 @@ class Catalog:
     def link(self, stream: str) -> Link:
         """Where the next batch of this store's own facts attaches."""
         known = self.streams.get(stream)
-        held = self.held.get((known.id, OWN_ORIGIN), ()) if known else ()
+        held = self.held.get((known.id, self.own_origin), ()) if known else ()
         if not held:
             return Link(stream, self.origin)
         return Link(stream, self.origin, held[-1].last_sequence + 1, held[-1].last_digest)
 
     def own_definitions(self) -> Definitions:
         """The tag definitions this store has made."""
-        return self.definitions.get(OWN_ORIGIN, Definitions())
+        return self.definitions.get(self.own_origin, Definitions())

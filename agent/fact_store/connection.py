@@ -75,6 +75,7 @@ def connect(uri: str) -> sqlite3.Connection:
 
 def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
     """The one connection that writes `path`, made if it does not exist; the caller holds the lock. Raises StoreUnusable."""
+    connection = None
     try:
         connection = connect_to(_uri(path, "rwc"))
         if not _pragma(connection, "application_id") and not connection.execute(QUERIES["tables"]).fetchone()[0]:
@@ -83,9 +84,13 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
         if found != APPLICATION_ID:
             raise StoreForeign(f"{path} is a SQLite file of another program (application id {found})", "name another")
         _set(connection, _WRITER)
-    except UnicodeDecodeError as error:  # SQLite quotes the broken text, and Python expects UTF-8
-        raise StoreDamaged(f"{path}: {error}") from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError, StoreUnusable) as error:
+        if connection is not None:
+            connection.close()  # at once: closed later, it might remove the log of the file that then has this name
+        if isinstance(error, StoreUnusable):
+            raise
+        if isinstance(error, UnicodeDecodeError):  # SQLite quotes the broken text, and Python expects UTF-8
+            raise StoreDamaged(f"{path}: {error}") from error
         raise opening_error(path, error) from error
     return connection
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agent.batch import Batch, Definitions, Kind, Origin
-from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.errors import DefinitionsMissing, ForkError
 from agent.fact_store.records import ReceivedDefinition
 from agent.fact_store.transaction import Transaction
@@ -19,14 +18,16 @@ from agent.fact_store.transaction import Transaction
 def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
     """Numbers of definitions at this store: that of the same content where it was defined before, else the next."""
     count = transaction.catalog.own_definitions().count
-    known = {body: at + 1 for at, body in enumerate(transaction.definition_bodies(OWN_ORIGIN, 0, count))}
+    known = {
+        body: at + 1 for at, body in enumerate(transaction.definition_bodies(transaction.catalog.own_origin, 0, count))
+    }
     fresh = list[bytes]()
     for body in bodies:
         if body not in known:
             fresh.append(body)
             known[body] = count + len(fresh)
     if fresh:
-        transaction.add_definitions(OWN_ORIGIN, fresh)
+        transaction.add_definitions(transaction.catalog.own_origin, fresh)
     return [known[body] for body in bodies]
 
 

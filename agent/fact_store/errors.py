@@ -11,6 +11,7 @@
             StoreBusy               too much is waiting for the disk; slow the source
             StoreFull               no space left, or a size limit reached; the transaction was rolled back
             StoreFailed             the disk failed a commit; this process must be restarted
+            StoreForked             found to be an old copy of itself; a new epoch begins when it is opened again
             StoreClosed             closed by its owner
         Refused                     what the caller handed over breaks a rule; nothing was stored (the caller's, final)
             FactsRefused            samples, messages or definitions that cannot be sealed
@@ -108,6 +109,13 @@ class StoreFailed(StoreUnavailable):
 
     retryable = False
     hint = "restart the node: it reopens the store from what the disk really holds; check the disk if it happens again"
+
+
+class StoreForked(StoreUnavailable):
+    """Others hold facts of this store's epoch that it does not: it was restored from an old copy."""
+
+    retryable = False
+    hint = "start the node again (systemd does): a new epoch begins, and everything held stays"
 
 
 class StoreClosed(StoreUnavailable):

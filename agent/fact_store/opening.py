@@ -1,12 +1,62 @@
-"""Opening a store's file as its only writer: settings, schema, whose it is, and what the tables say."""
+"""Opening a store's file as its only writer: settings, schema, whose it is, what the tables say, and which epoch it goes on in.
+
+Unattended, as a node opens it, a file that cannot be used is set aside and a new store begins at once in its place, and a
+store that turns out to be an old copy begins a new epoch. Otherwise the caller gets the exception, and nothing has changed.
+Opening reads no batch's body and does not grow with the file.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 
-from agent.fact_store.connection import connect_writer, lock, opening_error, unlock
+from agent.batch import EPOCH_BYTES, Origin
+from agent.fact_store import beside, recovery
+from agent.fact_store.append import append_notice
+from agent.fact_store.beside import SetAside
+from agent.fact_store.catalog import Catalog
+from agent.fact_store.connection import Connect, connect_writer, lock, opening_error, reading_error, unlock
+from agent.fact_store.epochs import Witness, may_begin_for_peer, restored_because
+from agent.fact_store.errors import StoreDamaged, StoreError, StoreUnusable
+from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.migrations import migrate
+from agent.fact_store.notice import NOTICES_STREAM, store_notice
+from agent.fact_store.queries import QUERIES
+from agent.fact_store.transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a writer needs."""
+
+    connection: sqlite3.Connection
+    catalog: Catalog
+    index: MessageIndex
+
+
+def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool) -> Opened:
+    """Open the store of `zone` at `path`, whose lock the caller holds. Raises StoreUnusable."""
+    if not is_unattended:
+        return _open(path, zone, connect_to, now_unix_ms, is_unattended=False)
+    why = beside.suspicion(path)
+    if why is None:
+        try:
+            return _open(path, zone, connect_to, now_unix_ms, is_unattended=True)
+        except StoreDamaged as error:
+            why = error.why
+    try:
+        target = beside.set_aside(path, why, now_unix_ms)
+    except OSError as error:
+        raise StoreUnusable(
+            f"{path} is damaged ({why}) and cannot be renamed: {error.strerror}", "move it aside by hand"
+        ) from error
+    log.error("store_quarantined", extra={"path": str(path), "as": target.name, "reason": why})
+    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True)
 
 
 def migrate_store(path: Path) -> None:
@@ -22,3 +72,111 @@ def migrate_store(path: Path) -> None:
             connection.close()
     finally:
         unlock(descriptor)
+
+
+def witness_of(catalog: Catalog) -> Witness:
+    """What there is to remember of a store."""
+    return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
+
+
+def require_new_epoch(transaction: Transaction, why: str) -> None:
+    """A call: the store goes on under a new epoch, from the next time it is opened, and that is at once."""
+    transaction.require_new_epoch(why)
+
+
+def peer_is_ahead(transaction: Transaction, peer: str, why: str) -> None:
+    """A call: a peer speaks of offsets that were never written here. Believed once a week."""
+    last_unix_ms = transaction.peer_epoch_unix_ms()
+    if may_begin_for_peer(last_unix_ms, transaction.now_unix_ms):
+        transaction.require_new_epoch(why, peer_epoch_unix_ms=transaction.now_unix_ms)
+    else:
+        transaction.add_incident(
+            "ahead", f"peer {peer}", f"{why}; a new epoch was begun for a peer within the last week"
+        )
+
+
+def _open(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool) -> Opened:
+    connection = connect_writer(path, connect_to)
+    try:
+        _migrate(connection, path)
+        is_new = recovery.begin_life(connection, path, zone, now_unix_ms)
+        recovery.check_zone(recovery.identity(connection, path), zone, path)
+        witness = beside.read_witness(path) if is_unattended and not is_new else None
+        aside = beside.files_set_aside(path)[-1:] if is_unattended and is_new else []
+        opened = _go_on(connection, path, witness, aside, now_unix_ms)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        connection.close()
+        raise reading_error(path, error) from error
+    except StoreError:
+        connection.close()
+        raise
+    if is_unattended:
+        beside.write_witness(path, witness_of(opened.catalog))
+    return opened
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Apart from the rest: an error here may be ours, and must not make a file look damaged."""
+    try:
+        migrate(connection)
+    except sqlite3.Error as error:
+        raise opening_error(path, error) from error
+
+
+def _go_on(
+    connection: sqlite3.Connection, path: Path, witness: Witness | None, aside: list[SetAside], now_unix_ms: int
+) -> Opened:
+    """Load what the tables say, and in one transaction begin a new epoch where one is due and say what happened."""
+    execute = connection.execute
+    execute(QUERIES["begin"])
+    catalog = recovery.load(connection, path)
+    index = MessageIndex.load(connection)
+    why = _new_epoch_because(connection, catalog, witness)
+    if why is None and not aside:
+        execute(QUERIES["rollback"])
+        return Opened(connection, catalog, index)
+    before = catalog.origin
+    if why is not None:
+        epoch = os.urandom(EPOCH_BYTES)
+        execute(QUERIES["update_epoch"], (epoch,))
+        execute(QUERIES["insert_origin"], (before.zone, epoch)).fetchone()
+        catalog = recovery.load(connection, path)
+    transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
+    if why is not None:
+        _say_epoch_began(transaction, before, why)
+    for one in aside:
+        _say_set_aside(transaction, one)
+    execute(QUERIES["commit"])
+    index.settle(is_durable=True)
+    return Opened(connection, transaction.catalog, index)
+
+
+def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness: Witness | None) -> str | None:
+    (asked,) = connection.execute(QUERIES["select_new_epoch_because"]).fetchone()
+    if asked is not None:
+        return str(asked)
+    own = {one.epoch.hex() for one in catalog.origins if one.zone == catalog.origin.zone}
+    ends = {name: state.end_offset for name, state in catalog.streams.items()}
+    return restored_because(witness, catalog.origin.epoch.hex(), own, ends)
+
+
+def _say_epoch_began(transaction: Transaction, before: Origin, why: str) -> None:
+    now = transaction.catalog.origin
+    about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
+    log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
+    transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", f"began after {before.epoch.hex()}: {why}")
+    _append(transaction, "epoch_began", about, now.epoch.hex())
+
+
+def _say_set_aside(transaction: Transaction, aside: SetAside) -> None:
+    about = {"file": aside.file, "bytes": aside.bytes, "because": aside.why}
+    detail = (
+        f"{aside.why}; the file still takes {aside.bytes} bytes: look with bsfg store verify --file, then remove it"
+    )
+    transaction.add_incident("quarantined", aside.file, detail)
+    _append(transaction, "store_quarantined", about, aside.file)
+
+
+def _append(transaction: Transaction, predicate: str, about: dict[str, object], key: str) -> None:
+    notice = store_notice(transaction.catalog.origin, predicate, about, key, transaction.now_unix_ms)
+    append_notice(transaction, NOTICES_STREAM, notice)

@@ -30,6 +30,18 @@ INSERT INTO store (id, zone, epoch, format, created_unix_ms) VALUES (1, ?, ?, ?,
 -- select_store: whose store this is
 SELECT zone, epoch, format FROM store;
 
+-- select_new_epoch_because: why the next opening begins a new epoch, if it must
+SELECT new_epoch_because FROM store;
+
+-- select_peer_epoch: when a new epoch was last begun because a peer said so
+SELECT peer_epoch_unix_ms FROM store;
+
+-- update_new_epoch_because: the next opening begins a new epoch
+UPDATE store SET new_epoch_because = ?, peer_epoch_unix_ms = coalesce(?, peer_epoch_unix_ms);
+
+-- update_epoch: a new epoch has begun
+UPDATE store SET epoch = ?, new_epoch_because = NULL;
+
 -- insert_origin: number a new origin
 INSERT INTO origin (zone, epoch) VALUES (?, ?) RETURNING id;
 

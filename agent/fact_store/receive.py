@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from agent import batch as batch_format
 from agent.batch import Batch, BatchError
-from agent.fact_store.catalog import OWN_ORIGIN
 from agent.fact_store.definitions import vouched
 from agent.fact_store.errors import FactsRefused, ForkError
 from agent.fact_store.held import Duplicate, Fork, Insert, Range, decide
@@ -125,7 +124,7 @@ def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> None:
             stored = transaction.batch_at(known.id, number, offered.first_sequence)
         if stored is not None and stored != offered:
             decision = Fork(f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored")
-    if isinstance(decision, Insert) and number == OWN_ORIGIN:
+    if isinstance(decision, Insert) and number == catalog.own_origin:
         decision = Fork(
             f"sequences {offered.first_sequence} to {offered.last_sequence} are ours, and we never wrote them"
         )

@@ -187,6 +187,17 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class Integrity:
+    """Damaged places found in this life, batches compared in the background and when all of them were last; files set aside
+    (name, bytes)."""
+
+    damages: int
+    batches_verified: int
+    last_full_pass_unix_ms: int | None
+    set_aside: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts of durations: `counts[i]` took at most `bounds_s[i]`, the last one (one more than bounds) longer."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import EPOCH_BYTES, Definitions, Origin
-from agent.fact_store.catalog import OWN_ORIGIN, Catalog, StreamState
+from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.errors import StoreDamaged, StoreForeign
 from agent.fact_store.frontier import Confirmed
 from agent.fact_store.held import Range
@@ -24,20 +24,23 @@ from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import ConsumerState, PeerPosition
 
 DATABASE_ERROR = sqlite3.Error
+FIRST_ORIGIN = 1  # what a store that has just begun is in the table `origin`
 FORMAT = 1  # what the tables mean, apart from their shape; a change that old programs must not read counts up
 
 
-def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> None:
-    """Make a store of `zone` out of empty tables; a store that has begun is left alone. Raises StoreDamaged."""
+def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
+    """Make a store of `zone` out of empty tables, and say so; a store that has begun is left alone. Raises StoreDamaged."""
     connection.execute(QUERIES["begin"])
-    if connection.execute(QUERIES["select_store"]).fetchone() is None:
+    is_new = connection.execute(QUERIES["select_store"]).fetchone() is None
+    if is_new:
         epoch = os.urandom(EPOCH_BYTES)
         connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
         number = connection.execute(QUERIES["insert_origin"], (zone, epoch)).fetchone()[0]
-        if number != OWN_ORIGIN:
+        if number != FIRST_ORIGIN:
             connection.execute(QUERIES["rollback"])
             raise StoreDamaged(f"{path} holds facts but no longer says whose store it is")
     connection.execute(QUERIES["commit"])
+    return is_new
 
 
 def identity(connection: sqlite3.Connection, path: Path) -> Origin:
@@ -80,6 +83,9 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         )
     for number, zone, epoch in _rows(connection, "select_origins"):
         catalog.origins[Origin(zone, epoch)] = number
+    if catalog.origin not in catalog.origins:
+        raise StoreDamaged(f"{path}: the store is none of its own origins")
+    catalog.own_origin = catalog.origins[catalog.origin]
     for stream, origin, *ends in _rows(connection, "select_held"):
         held = catalog.held.get((stream, origin), ())
         catalog.held[stream, origin] = (*held, Range(*ends))
@@ -106,8 +112,11 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
 
 def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None:
     """Tables written in one transaction must tell one story."""
-    if catalog.origins.get(catalog.origin) != OWN_ORIGIN:
-        raise StoreDamaged(f"{path}: the store is not its own first origin")
+    numbers, held = set(catalog.origins.values()), dict[int, int]()
+    for (stream, origin), ranges in catalog.held.items():
+        if origin not in numbers:
+            raise StoreDamaged(f"{path}: facts of origin {origin} are held, which is not there")
+        held[stream] = held.get(stream, 0) + sum(one.last_sequence - one.first_sequence + 1 for one in ranges)
     for (stream, origin), ranges in catalog.held.items():
         where = f"{path}: stream {stream}, origin {origin}"
         if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):
@@ -119,6 +128,10 @@ def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None
         first_sequence, count, digest, _ = row
         if (first_sequence + count - 1, digest) != (last.last_sequence, last.last_digest):
             raise StoreDamaged(f"{where}: the last batch is not the one held")
+    for state in catalog.streams.values():
+        if held.get(state.id, 0) != state.end_offset:
+            found = held.get(state.id, 0)
+            raise StoreDamaged(f"{path}: {state.name} ends at {state.end_offset}, what is held of it ends at {found}")
     for consumer in catalog.consumers.values():
         if consumer.frontier > catalog.streams[consumer.stream].end_offset:
             raise StoreDamaged(f"{path}: consumer {consumer.name} confirmed {consumer.frontier}, beyond the log")

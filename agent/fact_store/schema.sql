@@ -3,16 +3,19 @@
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
--- Whose store this is, and which life of it. One row.
+-- Whose store this is, and which life of it. One row. new_epoch_because: the next opening begins a new epoch; peer_epoch_unix_ms:
+-- when one was last begun because a peer said so.
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     format INTEGER NOT NULL,
-    created_unix_ms INTEGER NOT NULL
+    created_unix_ms INTEGER NOT NULL,
+    new_epoch_because TEXT,
+    peer_epoch_unix_ms INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- Who first recorded facts that are held here. Number 1 is this store itself.
+-- Who first recorded facts that are held here. This store itself is the one with its present epoch.
 CREATE TABLE origin (
     id INTEGER PRIMARY KEY,
     zone TEXT NOT NULL,

@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
-from agent.fact_store import consumers, recovery
+from agent.fact_store import consumers
 from agent.fact_store.acks import Follower
 from agent.fact_store.acks import terms as terms_of
 from agent.fact_store.admission import check_precondition
 from agent.fact_store.admitting import acquire_lease
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
 from agent.fact_store.ballast import Ballast, disk_free
-from agent.fact_store.connection import Connect, connect, connect_writer, lock, opening_error, reading_error, unlock
+from agent.fact_store.beside import files_set_aside, mark_suspect
+from agent.fact_store.connection import Connect, connect, lock, unlock
 from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
-from agent.fact_store.errors import AcksRefused, FactsRefused, StoreError, StoreUnavailable
+from agent.fact_store.errors import AcksRefused, FactsRefused, StoreDamaged, StoreError, StoreUnavailable
 from agent.fact_store.forecast import StoreSpace
 from agent.fact_store.lifecycle import Event, Lifecycle, step
-from agent.fact_store.message_index import MessageIndex
-from agent.fact_store.migrations import migrate
+from agent.fact_store.opening import open_writer, peer_is_ahead, require_new_epoch
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.receive import ReceivedPage, check, put
 from agent.fact_store.records import (
@@ -43,6 +43,7 @@ from agent.fact_store.records import (
     Backlog,
     ConsumerState,
     Incident,
+    Integrity,
     Page,
     PeerPosition,
     Precondition,
@@ -52,6 +53,7 @@ from agent.fact_store.records import (
     StreamInfo,
 )
 from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
+from agent.fact_store.upkeep import Upkeep
 from agent.fact_store.work import Call
 from agent.fact_store.writer import OnCommit, Writer
 from agent.message import (
@@ -90,6 +92,7 @@ class FactStore:
         lock_descriptor: int,
         origin: Origin,
         space: Callable[[], StoreSpace],
+        damages: Damages,
     ) -> None:
         self.path = path
         self.space = space
@@ -97,6 +100,8 @@ class FactStore:
         self.origin = origin
         self._writer = writer
         self._reader = reader
+        self._damages = damages
+        self._upkeep = Upkeep(path, writer, self.read)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
         # One thread, so pages are checked in the order they came while the writer commits the one before; its queue is
@@ -112,10 +117,14 @@ class FactStore:
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
         connect_to: Connect = connect,
+        unattended: bool = False,
     ) -> FactStore:
         """Open the store of `zone`, or begin a new one; recovers by itself from whatever ended the last life.
 
         Streams that `streams` does not name have the defaults of `StreamSettings`.
+
+        `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its place, an old copy
+        goes on under a new epoch, and what is stored is read again in the background (opening.py, upkeep.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
@@ -123,7 +132,9 @@ class FactStore:
         descriptor = lock(path)
         try:
             policies = {one.name: one for one in streams}
-            return cls._open_locked(path, zone, settings or StoreSettings(), policies, connect_to, descriptor)
+            return cls._open_locked(
+                path, zone, settings or StoreSettings(), policies, connect_to, descriptor, unattended=unattended
+            )
         except StoreError:
             unlock(descriptor)
             raise
@@ -137,36 +148,35 @@ class FactStore:
         policies: dict[str, StreamSettings],
         connect_to: Connect,
         descriptor: int,
+        *,
+        unattended: bool,
     ) -> FactStore:
         if Ballast(path, settings.ballast_bytes).give_up_if_needed(disk_free(path.parent)):
             log.warning("ballast_given_up", extra={"store": str(path)})
-        connection = connect_writer(path, connect_to)
+        opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, is_unattended=unattended)
+        damages = Damages()
         try:
-            migrate(connection)
-        except recovery.DATABASE_ERROR as error:
-            connection.close()
-            raise opening_error(path, error) from error
-        except StoreError:
-            connection.close()
-            raise
-        try:
-            recovery.begin_life(connection, path, zone, time.time_ns() // 1_000_000)
-            recovery.check_zone(recovery.identity(connection, path), zone, path)
-            catalog = recovery.load(connection, path)
-            index = MessageIndex.load(connection)
-            damages = Damages()
             reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.found)
-        except recovery.DATABASE_ERROR as error:
-            connection.close()
-            raise reading_error(path, error) from error
         except StoreError:
-            connection.close()
+            opened.connection.close()
             raise
-        writer = Writer(path, connection, catalog, index, settings, policies)
-        damages.start(writer, catalog.origin)
-        writer.start()
+        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies)
+        damages.start(writer, opened.catalog.origin)
         space = partial(_space, writer, reader, settings, policies)
-        return cls(path, writer, reader, descriptor, catalog.origin, space)
+        store = cls(path, writer, reader, descriptor, opened.catalog.origin, space, damages)
+        if unattended:
+            store._be_kept_up()
+        writer.start()
+        return store
+
+    def _be_kept_up(self) -> None:
+        """As a node: remember what there is, read it again in the background, and mark the file when writing meets damage."""
+        self._upkeep.start()
+        self._writer.ended.add_done_callback(self._mark_if_damaged)
+
+    def _mark_if_damaged(self, ended: Future[None]) -> None:
+        if isinstance(error := ended.exception(), StoreDamaged):
+            mark_suspect(self.path, error.why)
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
@@ -479,6 +489,26 @@ class FactStore:
         """Why this store cannot go on, if it cannot. The process must end then; see `ended`."""
         return self._writer.failure
 
+    def require_new_epoch(self, why: str) -> Future[None]:
+        """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at once."""
+        return self._call("require a new epoch", partial(require_new_epoch, why=why))
+
+    def peer_is_ahead(self, peer: str, why: str) -> None:
+        """A configured peer that has read this store under its present epoch speaks of offsets that were never written here.
+        Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
+        with contextlib.suppress(StoreUnavailable):
+            self._call("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why))
+
+    def integrity(self) -> Integrity:
+        """What was found damaged, how far it was looked for, and what was set aside; from memory, but for the last."""
+        upkeep = self._upkeep
+        return Integrity(
+            self._damages.count,
+            upkeep.batches_verified,
+            upkeep.last_full_pass_unix_ms,
+            tuple((one.file, one.bytes) for one in files_set_aside(self.path)),
+        )
+
     @property
     def ended(self) -> Future[None]:
         """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
@@ -499,9 +529,12 @@ class FactStore:
         if seen := self._writer.presence.newer_than(self._writer.catalog):
             with contextlib.suppress(StoreUnavailable):
                 self._call("remember", partial(consumers.remember, seen_unix_ms=seen))
+        self._upkeep.stop()
         self._checker.shutdown()
         self._reader.close()  # first: the last connection to close folds the log into the database, readers cannot
         self._writer.close()
+        if self._upkeep.is_begun:
+            self._upkeep.remember()
         unlock(self._lock_descriptor)
 
     def __enter__(self) -> Self:

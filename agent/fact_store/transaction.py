@@ -36,6 +36,7 @@ class Transaction:
         self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms
+        self.must_end_because: str | None = None  # the store may not go on after this commit
         self._execute = connection.execute
         self._executemany = connection.executemany
 
@@ -214,6 +215,16 @@ class Transaction:
         released = replace(stream, released_offset=row[0], released_bytes=row[1])
         self.catalog.streams[stream.name] = released
         return released
+
+    def peer_epoch_unix_ms(self) -> int:
+        """When a new epoch was last begun because a peer said so; 0 for never."""
+        found: int = self._execute(QUERIES["select_peer_epoch"]).fetchone()[0]
+        return found
+
+    def require_new_epoch(self, why: str, peer_epoch_unix_ms: int | None = None) -> None:
+        """Have a new epoch begin when the store is opened next, and the store end with this commit."""
+        self._execute(QUERIES["update_new_epoch_because"], (why, peer_epoch_unix_ms))
+        self.must_end_because = why
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
         """Something was lost or refused. The same kind and subject again counts up."""

@@ -34,6 +34,7 @@ from agent.fact_store.errors import (
     StoreClosed,
     StoreError,
     StoreFailed,
+    StoreForked,
     StoreFull,
     StoreUnavailable,
     again,
@@ -276,6 +277,9 @@ class Writer:
         if ends:
             for callback in self._subscribers:
                 callback(ends)
+        if transaction.must_end_because is not None:
+            with self._changed:
+                self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
 
     def _settle(self, *, is_durable: bool) -> None:
         """Those who remember what a transaction did learn how it ended."""

@@ -156,7 +156,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         ("UPDATE held SET last_digest = zeroblob(16)", "the last batch is not the one held"),
         ("INSERT INTO held SELECT stream, origin, 2, 2, last_digest, last_digest FROM held", "overlap or touch"),
         ("UPDATE consumer SET frontier = 100", "beyond the log"),
-        ("UPDATE origin SET id = 2", "not its own first origin"),
+        ("UPDATE origin SET id = 2", "which is not there"),
         ("DELETE FROM store", "no longer says whose store it is"),
     ],
 )

@@ -1,0 +1,89 @@
+"""What a node does for its store in the background: read all of it again, slowly, and keep the witness up to date.
+
+Each batch is compared with its digest, and what is damaged is told like what a reader meets (damage.py). The position is kept in
+memory only: a restart begins again, at a random stream's beginning being as good as any.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.fact_store import beside
+from agent.fact_store.errors import StoreError
+from agent.fact_store.opening import witness_of
+from agent.fact_store.records import Page
+from agent.fact_store.writer import Writer
+
+BYTES_PER_S = 64 * 1024
+"""40 GB a week, 10 GB in two days: a bit that flips is found while peers still hold what it was, and the reading is a thousandth
+of what the slowest gateway's disk gives, and 0.1 % of one core."""
+STEP_S = 10.0
+WITNESS_S = 300.0  # what is appended after it is noticed as missing by peers only, if both files are restored together
+FACTS_MAX = 2**40
+
+Read = Callable[[str, int, int, int], Page]
+
+
+class Upkeep:
+    """A thread of its own, from `start` until `stop`."""
+
+    def __init__(self, path: Path, writer: Writer, read: Read) -> None:
+        self.batches_verified = 0
+        self.last_full_pass_unix_ms: int | None = None
+        self._path, self._writer, self._read = path, writer, read
+        self._streams = list[str]()  # still to be read in this pass, the one being read first
+        self._after_offset = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"store-upkeep {path.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anybody asked for it."""
+        return self._thread.ident is not None
+
+    def stop(self) -> None:
+        """End; the witness then says how the store was left."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def remember(self) -> None:
+        """Write the witness of what is durable now."""
+        beside.write_witness(self._path, witness_of(self._writer.catalog))
+
+    def step(self, bytes_max: int) -> int:
+        """Read on, at least one batch; returns the bytes read, 0 at the end of a pass."""
+        if not self._streams:
+            self._streams, self._after_offset = list(self._writer.catalog.streams), 0
+        if not self._streams:
+            return 0
+        page = self._read(self._streams[0], self._after_offset, FACTS_MAX, bytes_max)
+        self.batches_verified += len(page.batches)
+        reached = max([one.last_offset for one in page.batches] + [one.last_offset for one in page.holes], default=0)
+        if reached > self._after_offset:
+            self._after_offset = reached
+            return max(1, sum(len(one.sealed) for one in page.batches))
+        self._streams.pop(0)
+        self._after_offset = 0
+        if self._streams:
+            return 1
+        self.last_full_pass_unix_ms = time.time_ns() // 1_000_000
+        return 0
+
+    def _run(self) -> None:
+        witness_s, wait_s = time.monotonic(), STEP_S
+        while not self._stopping.wait(wait_s):
+            if time.monotonic() - witness_s >= WITNESS_S:
+                witness_s = time.monotonic()
+                self.remember()
+            try:
+                wait_s = max(STEP_S, self.step(int(STEP_S * BYTES_PER_S)) / BYTES_PER_S)
+            except StoreError:  # the disk is away, or the file is being closed: readers and the writer say so
+                wait_s = WITNESS_S
