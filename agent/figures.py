@@ -23,6 +23,7 @@ from agent.fact_store.records import StreamInfo
 from agent.health.snapshot import (
     BrokerFigures,
     ConsumerFigures,
+    IntegrityFigures,
     Latency,
     NodeSnapshot,
     PeerFigures,
@@ -109,6 +110,7 @@ class Figures:
             sources=tuple(_source(source) for source in self._ingest.statistics()),
             requests=self._requests(),
             certificate_days_left=remembered.certificate_days_left,
+            integrity=self._integrity(),
         )
 
     def progress(self) -> list[Progress]:
@@ -116,6 +118,15 @@ class Figures:
         event loop's turns."""
         counted = self._store.statistics()
         return [Progress("store writer", counted.commits + counted.appends_failed, counted.queue_facts > 0, STALL_S)]
+
+    def _integrity(self) -> IntegrityFigures:
+        found = self._store.integrity()
+        return IntegrityFigures(
+            found.damages,
+            found.batches_verified,
+            found.last_full_pass_unix_ms,
+            sum(size for _, size in found.set_aside),
+        )
 
     def _consumers(self) -> tuple[ConsumerFigures, ...]:
         figures = []

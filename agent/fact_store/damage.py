@@ -7,6 +7,7 @@ or it is full, is said when somebody comes across it again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from agent.fact_store.records import Hole, OriginRange
 from agent.fact_store.transaction import Transaction
 from agent.fact_store.work import Call
 from agent.fact_store.writer import Writer
+
+log = logging.getLogger(__name__)
 
 SAID_MAX = 10_000  # a disk that has damaged more batches than this is said to be bad often enough
 INCIDENT = "damaged"
@@ -50,6 +53,15 @@ class Damages:
             if writer is None or origin is None or place in self._said or len(self._said) >= SAID_MAX:
                 return
             self._said.add(place)
+        log.error(
+            "facts_damaged",
+            extra={
+                "stream": stream,
+                "first_offset": hole.first_offset,
+                "last_offset": hole.last_offset,
+                "reason": f"damaged: {why or 'no row is there'}",
+            },
+        )
         run = partial(_say, origin=origin, stream=stream, hole=hole, why=why, origins=origins)
         call = Call(f"damage in {stream}", len(why), time.monotonic_ns(), run)
         call.future.add_done_callback(lambda done: self._forget(place) if done.exception() else None)

@@ -99,6 +99,18 @@ def _node(snapshot: NodeSnapshot) -> Iterator[Metric]:
         *("bsfg_store_buffer_fill_percent", "What would not yield to new facts, of the nearest limit.", ()),
         [((), snapshot.store_fill_percent)],
     )
+    found = snapshot.integrity
+    yield _counter(
+        "bsfg_store_batches_verified",
+        "Batches compared with their digest in the background.",
+        (),
+        [((), found.batches_verified)],
+    )
+    yield _gauge("bsfg_store_damages", "Damaged places found since the start.", (), [((), found.damages)])
+    yield _gauge("bsfg_store_set_aside_bytes", "Bytes of damaged files set aside.", (), [((), found.set_aside_bytes)])
+    passed_ms = found.last_full_pass_unix_ms
+    passed_s = None if passed_ms is None else passed_ms / 1000
+    yield _gauge("bsfg_store_verified_time_seconds", "Unix time when all was last verified.", (), [((), passed_s)])
     days = snapshot.certificate_days_left
     yield _gauge("bsfg_certificate_days_left", "Until our certificate ends.", (), [((), days)])
 

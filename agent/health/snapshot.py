@@ -130,6 +130,16 @@ class RequestFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegrityFigures:
+    """What the store found damaged in this life, what it looked at, and what lies set aside beside it."""
+
+    damages: int = 0
+    batches_verified: int = 0
+    last_full_pass_unix_ms: int | None = None
+    set_aside_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """A node at one moment."""
 
@@ -145,6 +155,7 @@ class NodeSnapshot:
     sources: tuple[SourceFigures, ...] = ()
     requests: RequestFigures = RequestFigures()
     certificate_days_left: float | None = None
+    integrity: IntegrityFigures = IntegrityFigures()
 
     def to_json(self) -> dict[str, Any]:
         """The same figures as plain objects."""

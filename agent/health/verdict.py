@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from agent.health.snapshot import BrokerFigures, ConsumerFigures, NodeSnapshot, PeerFigures, SourceFigures
+from agent.health.snapshot import (
+    BrokerFigures,
+    ConsumerFigures,
+    IntegrityFigures,
+    NodeSnapshot,
+    PeerFigures,
+    SourceFigures,
+)
 
 
 class Level(Enum):
@@ -133,6 +140,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room",
     )
     yield from _full_reasons(snapshot)
+    yield from _integrity_reasons(snapshot.integrity)
     days = snapshot.certificate_days_left
     left = "" if days is None else f"{days:.0f} days left" if days > 0 else "has expired"
     yield from _judge("certificate_left", days, "certificate", left, "renew it and install the new one")
@@ -164,6 +172,18 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
             "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
         )
         yield from _judge("hours_until_full", hours, "store", text, hint)
+
+
+def _integrity_reasons(integrity: IntegrityFigures) -> Iterator[Reason]:
+    """One changed bit is one too many: the disk that made it makes more."""
+    if integrity.damages:
+        text = f"{integrity.damages} places are damaged; the rest is served"
+        hint = "bsfg store verify names them; check the disk, and see docs/operate/integrity.md"
+        yield Reason(Level.BROKEN, alert=True, subject="store", text=text, hint=hint)
+    if integrity.set_aside_bytes:
+        text = f"a damaged file was set aside and takes {integrity.set_aside_bytes / 1e6:,.0f} MB"
+        hint = "export what it still holds (bsfg store export --file), then remove it"
+        yield Reason(Level.BROKEN, alert=True, subject="store", text=text, hint=hint)
 
 
 def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]:

@@ -122,6 +122,10 @@ class ServingStore(Protocol):
         long.  Returns at once and never raises; a confirmation needs no such word."""
         ...
 
+    def peer_is_ahead(self, peer: str, why: str) -> None:
+        """A peer speaks of offsets of this epoch that were never written here.  Returns at once and never raises."""
+        ...
+
     def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
         """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits."""
         ...

@@ -226,7 +226,7 @@ class Server:
         log = LogView(self._epoch, store.end_offset(stream))
         refusal = sender.check_offsets(log, request.epoch, request.after_offset, request.confirm)
         if refusal is not None:
-            return refusal
+            return self._told_ahead(caller, request.consumer_name, request.epoch, refusal)
         if admitted.must_register:
             name, start = request.consumer_name, start_of(request)
             registered = await asyncio.wrap_future(store.register_consumer(name, caller.zone, stream, start))
@@ -247,6 +247,13 @@ class Server:
         frontier = self._frontier(request.consumer_name, consumer)
         self._facts_sent += read.facts
         return self._pack(stream, frontier, read)
+
+    def _told_ahead(self, caller: Caller, name: str, epoch: str | None, refusal: Refuse) -> Refuse:
+        """A peer that speaks of this very epoch and of offsets beyond its end: either it is wrong, or this store was restored from
+        an old copy. The store decides whether to believe it (decision 0030)."""
+        if epoch == self._epoch and refusal.code in {"confirm_beyond_log", "offset_beyond_log"}:
+            self._store.peer_is_ahead(caller.zone, f"consumer {name} of {caller.zone} has read more: {refusal.message}")
+        return refusal
 
     def _start_confirm(self, name: str, confirm: Confirm | None) -> asyncio.Future[int] | None:
         if confirm is None:
@@ -311,7 +318,7 @@ class Server:
         log = LogView(self._epoch, store.end_offset(admitted.stream))
         refusal = sender.check_offsets(log, request.epoch, None, admitted.confirm)
         if refusal is not None:
-            return refusal
+            return self._told_ahead(caller, request.consumer_name, request.epoch, refusal)
         confirming = self._start_confirm(request.consumer_name, admitted.confirm)
         assert confirming is not None
         return ConfirmAnswer(store_zone=store.zone, epoch=self._epoch, cursor_advanced_to=await confirming)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.health.snapshot import ConsumerFigures, Latency, NodeSnapshot, RequestFigures
+from agent.health.snapshot import ConsumerFigures, IntegrityFigures, Latency, NodeSnapshot, RequestFigures
 from agent.health.verdict import THRESHOLDS, Level, assess
 
 
@@ -169,3 +169,11 @@ def test_the_table_is_in_order() -> None:
 def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, expected: float | None) -> None:
     """A quantile is the bound of the bucket that holds it, and nothing when nothing was measured."""
     assert Latency(counts).quantile_s(quantile) == expected
+
+
+def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
+    """One damaged place is enough, and a file set aside is named until somebody removes it."""
+    spoilt = replace(healthy, integrity=IntegrityFigures(damages=1, set_aside_bytes=7_000_000))
+    verdict = assess(spoilt)
+    assert (verdict.level, verdict.alert, len(verdict.reasons)) == (Level.BROKEN, True, 2)
+    assert "7 MB" in str(verdict.reasons)

@@ -1,0 +1,35 @@
+"""The page for whoever meets damage shows commands that do what it says."""
+
+import re
+import shlex
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from agent.cli import bsfg
+from agent.fact_store import FactStore
+from agent.fact_store.beside import mark_suspect
+from tests.fact_store.making import AT_ONCE, TELEMETRY, done, samples, tag
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "integrity.md"
+
+
+def test_the_commands_of_the_page(tmp_path: Path) -> None:
+    """Each succeeds on a node whose file was set aside, and the export holds what the file held."""
+    config = tmp_path / "node.toml"
+    config.write_text(f'[node]\nzone = "plant"\nstate_dir = "{tmp_path}"\n')
+    for _ in range(2):
+        with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, unattended=True) as store:
+            done(store.define([tag(1)]))
+            done(store.append_samples(TELEMETRY, samples(10), awaited=True))
+        if not list(tmp_path.glob("*.why")):
+            mark_suspect(tmp_path / "facts.db", "a test")
+    (aside,) = (one.with_suffix("") for one in tmp_path.glob("*.why"))
+    lines = re.findall(r"^bsfg .*$", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert len(lines) == 6
+    for line in lines:
+        words = shlex.split(re.sub(r"facts\.db\.damaged-\d+T\d+Z", str(aside), line), comments=True)[1:]
+        words = [str(tmp_path / word) if word == "rescued.csv" else word for word in words]
+        run = CliRunner().invoke(bsfg, words, env={"BSFG_CONFIG": str(config)})
+        assert run.exit_code == 0, (line, run.output, run.exception)
+    assert len((tmp_path / "rescued.csv").read_text().splitlines()) == 11
