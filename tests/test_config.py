@@ -212,3 +212,13 @@ def test_what_streams_may_not_be() -> None:
     peers = [{"zone": "idmz", "broker": "b", "exports": ["facts.private"]}]
     found = problems_of({"node": {"zone": "p"}, "stream": together, "broker": [BROKER], "peer": peers})
     assert set(found) == {"stream[2].name", "peer[0].exports"}
+
+
+def test_the_page_on_retention_shows_the_defaults() -> None:
+    """What docs/operate/retention.md says may be set is what is set without a word, and it names the streams' settings rightly."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "operate" / "retention.md").read_text()
+    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = tomllib.loads(shown)
+    assert StoreSettings(**found["store"]) == StoreSettings()
+    (stream,) = found["stream"]
+    assert StreamSettings(**stream) == StreamSettings(stream["name"])
