@@ -41,6 +41,7 @@ MESSAGE_ROWS_WITH_COMMIT = 64
 VACUUM_PAGES = 256  # moved at once when idle: a megabyte
 FREE_SHARE_MAX = 8  # free pages beyond an eighth of the file are given back...
 FREE_BYTES_MIN = 32 * 1024 * 1024  # ...and never the last of these: appends reuse them
+LOG_BYTES = 4 * 1024 * 1024  # what SQLite's log grows to before it is folded into the file
 NEVER_NS = 2**63 - 1
 
 
@@ -86,6 +87,11 @@ class Housekeeping:
 
     def refusal(self, transaction: Transaction, stream: str) -> StoreFull | None:
         """Why an append to a stream cannot be taken now; None where it can, perhaps because the oldest facts make room."""
+        if self._has_no_room_for_the_log():
+            return StoreFull(
+                f"the disk is full ({self._disk_free:,} bytes are left)",
+                "free space; facts are served and confirmed meanwhile, and appends go on by themselves",
+            )
         known = transaction.catalog.streams.get(stream) or StreamState(0, stream)
         nearest = fullest(self._limits(known))
         if nearest is None or not nearest.is_full:
@@ -103,6 +109,11 @@ class Housekeeping:
             f"{nearest.what} is full ({stream}: {nearest.used:,} of {nearest.limit:,} bytes)",
             f"see which consumer is behind (bsfg status), free space, or raise {nearest.setting}",
         )
+
+    def _has_no_room_for_the_log(self) -> bool:
+        """An append into pages that are free needs no more disk, but room in the log; what little is left, such as the ballast
+        that was given up, is for what makes room."""
+        return self._disk_free is not None and self._disk_free < min(LOG_BYTES, self._settings.disk_free_bytes_min)
 
     def limits_of(self, stream: StreamState) -> list[Limit]:
         """The limits of a stream, as last looked at."""

@@ -164,7 +164,7 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
         put(100)
         before, space = held(), store._writer.housekeeping.space
         pages_before = space.store_used + space.store_free
-        for free_now in (FLOOR - 1_000_000, -FLOOR):
+        for free_now in (FLOOR - 1_000_000, FLOOR // 2):
             free[0] = free_now
             looked = store._writer.housekeeping._looked_ns
             wait_until(lambda: store._writer.housekeeping._looked_ns > looked, "a look at the disk")  # noqa: B023
