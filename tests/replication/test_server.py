@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.batch import open_samples, parse
+from agent.fact_store.errors import StoreForked
 from agent.fact_store.settings import StoreSettings
 from agent.replication.asker import Asker
 from agent.replication.carrier import Incoming
@@ -161,6 +162,20 @@ def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> 
         assert isinstance(page, FetchAnswer)
         assert page.covered() == (301, 305)
         older.cancel()
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_path: Path) -> None:
+    """Offsets beyond the end are refused; named together with the present epoch, they say that this store is an old copy."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        ahead = FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, after_offset=301, epoch=plant.store.epoch.hex())
+        with pytest.raises(PeerRefused) as refused:
+            await asker.ask(ahead, 5)
+        assert refused.value.code == "offset_beyond_log"
+        await wait_until_async(plant.store.ended.done, "the store to end")
+        assert isinstance(plant.store.failure, StoreForked)
 
     serve(broker, tmp_path, scenario)
 
