@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.batch import Origin
-from agent.message import Envelope, Fact, Message, canonical_json
+from agent.message import JSON_INTEGER_MAX, Envelope, Fact, Message, canonical_json
 
 NOTICES_STREAM = "facts.operational"  # where a store tells what concerns all of its streams
 EVERYBODY = "*"
@@ -40,4 +40,15 @@ def _notice(
 ) -> Message:
     message_id = f"{predicate}:{origin.epoch.hex()}:{key}"
     envelope = Envelope(message_id, origin.zone, EVERYBODY, now_unix_ms)
-    return Message(envelope, Fact(subject, predicate, canonical_json(dict(about))))
+    return Message(envelope, Fact(subject, predicate, canonical_json(_plain(about))))
+
+
+def _plain(value: object) -> object:
+    """The same with numbers that JSON cannot hold exactly as text: what is told of damage may come from where the damage is."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, int) and abs(value) > JSON_INTEGER_MAX:
+        return str(value)
+    return value

@@ -20,3 +20,13 @@ def test_notices_are_messages_by_the_rules() -> None:
     assert (first.fact.subject, whole.fact.subject) == ("stream:plant-a/facts.telemetry", "store:plant-a")
     assert first.envelope.message_id == again.envelope.message_id
     assert content_digest(first) == content_digest(again)
+
+
+def test_a_notice_of_damage_can_always_be_written() -> None:
+    """Numbers that a flipped bit has made too large for JSON are told as text, wherever they stand: what the disk did must never
+    stop the writer from saying so."""
+    about = {"first_sequence": 2**57, "origins": [{"last_sequence": -(2**60), "zone": "plant-a"}], "count": 3}
+    message = stream_notice(ORIGIN, "facts.telemetry", "facts_damaged", about, "x", 1000)
+    check_message(message)
+    assert b'"first_sequence":"144115188075855872"' in message.fact.object_json
+    assert b'"count":3' in message.fact.object_json
