@@ -133,7 +133,9 @@ class Housekeeping:
     # --------------------------------------------------------------------------------------------------------------- work
 
     def start(self, now_ns: int) -> None:
-        """The writer begins."""
+        """The writer begins. The ballast is made now, for a store that is busy until its disk is full has no idle moment."""
+        self._look()
+        self._ballast.make(self._disk_free, self._settings.disk_free_bytes_min)
         self.alarm_ns = now_ns + LOOK_EVERY_NS
 
     def is_due(self, now_ns: int) -> bool:
@@ -145,7 +147,6 @@ class Housekeeping:
         moved = self._frontiers_moved(transaction.catalog)
         if now_ns - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now_ns
-            self._look()
             moved = {*transaction.catalog.streams}
             self._tell_near(transaction.catalog)
         for name in moved:
@@ -153,7 +154,7 @@ class Housekeeping:
                 self._release(transaction, stream)
         rows_max = ROWS_WHEN_IDLE if is_idle else ROWS_WITH_COMMIT + 2 * transaction.batches_added
         left = self._delete(transaction, rows_max)
-        self._count_pages()
+        self._look()
         if is_idle and not left:
             self._ballast.make(self.space.disk_free, self._settings.disk_free_bytes_min)
             left = self._vacuum()
@@ -172,12 +173,9 @@ class Housekeeping:
             log.warning("ballast_given_up", extra={"store": str(self._path)})
 
     def _look(self) -> None:
-        """What the disk has left, and the file."""
+        """Pages in use and pages free, and what the disk has left: with every commit, because a fast source fills a small disk
+        within a second, and what is full by old figures would drop more than it must. Some microseconds."""
         self._disk_free = disk_free(self._path.parent)
-        self._count_pages()
-
-    def _count_pages(self) -> None:
-        """Pages in use and pages free: after every commit, because what is full by old figures would drop more than it must."""
         pages = self._execute(QUERIES["page_count"]).fetchone()[0]
         free = self._execute(QUERIES["freelist_count"]).fetchone()[0]
         self.space = Space((pages - free) * self.page_bytes, self._disk_free, free * self.page_bytes)
@@ -299,7 +297,7 @@ class Housekeeping:
         if self._has_free_pages:
             for _ in range(VACUUM_PAGES):  # Python steps a statement without columns once, and each step frees one page
                 self._execute(QUERIES["vacuum_page"])
-            self._count_pages()
+            self._look()
             self._is_shrinking = True
         return self._has_free_pages
 

@@ -70,7 +70,7 @@ def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         done(store.append_samples(TELEMETRY, samples(100)))
         store.read(TELEMETRY, 0, 1, 1)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["facts.db", "facts.db.lock"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["facts.db", "facts.db.ballast", "facts.db.lock"]
 
 
 def test_one_process_only(tmp_path: Path) -> None:
