@@ -15,10 +15,10 @@ from typing import Any
 
 from agent.batch import DEFINITIONS_MAX, BatchError, parse
 from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import StoredBatch
+from agent.fact_store.records import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
-from pyspark_bsfg.errors import FactsGone, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.errors import FactsGone, SparkError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.ranges import OffsetRange
 
 PAGE_FACTS = 200_000
@@ -60,24 +60,28 @@ def record_batches(path: Path, stream: str, asked: OffsetRange, schema: Any) -> 
 
 
 def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange) -> Iterator[StoredBatch]:
-    """The batches that hold a range, without a gap between them. Raises FactsGone where there is one."""
+    """The batches that hold a range, without a gap between them. Raises FactsGone or StoreUnreadable where there is one."""
     after = asked.first - 1
     while after < asked.last:
         page = reader.read(stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=asked.last)
+        holes = sorted(page.holes, key=lambda hole: hole.first_offset, reverse=True)
         for stored in page.batches:
-            if stored.first_offset > after + 1:
-                raise _gone(reader.path, stream, after + 1, stored.first_offset - 1)
+            if holes and holes[-1].first_offset < stored.first_offset:
+                raise _missing(reader.path, stream, holes[-1])
             yield stored
             after = stored.last_offset
+        if holes:
+            raise _missing(reader.path, stream, holes[-1])
         if not page.batches:
-            raise _gone(reader.path, stream, after + 1, asked.last)
+            raise _missing(reader.path, stream, Hole(after + 1, asked.last, "expired"))
 
 
-def _gone(path: Path, stream: str, first: int, last: int) -> FactsGone:
-    return FactsGone(
-        f"{path}: facts {first} to {last} of {stream} were released while this was reading",
-        "read again, from a later one",
-    )
+def _missing(path: Path, stream: str, hole: Hole) -> SparkError:
+    """What a task that was given these facts says of a hole in them: it never returns what is left."""
+    facts = f"{path}: facts {hole.first_offset} to {hole.last_offset} of {stream}"
+    if hole.reason == "damaged":
+        return StoreUnreadable(f"{facts}: the disk has changed them", "run bsfg store verify on the node")
+    return FactsGone(f"{facts} were released while this was reading", "read again, from a later one")
 
 
 def _define(reader: StoreReader, dictionary: Dictionary, stored: StoredBatch) -> None:

@@ -75,7 +75,7 @@ class Values:
             return pa.nulls(len(self._values), pa.int64())
         if self._doubles is not None:
             exact = pc.if_else(pc.less_equal(self._code_column(), _BOOL), self._doubles, None)
-            if not _any(pc.greater(pc.abs(exact), 2.0**53)):  # doubles below hold every integer
+            if not _any(pc.greater_equal(pc.abs(exact), 2.0**53)):  # 2**53 may be what 2**53 + 1 was rounded to
                 return exact.cast(pa.int64())
         exact = [
             int(value) if code <= _BOOL else None  # type: ignore[arg-type]

@@ -85,6 +85,14 @@ def test_a_group_of_one_type_takes_its_own_path_to_the_same_rows(value: Any) -> 
     same(rows(built([(batch, 1, 0, 5)])), [row(one, n, PLANT_A, n) for n, one in enumerate(run, 1)])
 
 
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**53, 2**63 - 1])
+def test_integers_beside_floats_stay_exact(number: int) -> None:
+    """An integer that a double would round is exact in value_int, also where the group holds floats."""
+    run = [Sample(1, NOON_NS, number), Sample(1, NOON_NS + 1, 0.5)]
+    [batch] = foreign(PLANT_A, [run])
+    same(rows(built([(batch, 1, 0, 2)])), [row(one, n, PLANT_A, n) for n, one in enumerate(run, 1)])
+
+
 def test_groups_close_at_their_limit_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts are gathered over batches, a record batch is made when there are enough, the rest by flush."""
     monkeypatch.setattr(columns, "FACTS_MAX_PER_GROUP", 10)
