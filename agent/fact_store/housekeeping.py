@@ -21,7 +21,7 @@ from agent.fact_store.append import append_notice
 from agent.fact_store.ballast import Ballast, disk_free
 from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.errors import StoreFull
-from agent.fact_store.fullness import Limit, Space, fullest, limits, piece_bytes
+from agent.fact_store.fullness import WARN_PERCENT, Limit, Space, fullest, limits, piece_bytes
 from agent.fact_store.notice import stream_notice
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.retention import TTL_PIECES, Reason, Release, View, plan
@@ -42,6 +42,7 @@ VACUUM_PAGES = 256  # moved at once when idle: a megabyte
 FREE_SHARE_MAX = 8  # free pages beyond an eighth of the file are given back...
 FREE_BYTES_MIN = 32 * 1024 * 1024  # ...and never the last of these: appends reuse them
 LOG_BYTES = 4 * 1024 * 1024  # what SQLite's log grows to before it is folded into the file
+LITTLE_BYTES = 64 * 1024 * 1024  # more than any source writes between two looks
 NEVER_NS = 2**63 - 1
 
 
@@ -76,6 +77,8 @@ class Housekeeping:
         self._ballast = Ballast(path, settings.ballast_bytes)
         self._near = set[str]()
         self._has_free_pages = False
+        self._is_tight = self._is_little_left = True  # until it is known better
+        self._seen_ns = -NEVER_NS
         self.page_bytes: int = self._execute(QUERIES["page_size"]).fetchone()[0]
         self._disk_free: int | None = None
         self.space = Space(0, None)
@@ -87,6 +90,8 @@ class Housekeeping:
 
     def refusal(self, transaction: Transaction, stream: str) -> StoreFull | None:
         """Why an append to a stream cannot be taken now; None where it can, perhaps because the oldest facts make room."""
+        if not self._is_tight:
+            return None
         if self._has_no_room_for_the_log():
             return StoreFull(
                 f"the disk is full ({self._disk_free:,} bytes are left)",
@@ -154,11 +159,33 @@ class Housekeeping:
                 self._release(transaction, stream)
         rows_max = ROWS_WHEN_IDLE if is_idle else ROWS_WITH_COMMIT + 2 * transaction.batches_added
         left = self._delete(transaction, rows_max)
-        self._look()
         if is_idle and not left:
             self._ballast.make(self.space.disk_free, self._settings.disk_free_bytes_min)
             left = self._vacuum()
         self.alarm_ns = now_ns + (SOON_NS if left else LOOK_EVERY_NS)
+
+    def look(self, catalog: Catalog, now_ns: int) -> None:
+        """Between transactions, when everybody has been answered: how full it is now, and the log folded in where the file is to
+        become smaller. With every commit where there is little room, for a fast source fills a small disk within a second;
+        where there is much, as often as that could matter, for asking takes as long as sealing a fact."""
+        is_stream_near = any(self._is_stream_near(stream) for stream in catalog.streams.values())
+        if not self._is_little_left and not self._is_shrinking and now_ns - self._seen_ns < SOON_NS:
+            self._is_tight = is_stream_near
+            return
+        self._seen_ns = now_ns
+        self._look()
+        shared = limits(0, 0, self.space, self._settings.bytes_max, self._settings.disk_free_bytes_min)
+        self._is_little_left = self._has_no_room_for_the_log() or any(
+            limit.is_near or limit.limit - limit.used < LITTLE_BYTES for limit in shared
+        )
+        self._is_tight = self._is_little_left or is_stream_near
+        if self._is_shrinking and not self._has_free_pages:
+            self._is_shrinking = False
+            self._execute(QUERIES["checkpoint"]).fetchall()
+
+    def _is_stream_near(self, stream: StreamState) -> bool:
+        bytes_max = self._policy(stream.name).bytes_max
+        return bytes_max > 0 and 100 * (stream.bytes_total - stream.released_bytes) >= WARN_PERCENT * bytes_max
 
     def settle(self, *, is_durable: bool) -> None:
         """The transaction has ended; after a rollback what was deleted is there again."""
@@ -173,8 +200,7 @@ class Housekeeping:
             log.warning("ballast_given_up", extra={"store": str(self._path)})
 
     def _look(self) -> None:
-        """Pages in use and pages free, and what the disk has left: with every commit, because a fast source fills a small disk
-        within a second, and what is full by old figures would drop more than it must. Some microseconds."""
+        """Pages in use and pages free, and what the disk has left."""
         self._disk_free = disk_free(self._path.parent)
         pages = self._execute(QUERIES["page_count"]).fetchone()[0]
         free = self._execute(QUERIES["freelist_count"]).fetchone()[0]
@@ -300,12 +326,6 @@ class Housekeeping:
             self._look()
             self._is_shrinking = True
         return self._has_free_pages
-
-    def fold(self) -> None:
-        """Between transactions: after giving pages back, let the file become as small as it says it is."""
-        if self._is_shrinking and not self._has_free_pages:
-            self._is_shrinking = False
-            self._execute(QUERIES["checkpoint"]).fetchall()
 
 
 def _say_loss(transaction: Transaction, stream: StreamState, until: int, decision: Release) -> None:

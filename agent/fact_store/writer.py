@@ -72,7 +72,7 @@ class Writer:
     ) -> None:
         self.catalog = catalog
         self._index = index
-        self._policies = policies
+        self._policies = dict(policies)
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()
         self.meter = Meter()
@@ -156,7 +156,10 @@ class Writer:
 
     def policy(self, stream: str) -> StreamSettings:
         """What is promised of a stream's facts."""
-        return self._policies.get(stream) or StreamSettings(stream)
+        found = self._policies.get(stream)
+        if found is None:
+            found = self._policies[stream] = StreamSettings(stream)
+        return found
 
     def age_ms(self) -> int:
         """The store's own clock."""
@@ -262,7 +265,6 @@ class Writer:
             self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])
             self._settle(is_durable=True)
-            self.housekeeping.fold()
         except sqlite3.Error as error:
             self._give_up(group, error)
             return
@@ -277,9 +279,20 @@ class Writer:
         if ends:
             for callback in self._subscribers:
                 callback(ends)
+        self._look()
         if transaction.must_end_because is not None:
             with self._changed:
                 self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
+
+    def _look(self) -> None:
+        """Housekeeping between transactions. What the disk fails here is nobody's append: all of them are durable and answered."""
+        try:
+            self.housekeeping.look(self.catalog, time.monotonic_ns())
+        except sqlite3.Error as error:
+            found = running_error(self._path, error)
+            if not isinstance(found, StoreFull | StoreBusy):
+                with self._changed:
+                    self.failure = found
 
     def _settle(self, *, is_durable: bool) -> None:
         """Those who remember what a transaction did learn how it ended."""
