@@ -27,12 +27,12 @@ def test_a_page_has_the_form(page: Path) -> None:
 
 
 def test_the_list_is_complete() -> None:
-    """README.md names each page once, under the page's own title, and no number stands for two pages."""
+    """README.md names each page once, under the page's own title, and numbers run from 1 without a gap."""
     listed = re.findall(
         r"^\| \[(\d{4})\]\((.+?)\) \| (.+) \|$", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE
     )
     assert listed == [(page.name[:4], page.name, page.read_text().splitlines()[0].removeprefix("# ")) for page in PAGES]
-    assert len({number for number, _, _ in listed}) == len(PAGES)
+    assert [int(number) for number, _, _ in listed] == list(range(1, len(PAGES) + 1))
 
 
 @pytest.mark.parametrize("name", [package(requirement) for requirement in PROJECT["dependencies"]])
