@@ -76,6 +76,7 @@ class Housekeeping:
         self._looked_ns = -NEVER_NS
         self._ballast = Ballast(path, settings.ballast_bytes)
         self._near = set[str]()
+        self._loss_logged_ms: dict[str, int] = {}
         self._has_free_pages = False
         self._is_tight = self._is_little_left = True  # until it is known better
         self._seen_ns = -NEVER_NS
@@ -234,6 +235,16 @@ class Housekeeping:
         self._deleted_of(stream).is_done = False
         if decision.lost_from is not None and decision.lost_from <= after.released_offset:
             _say_loss(transaction, stream, after.released_offset, decision)
+            self._log_loss(stream.name, decision)
+
+    def _log_loss(self, stream: str, decision: Release) -> None:
+        """One line when losses begin; as long as they go on, one an hour. Each piece has its fact, and the incident counts them."""
+        now_ms = self.age_ms()
+        if now_ms - self._loss_logged_ms.get(stream, -HOUR_MS) >= HOUR_MS:
+            self._loss_logged_ms[stream] = now_ms
+            log.warning(
+                "facts_expired", extra={"stream": stream, "reason": decision.reason.value, "until": decision.until}
+            )
 
     def _view(self, catalog: Catalog, stream: StreamState) -> View:
         policy = self._policy(stream.name)
@@ -357,4 +368,3 @@ def _say_loss(transaction: Transaction, stream: StreamState, until: int, decisio
         stream.name,
         f"offsets {about['first_offset']} to {until} went unconfirmed, {why}; not confirmed by: {who}",
     )
-    log.warning("facts_expired", extra={"stream": stream.name, "reason": decision.reason.value, "until": until})

@@ -172,9 +172,9 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
         assert notices(store) == []
 
 
-def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path) -> None:
+def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With on_full = drop_oldest appends are always taken; what goes for them is said, piece by piece without a gap or overlap,
-    and the stream stays about its limit."""
+    and the stream stays about its limit. The log says once that losses have begun."""
     with store_of(tmp_path, bytes_max=1024 * 1024, on_full="drop_oldest") as store:
         done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
         for _ in range(100):
@@ -186,6 +186,7 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path) -> None:
         assert held < 1.3 * 1024 * 1024
         expired = [incident for incident in store.incidents() if incident.kind == "facts_expired"]
         assert expired[0].count > 1
+        assert [record.message for record in caplog.records].count("facts_expired") == 1
         about = [json.loads(fact.object_json) for fact in notices(store)]
         assert {one["reason"] for one in about} == {"full"}
         for one, following in pairwise(about):
