@@ -198,10 +198,11 @@ def parse_json(name: str, data: bytes) -> Any:
         raise MessageError(name, f"is not JSON: {error}") from error
 
 
-def check_name(name: str, text: object, pattern: re.Pattern[str]) -> None:
-    """Raise MessageError unless `text` is a string that matches the whole pattern."""
+def check_name(name: str, text: object, pattern: re.Pattern[str], example: str = "") -> None:
+    """Raise MessageError, with an example where there is one, unless `text` is a string that matches the whole pattern."""
     if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise MessageError(name, f"{text!r} does not match {pattern.pattern}")
+        such_as = f"; for example {example}" if example else ""
+        raise MessageError(name, f"{text!r} does not match {pattern.pattern}{such_as}")
 
 
 def check_text(name: str, text: object, bytes_max: int) -> None:
@@ -238,8 +239,8 @@ def check_message(message: Message) -> None:
             check_text(name, text, TEXT_BYTES_MAX)
     _check_labels(envelope.labels)
     check_text("subject", fact.subject, SUBJECT_BYTES_MAX)
-    check_name("subject", fact.subject, SUBJECT)
-    check_name("predicate", fact.predicate, PREDICATE)
+    check_name("subject", fact.subject, SUBJECT, "batch:B-1042")
+    check_name("predicate", fact.predicate, PREDICATE, "step_completed")
     _check_object(fact.object_json)
 
 

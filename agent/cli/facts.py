@@ -154,6 +154,9 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
     """Print the last facts of a stream; moves no cursor."""
     settings = load(config_file)
     with _reader(settings) as reader, contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        known = sorted(info.name for info in reader.streams())
+        if stream not in known:  # no refusal: its first fact may come yet, and --follow waits for it
+            click.echo(f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}", err=True)
         after = max(0, reader.end_offset(stream) - limit)
         while True:
             for one in presented(reader, stream, after, sys.maxsize):

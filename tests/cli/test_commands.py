@@ -165,6 +165,22 @@ def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
     assert "warning" not in json.loads(node("append", "batch:1", "done", "{}", "--json").stdout)
 
 
+def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
+    """A misspelt stream is not silence: its name and those there are stand on stderr; a known one prints facts alone."""
+    assert node("append", "batch:1", "done", "{}").returncode == 0
+    misspelt = node("tail", "--stream", "facts.operationl")
+    assert (misspelt.returncode, misspelt.stdout) == (0, "")
+    assert misspelt.stderr == "bsfg: no stream 'facts.operationl' yet; there are: facts.operational\n"
+    assert node("tail", "--stream", "facts.operational").stderr == ""
+
+
+def test_a_refused_name_comes_with_an_example(node: Bsfg) -> None:
+    """A subject or predicate of the wrong form is refused with one of the right form beside the pattern."""
+    for arguments, example in ((("s", "done"), "batch:B-1042"), (("batch:1", "Step Done"), "step_completed")):
+        refused = node("append", *arguments, "{}")
+        assert (refused.returncode, refused.stderr.endswith(f"; for example {example}\n")) == (1, True)
+
+
 def test_an_interpreter_without_asserts_is_refused(bsfg: Bsfg) -> None:
     """-O would remove the checks the product rests on."""
     done = bsfg("check", python=("-O",))
