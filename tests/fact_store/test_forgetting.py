@@ -161,13 +161,18 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
         def held() -> int:
             return next(one.bytes for one in store.streams() if one.name == TELEMETRY)
 
+        def look() -> None:
+            keeper = store._writer.housekeeping
+            seen_ns = keeper._seen_ns
+            wait_until(lambda: keeper._seen_ns > seen_ns, "a look at the disk")
+
         put(100)
+        look()
         before, space = held(), store._writer.housekeeping.space
         pages_before = space.store_used + space.store_free
         for free_now in (FLOOR - 1_000_000, FLOOR // 2):
             free[0] = free_now
-            looked = store._writer.housekeeping._looked_ns
-            wait_until(lambda: store._writer.housekeeping._looked_ns > looked, "a look at the disk")  # noqa: B023
+            look()
             put(40)
             assert held() > 0.9 * before
         space = store._writer.housekeeping.space
