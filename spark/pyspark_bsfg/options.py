@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from agent.message import STREAM
 from pyspark_bsfg.errors import OptionError
 
 TRANSPORTS = ("sqlite",)  # a store file on the same host; the pull over MQTT joins here
 TELEMETRY = "facts.telemetry"
+WhenReleased = Literal["skip", "fail"]  # facts that retention releases between planning and reading
 # A task holds one page at a time, so this bounds what a lost task repeats, not memory.
 PARTITION_FACTS_MAX = 2_000_000
 OFFSET_MAX = 2**63 - 2
@@ -32,6 +34,7 @@ class Options:
     end_offset: int | None = None
     partitions: int | None = None
     partition_facts_max: int = PARTITION_FACTS_MAX
+    when_released: WhenReleased = "skip"
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -46,6 +49,8 @@ class Options:
             raise OptionError("path is missing", 'name the store file: .load("/var/lib/bsfg/enterprise/facts.db")')
         if not STREAM.fullmatch(texts.get("stream", TELEMETRY)):
             raise OptionError(f"stream {texts['stream']!r}", f"a stream's name matches {STREAM.pattern}")
+        if (when_released := texts.get("whenreleased", "skip")) not in get_args(WhenReleased):
+            raise OptionError(f"whenReleased {when_released!r}", f"known are {', '.join(get_args(WhenReleased))}")
         options = cls(
             path=Path(texts["path"]),
             stream=texts.get("stream", TELEMETRY),
@@ -53,6 +58,7 @@ class Options:
             end_offset=_number(texts, "endoffset", OFFSET_MAX),
             partitions=_number(texts, "numpartitions", PARTITIONS_MAX),
             partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
+            when_released="fail" if when_released == "fail" else "skip",
         )
         start, end = options.start_offset, options.end_offset
         if start is not None and end is not None and end < start - 1:
@@ -62,7 +68,16 @@ class Options:
 
 _NAMES = {
     name.lower(): name
-    for name in ("path", "transport", "stream", "startOffset", "endOffset", "numPartitions", "maxFactsPerPartition")
+    for name in (
+        "path",
+        "transport",
+        "stream",
+        "startOffset",
+        "endOffset",
+        "numPartitions",
+        "maxFactsPerPartition",
+        "whenReleased",
+    )
 }
 
 

@@ -51,7 +51,11 @@ class BsfgReader(DataSourceReader):
         """Record batches of one task."""
         assert isinstance(partition, Offsets), partition
         asked = OffsetRange(partition.first, partition.last)
-        return store.record_batches(self.options.path, self.options.stream, asked, arrow_schema(self.schema))
+        options = self.options
+        is_expired_refused = options.when_released == "fail"
+        return store.record_batches(
+            options.path, options.stream, asked, arrow_schema(self.schema), is_expired_refused=is_expired_refused
+        )
 
 
 class BsfgDataSource(DataSource):

@@ -1,12 +1,13 @@
 """Shell: an enterprise store's file on this host, read-only, in pages, each its own short statement.
 
-Promised: exactly the facts of the range asked for, each once, in order, or an exception that says which are missing. Between
-pages no statement and no transaction is open, so the node that owns the store can go on reusing its write-ahead log while a
-long job reads.
+Promised: every fact of the range asked for that the store still has, each once, in order; and a word about each one that it no
+longer has: a warning in the log of the task, or an exception where the caller wants one. Between pages no statement and no
+transaction is open, so the node that owns the store can go on reusing its write-ahead log while a long job reads.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,11 +19,14 @@ from agent.fact_store.reader import StoreReader
 from agent.fact_store.records import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
-from pyspark_bsfg.errors import FactsGone, SparkError, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.errors import FactsGone, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.ranges import OffsetRange
 
 PAGE_FACTS = 200_000
 PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; a page of larger ones was no faster
+HOLES_SAID_MAX = 20  # lines of one task; a disk that fails has more, and their sum says enough
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -42,12 +46,18 @@ def held(reader: StoreReader, stream: str) -> OffsetRange:
     return streams[stream]
 
 
-def record_batches(path: Path, stream: str, asked: OffsetRange, schema: Any) -> Iterator[Any]:
-    """The facts of a range as Arrow record batches of `schema`."""
+def record_batches(
+    path: Path, stream: str, asked: OffsetRange, schema: Any, *, is_expired_refused: bool = False
+) -> Iterator[Any]:
+    """The facts of a range as Arrow record batches of `schema`; what is missing is said in the log.
+
+    With `is_expired_refused`, raises FactsGone where retention has released some of them.
+    """
     dictionary = Dictionary()
     columns = Columns(schema, stream, dictionary)
+    missing = _Missing(path, stream, is_expired_refused)
     with opened(path) as reader:
-        for stored in _stored_batches(reader, stream, asked):
+        for stored in _stored_batches(reader, stream, asked, missing):
             _define(reader, dictionary, stored)
             start = max(asked.first - stored.first_offset, 0)
             stop = min(asked.last, stored.last_offset) - stored.first_offset + 1
@@ -57,31 +67,48 @@ def record_batches(path: Path, stream: str, asked: OffsetRange, schema: Any) -> 
                 where = f"{path}: facts {stored.first_offset} to {stored.last_offset} of {stream}"
                 raise StoreUnreadable(f"{where}: {error}", "run bsfg store verify on the node") from error
         yield from columns.flush()
+    missing.sum_up()
 
 
-def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange) -> Iterator[StoredBatch]:
-    """The batches that hold a range, without a gap between them. Raises FactsGone or StoreUnreadable where there is one."""
+class _Missing:
+    """Says what a task was to read and does not find."""
+
+    def __init__(self, path: Path, stream: str, is_expired_refused: bool) -> None:  # noqa: FBT001  one caller
+        self._path = path
+        self._stream = stream
+        self._is_expired_refused = is_expired_refused
+        self._holes = 0
+        self._facts = 0
+
+    def take(self, hole: Hole) -> None:
+        """Say one. Raises FactsGone for what retention has released, if that is refused."""
+        where = f"{self._path}: facts {hole.first_offset} to {hole.last_offset} of {self._stream}"
+        if hole.reason == "expired" and self._is_expired_refused:
+            raise FactsGone(f"{where} were released while this was reading", "read again, from a later one")
+        self._holes += 1
+        self._facts += hole.last_offset - hole.first_offset + 1
+        if self._holes <= HOLES_SAID_MAX:
+            hint = "" if hole.reason == "expired" else "; run bsfg store verify on the node"
+            log.warning("%s are missing: %s%s", where, hole.reason, hint)
+
+    def sum_up(self) -> None:
+        """At the end, what was too much to say one by one."""
+        if self._holes > HOLES_SAID_MAX:
+            log.warning("%s: %s facts of %s are missing in this task", self._path, self._facts, self._stream)
+
+
+def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange, missing: _Missing) -> Iterator[StoredBatch]:
+    """The batches that hold a range. What lies between them is `missing`, by the store's own word and by no other."""
     after = asked.first - 1
     while after < asked.last:
         page = reader.read(stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=asked.last)
-        holes = sorted(page.holes, key=lambda hole: hole.first_offset, reverse=True)
-        for stored in page.batches:
-            if holes and holes[-1].first_offset < stored.first_offset:
-                raise _missing(reader.path, stream, holes[-1])
-            yield stored
-            after = stored.last_offset
-        if holes:
-            raise _missing(reader.path, stream, holes[-1])
-        if not page.batches:
-            raise _missing(reader.path, stream, Hole(after + 1, asked.last, "expired"))
-
-
-def _missing(path: Path, stream: str, hole: Hole) -> SparkError:
-    """What a task that was given these facts says of a hole in them: it never returns what is left."""
-    facts = f"{path}: facts {hole.first_offset} to {hole.last_offset} of {stream}"
-    if hole.reason == "damaged":
-        return StoreUnreadable(f"{facts}: the disk has changed them", "run bsfg store verify on the node")
-    return FactsGone(f"{facts} were released while this was reading", "read again, from a later one")
+        for hole in page.holes:
+            missing.take(hole)
+        yield from page.batches
+        reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
+        if reached == after:  # the range was held when this was planned: it is another file now
+            raise StoreUnreadable(f"{reader.path}: {stream} ends at {after}, not at {asked.last}", "read again")
+        after = reached
 
 
 def _define(reader: StoreReader, dictionary: Dictionary, stored: StoredBatch) -> None:

@@ -4,7 +4,9 @@ The oracle looks at one fact at a time, in plain Python, and shares no code with
 """
 
 import base64
+import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,16 @@ def same(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) ->
         assert {k: repr(v) if isinstance(v, float) else v for k, v in one.items()} == {
             k: repr(v) if isinstance(v, float) else v for k, v in other.items()
         }
+
+
+def release(path: Path, offset: int) -> None:
+    """What retention does at first: two numbers move, rows are deleted later."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE stream SET released_offset = ?", (offset,))
+
+
+def damage(path: Path, first_offset: int) -> None:
+    """The disk changes the batch that begins there."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER IF EXISTS batch_update_refused")
+        connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = ?", (first_offset,))

@@ -1,7 +1,9 @@
 """The data source without a JVM, called as Spark calls it, on stores that a real fact store wrote."""
 
+import logging
 import os
 import pickle
+import re
 import sqlite3
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,7 @@ from pyspark.sql.types import StructType
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.errors import StoreDamaged
+from agent.fact_store.settings import StreamSettings
 from agent.message import Sample
 from pyspark_bsfg import FACTS, BsfgDataSource, store
 from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamUnknown
@@ -138,35 +141,81 @@ def test_reading_does_not_keep_the_writers_log_from_being_reused(tmp_path: Path)
         assert facts + sum(one.num_rows for one in record_batches) == asked.facts
 
 
-def test_facts_released_while_reading_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that finds fewer facts than it was given says which; it does not return what is left."""
-    monkeypatch.setattr(store, "PAGE_FACTS", 1)
+@pytest.mark.parametrize("tasks", [1, 4])
+def test_a_store_is_read_from_where_retention_has_left_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tasks: int
+) -> None:
+    """What the store of a running node has released is not there to be read, and nothing needs to be said: a read without a
+    start begins behind it, all that is left comes once, whether its rows are deleted yet or not."""
+    path = tmp_path / "facts.db"
+    dropping = StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")
+    with FactStore.open(path, "enterprise", streams=[dropping]) as opened:
+        opened.define(making.DEFINITIONS).result()
+        for _ in range(24):
+            noise = [Sample(1, NOON_NS + n, os.urandom(60_000)) for n in range(2)]
+            opened.append_samples(TELEMETRY, noise, awaited=True).result()
+        [stream] = [one for one in opened.streams() if one.name == TELEMETRY]
+        assert stream.first_offset > 1, "retention released nothing"
+        offsets = [row["offset"] for row in read(path, StructType([FACTS["offset"]]), numPartitions=tasks)]
+    assert offsets == list(range(stream.first_offset, stream.end_offset + 1))
+    assert not [record for record in caplog.records if record.name.startswith("pyspark_bsfg")]
+
+
+def test_facts_released_while_reading_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A task that finds fewer facts than it was given goes on and says which, or ends, as the caller chose."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN[:5], RUN[5:10], RUN[10:]])
-    record_batches = store.record_batches(path, TELEMETRY, store.OffsetRange(1, len(RUN)), arrow_schema(FACTS))
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE stream SET released_offset = 10")
-    connection.execute("DELETE FROM batch WHERE last_offset <= 5")
-    with pytest.raises(FactsGone, match=r"facts 1 to 10 of facts.telemetry were released"):
-        next(record_batches)
-    connection.execute("DELETE FROM batch WHERE last_offset <= 10")
-    connection.close()
-    with pytest.raises(FactsGone, match=r"facts 7 to 10"):
-        list(store.record_batches(path, TELEMETRY, store.OffsetRange(7, 10), arrow_schema(FACTS)))
+    asked = StructType([FACTS["offset"]])
+    for when_released in ("skip", "fail"):
+        reader = BsfgDataSource({"path": str(path), "whenreleased": when_released}).reader(asked)
+        making.release(path, 0)
+        [part] = reader.partitions()
+        making.release(path, 10)
+        if when_released == "fail":
+            with pytest.raises(FactsGone, match=r"facts 1 to 10 of facts.telemetry were released while"):
+                list(reader.read(part))
+        else:
+            found = [row["offset"] for one in reader.read(part) for row in one.to_pylist()]
+            assert found == list(range(11, len(RUN) + 1))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: facts 1 to 10 of facts.telemetry are missing: expired"
+    ]
 
 
-def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
-    """Bytes that are not what was sealed end the read with file, stream and offsets."""
+@pytest.mark.parametrize("tasks", [1, 2, 7])
+def test_damaged_batches_are_said_and_cost_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tasks: int
+) -> None:
+    """Batches that the disk changed at the start, in the middle and at the end: every other fact comes, once and as it was, and
+    each damaged one is named once, whichever tasks it falls into."""
     path = tmp_path / "facts.db"
-    making.store(path, [RUN])
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("DROP TRIGGER batch_update_refused")
-    connection.execute("UPDATE batch SET body = zeroblob(length(body))")
-    connection.close()
-    with pytest.raises(
-        StoreUnreadable, match=rf"facts.db: facts 1 to {len(RUN)} of facts.telemetry: the disk .*store verify"
-    ):
-        read(path)
+    runs = [RUN[at : at + 3] for at in range(0, 27, 3)]
+    origin = making.store(path, runs)
+    for first_offset in (1, 13, 25):
+        making.damage(path, first_offset)
+    gone = {1, 2, 3, 13, 14, 15, 25, 26, 27}
+    expected = [making.row(one, n, origin, n) for n, one in enumerate(RUN, 1) if n not in gone]
+    found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
+    making.same(found, expected)
+    said = [record.args for record in caplog.records if record.levelno == logging.WARNING]
+    ranges = [[int(text) for text in re.findall(r"facts (\d+) to (\d+)", str(args))[0]] for args in said]
+    assert sorted(n for first, last in ranges for n in range(first, last + 1)) == sorted(gone)
+    assert all("store verify" in record.getMessage() for record in caplog.records)
+
+
+def test_many_holes_are_summed_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing disk does not fill the log: beyond some lines the sum is said."""
+    monkeypatch.setattr(store, "HOLES_SAID_MAX", 2)
+    path = tmp_path / "facts.db"
+    making.store(path, [[one] for one in RUN[:8]])
+    for first_offset in (2, 4, 6, 8):
+        making.damage(path, first_offset)
+    assert [row["offset"] for row in read(path)] == [1, 3, 5, 7]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert said[-1] == f"{path}: 4 facts of facts.telemetry are missing in this task"
 
 
 def test_a_missing_definition_is_named(tmp_path: Path) -> None:
@@ -197,6 +246,8 @@ def test_a_store_that_cannot_be_read_from_here_says_why(tmp_path: Path, path: Pa
         read(path, endOffset=99_999)
     with pytest.raises(OptionError, match=r"unknown option limit"):
         read(path, limit=5)
+    with pytest.raises(OptionError, match=r"whenReleased 'ignore'; known are skip, fail"):
+        read(path, whenReleased="ignore")
 
 
 @pytest.mark.parametrize(

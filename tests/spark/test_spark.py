@@ -222,6 +222,17 @@ def test_an_empty_range_rolls_up_to_nothing(spark: SparkSession, tmp_path: Path)
     assert (summary.facts_read, summary.facts_rolled_up, summary.rows, summary.sample) == (0, 0, 0, [])
 
 
+def test_a_damaged_batch_costs_a_rollup_its_own_facts_only(spark: SparkSession, tmp_path: Path) -> None:
+    """What the disk has changed is counted as missing, also in a run for some days; everything else is rolled up."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS + n, float(n)) for n in range(at, at + 10)] for at in range(0, 50, 10)])
+    making.damage(path, 21)
+    summary = run(spark, path, tmp_path / "out")
+    assert (summary.facts_read, summary.facts_rolled_up, summary.facts_missing) == (40, 40, 10)
+    elsewhere = run(spark, path, tmp_path / "out", days=Days(first=date(2030, 1, 1)))
+    assert (elsewhere.facts_read, elsewhere.facts_missing) == (0, 10)
+
+
 @pytest.mark.usefixtures("java")
 def test_spark_submit_runs_the_job_by_its_path(tmp_path: Path) -> None:
     """As documented: by path, in a process of its own, the summary as the last line, good status."""

@@ -5,7 +5,8 @@
 The range of facts is fixed before Spark starts and rolled up whole; each date and zone touched is overwritten, so a second run
 gives the same rows and a late fact corrects its day. Nothing is filtered away: every fact of the range, also a message or a bad
 reading, is in exactly one row's `count`. The program counts the facts as Spark reads them, counts them again in the files it
-wrote, prints both as JSON on its last line, and ends with status 1 where they differ.
+wrote, prints both as JSON on its last line, and ends with status 1 where they differ. Facts that the disk has damaged are
+counted as missing and said; that retention releases some meanwhile ends the run, for a day would shrink.
 
     date zone minute tag predicate unit     the key; a tag whose unit changes has two rows, never a mixed mean
     count good_count bad_count              facts; of those with Good and with Bad quality (the rest: Uncertain, or messages)
@@ -76,6 +77,7 @@ class Summary:
     end_offset: int
     facts_read: int
     facts_rolled_up: int
+    facts_missing: int
     bad_quality: int
     rows: int
     duration_ms: int
@@ -144,10 +146,12 @@ def run(
     facts = (
         spark.read.format("bsfg")
         .schema(COLUMNS)
-        .options(stream=stream, startOffset=held.first, endOffset=held.last)
+        .options(stream=stream, startOffset=held.first, endOffset=held.last, whenReleased="fail")
         .load(str(store_path))
     )
-    counted = with_day(facts).where(days.chosen(F.col("date"))).observe(read, F.count(F.lit(1)).alias("facts"))
+    is_chosen = days.chosen(F.col("date"))
+    found, chosen = F.count(F.lit(1)).alias("found"), F.count_if(is_chosen).alias("chosen")
+    counted = with_day(facts).observe(read, found, chosen).where(is_chosen)
     (
         rollup(counted, held)
         .repartition("date", "zone")  # one file for each
@@ -167,8 +171,9 @@ def run(
         out=str(out),
         first_offset=held.first,
         end_offset=held.last,
-        facts_read=int(read.get["facts"]),
+        facts_read=int(read.get["chosen"]),
         facts_rolled_up=int(total[0] or 0),
+        facts_missing=held.facts - int(read.get["found"]),
         bad_quality=int(total[1] or 0),
         rows=int(total[2]),
         duration_ms=(time.monotonic_ns() - started_ns) // 1_000_000,
@@ -264,6 +269,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{JOB}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(asdict(summary)))
+    if summary.facts_missing:
+        damaged = f"{summary.facts_missing} facts could not be read: the disk has damaged them"
+        print(f"{JOB}: {damaged}; run bsfg store verify on the node", file=sys.stderr)
     if not summary.is_equal:
         print(f"{JOB}: {summary.facts_read} facts read, {summary.facts_rolled_up} in the files", file=sys.stderr)
         return 1
