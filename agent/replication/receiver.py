@@ -179,13 +179,14 @@ class Receiver:
     def _fits(self, page: Page, *, is_newest: bool) -> bool:
         """Whether the page continues what was accepted, and there is room for it.
 
-        Where a log begins, after retention, is the peer's to say: to the newest fetch, if it asked from the beginning.
+        Where we have no position the peer chooses it, in answer to the newest fetch. Where we have one, also from the beginning,
+        what the peer no longer has is part of the page by its own word: offsets without a word are never passed over.
         """
         if len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return False
-        if is_newest and self._accepted_offset in {None, 0}:
-            return True
-        return self._accepted_offset is not None and page.first_offset == self._accepted_offset + 1
+        if self._accepted_offset is None:
+            return is_newest
+        return page.first_offset == self._accepted_offset + 1
 
     def _page_without_offsets(self, page: Page, now_ms: int) -> None:
         assert self._open is not None

@@ -4,7 +4,8 @@ The sender's log and the receiver's store are models kept as simple as possible,
 core does wrong: the receiver's store appends what it is given, without looking for duplicates.  The checkers stand outside
 of the cores and look only at the two stores, after every change:
 
-    order      what the receiver holds of each epoch of the sender is exactly offsets 1, 2, 3 ... n
+    order      what the receiver holds of each epoch of the sender, with the holes it was told of, is exactly offsets 1, 2, 3 ... n
+    holes      what it was told to be gone is gone: retention has released it or the disk damaged it
     frontier   never moves back, and never passes what the receiver holds durably
     converges  once the faults stop, everything is there and confirmed within a bound
 
@@ -17,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.replication import sender
-from agent.replication.page import Refuse, Row, select_page
-from agent.replication.protocol import Confirm, FetchFacts
+from agent.replication.errors import MalformedMessage
+from agent.replication.page import Gone, ReadPlan, Refuse, Row, Selection, select_page
+from agent.replication.protocol import Confirm, FetchAnswer, FetchFacts, decode_answer, encode_answer
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
     Append,
@@ -62,6 +64,8 @@ class Faults:
     append_ms_max: int = 5
     sender_replaced_ms: int = 0
     page_refused: float = 0.0
+    retention_releases_unconfirmed_ms: int = 0
+    batch_damaged_ms: int = 0
     injected: dict[str, int] = field(default_factory=dict)
 
     def count(self, name: str) -> None:
@@ -75,15 +79,44 @@ class Log:
     epoch: str
     ends: list[int] = field(default_factory=list)  # last offset of each batch
     frontier: int | None = None  # of the one consumer, None while it is not registered
+    released_offset: int = 0
+    damaged: set[int] = field(default_factory=set)  # last offsets of batches that the disk has changed
 
     @property
     def end_offset(self) -> int:
         return self.ends[-1] if self.ends else 0
 
-    def rows(self, after_offset: int, most: int) -> list[Row]:
-        firsts = [1, *(end + 1 for end in self.ends)]
-        pairs = [(first, last) for first, last in zip(firsts, self.ends, strict=False) if last > after_offset]
-        return [Row(first, last, 100 * (last - first + 1), "plant-a", self.epoch, 0) for first, last in pairs[:most]]
+    def batches(self) -> list[tuple[int, int]]:
+        """First and last offset of each batch there ever was."""
+        return list(zip([1, *(end + 1 for end in self.ends)], self.ends, strict=False))
+
+    def has(self, last_offset: int) -> bool:
+        """Whether the batch that ends there can still be read."""
+        return last_offset > self.released_offset and last_offset not in self.damaged
+
+    def read(self, after_offset: int, most: int) -> tuple[list[Row], list[Gone]]:
+        """As a store reads: batches, and what lies before, between and behind them and is no longer there."""
+        rows: list[Row] = []
+        gone: list[Gone] = []
+        for first, last in self.batches():
+            if last <= after_offset:
+                continue
+            if len(rows) == most:
+                break
+            if self.has(last):
+                rows.append(Row(first, last, 100 * (last - first + 1), "plant-a", self.epoch, 0))
+                continue
+            reason = "expired" if last <= self.released_offset else "damaged"
+            if gone and (gone[-1].last_offset, gone[-1].reason) == (first - 1, reason):
+                first = gone.pop().first_offset  # noqa: PLW2901  one hole
+            gone.append(Gone(max(first, after_offset + 1), last, reason))
+        return rows, gone
+
+    def lacks(self, first_offset: int, last_offset: int) -> bool:
+        """Whether all of these are gone."""
+        held = [(first, last) for first, last in self.batches() if self.has(last)]
+        is_held = any(first <= last_offset and first_offset <= last for first, last in held)
+        return last_offset <= self.end_offset and not is_held
 
 
 class World:
@@ -109,7 +142,8 @@ class World:
         self.sender_life = 0
         self.parked: list[tuple[FetchFacts, int, int, int]] = []
         # the receiver: durable facts and position, volatile core
-        self.held: dict[str, list[tuple[int, int]]] = {}
+        self.held: dict[str, list[tuple[int, int]]] = {}  # facts and holes, in order
+        self.holes: dict[str, list[tuple[int, int]]] = {}
         self.position: tuple[str, int] | None = None
         self.receiver_life = 0
         self.link_is_up = False
@@ -153,7 +187,7 @@ class World:
         return self.now_ms < FAULTS_END_MS
 
     def _has_converged(self) -> bool:
-        return self._held_end() == self.log.end_offset == self.log.frontier
+        return self._held_end() == self.log.end_offset == (self.log.frontier or 0)
 
     def _held_end(self) -> int:
         runs = self.held.get(self.log.epoch, [])
@@ -168,6 +202,8 @@ class World:
             ("link_cut", self.faults.link_cut_ms, self._cut_link),
             ("store_full", self.faults.store_full_ms, self._fill_store),
             ("sender_replaced", self.faults.sender_replaced_ms, self._replace_sender),
+            ("retention_releases_unconfirmed", self.faults.retention_releases_unconfirmed_ms, self._release),
+            ("batch_damaged", self.faults.batch_damaged_ms, self._damage),
         ):
             if interval_ms:
                 self._again(name, interval_ms, action)
@@ -212,6 +248,19 @@ class World:
         self._crash_sender()
         self.logs.append(Log(self._epoch(len(self.logs))))
 
+    def _release(self) -> None:
+        """The sender has no more room: its oldest facts go, confirmed or not."""
+        ends = [end for end in self.log.ends if end > self.log.released_offset]
+        if ends:
+            self.log.released_offset = self.chance.choice(ends)
+
+    def _damage(self) -> None:
+        """The disk changes a batch that nobody has confirmed, if there is one."""
+        ends = [end for end in self.log.ends if self.log.has(end)]
+        unconfirmed = [end for end in ends if end > (self.log.frontier or 0)]
+        if ends:
+            self.log.damaged.add(self.chance.choice(unconfirmed or ends))
+
     @staticmethod
     def _epoch(number: int) -> str:
         return f"{number:032x}"
@@ -220,12 +269,16 @@ class World:
 
     def _produce(self) -> None:
         if self.faults_are_on:
-            for _ in range(self.chance.randint(1, 6)):
-                self.log.ends.append(self.log.end_offset + self.chance.randint(1, 30))
+            self.record()
             waiting, self.parked = self.parked, []
             for request, fetch_id, until_ms, life in waiting:
                 self._serve(request, fetch_id, until_ms, life)
             self.at(self.chance.choice((5, 50, 500, 5000)), self._produce)
+
+    def record(self) -> None:
+        """Some batches more."""
+        for _ in range(self.chance.randint(1, 6)):
+            self.log.ends.append(self.log.end_offset + self.chance.randint(1, 30))
 
     def request_arrives(self, request: FetchFacts, fetch_id: int, life: int) -> None:
         log = self.log
@@ -237,7 +290,7 @@ class World:
             self._send_back(lambda: self._answer_refused(refusal, fetch_id, log.epoch, life))
             return
         if admitted.must_register:
-            log.frontier = 0
+            log.frontier = log.released_offset
         if admitted.confirm is not None:
             self._confirm(admitted.confirm)
         self._serve(request, fetch_id, self.now_ms + request.wait_ms, life)
@@ -265,18 +318,41 @@ class World:
             self.at(decision.until_ms - self.now_ms, lambda: self._wake(entry))
             return
         assert isinstance(decision, sender.Answer), decision
-        chosen = select_page(decision.plan, log.rows(position, 8), (), "idmz", {}, {}, 1_000_000)
-        assert not isinstance(chosen, Refuse), chosen
-        pieces = chosen.pieces
-        page = Page(
-            epoch=log.epoch,
-            frontier=log.frontier or 0,
-            first_offset=pieces[0].first_offset if pieces else 0,
-            last_offset=pieces[-1].last_offset if pieces else 0,
-            more=chosen.last_offset < log.end_offset,
-            content=tuple((piece.first_offset, piece.last_offset) for piece in pieces),
-        )
+        rows, gone = log.read(position, 8)
+        page = self._packed(self.choose(decision.plan, rows, gone))
         self._send_back(lambda: self._answer_page(page, fetch_id, life))
+
+    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:
+        chosen = select_page(plan, rows, gone, "idmz", {}, {}, 1_000_000)
+        assert not isinstance(chosen, Refuse), chosen
+        return chosen
+
+    def _packed(self, chosen: Selection) -> Page:
+        """The page as it comes out of the protocol at the other end."""
+        answer = FetchAnswer(
+            store_zone="plant-a",
+            epoch=self.log.epoch,
+            stream=STREAM,
+            frontier=self.log.frontier or 0,
+            end_offset=self.log.end_offset,
+            batches=[(piece.first_offset, piece.last_offset, 1) for piece in chosen.pieces],
+            holes=[(one.first_offset, one.last_offset, one.reason) for one in chosen.gone],
+            more=chosen.last_offset < self.log.end_offset,
+        )
+        try:
+            decoded, _ = decode_answer(encode_answer(answer, [b"x"] * len(answer.batches)))
+        except MalformedMessage as error:
+            raise Violation(f"page: {error}") from error
+        assert isinstance(decoded, FetchAnswer)
+        first_offset, last_offset = decoded.covered() or (0, 0)
+        return Page(
+            decoded.epoch,
+            decoded.frontier,
+            first_offset,
+            last_offset,
+            decoded.more,
+            content=(decoded.runs(), decoded.holes),
+        )
 
     def _wake(self, entry: tuple[FetchFacts, int, int, int]) -> None:
         if entry in self.parked:
@@ -378,9 +454,23 @@ class World:
 
     def _store(self, effect: Append) -> None:
         runs = self.held.setdefault(effect.epoch, [])
-        for first, last in effect.page.content:  # type: ignore[attr-defined]
+        found, holes = effect.page.content  # type: ignore[misc]
+        for first, last in found:
             expected = runs[-1][1] + 1 if runs else 1
             if first != expected:
                 raise Violation(f"order: offsets {first} to {last} stored where {expected} is next")
             runs.append((first, last))
-        self.position = (effect.epoch, effect.offset)
+        self._check_holes(effect.epoch, holes)
+        self.position = (effect.epoch, self.position_after(effect))
+
+    def position_after(self, effect: Append) -> int:
+        """What the receiver's store remembers with the page."""
+        return effect.offset
+
+    def _check_holes(self, epoch: str, holes: list[tuple[int, int, str]]) -> None:
+        """Nothing is given up that could still be had."""
+        (log,) = [one for one in self.logs if one.epoch == epoch]
+        for first, last, _ in holes:
+            if not log.lacks(first, last):
+                raise Violation(f"holes: offsets {first} to {last} were told to be gone, and are not")
+            self.holes.setdefault(epoch, []).append((first, last))

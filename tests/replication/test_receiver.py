@@ -132,9 +132,14 @@ def test_page_elsewhere_is_no_page(first: int) -> None:
     assert driver.core.asking is Asking.BACKOFF
 
 
-def test_log_may_begin_late() -> None:
-    """Asked from the beginning, the peer says where its log begins."""
+def test_log_begins_late_only_where_the_peer_says_so() -> None:
+    """Asked from the beginning, a page must begin there, holes included; asked from no position, it begins where the peer puts us."""
     driver = Driver()
+    driver(LinkUp())
+    assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
+    effects = [*driver(Tick(), 1_000), *driver.answer(page(1, 1_010))]
+    assert [(effect.epoch, effect.offset) for effect in effects if isinstance(effect, Append)] == [(ONE, 1_010)]
+    driver = Driver(settings=Settings(start="end"))
     driver(LinkUp())
     effects = driver.answer(page(1_001, 1_010))
     assert [(effect.epoch, effect.offset) for effect in effects if isinstance(effect, Append)] == [(ONE, 1_010)]
