@@ -6,6 +6,8 @@ A core, like `sender`: it is told what was read from the log and what the asker 
   small appetite; a node asks with a limit above the largest batch and never meets a slice.
 - A batch goes out only when each definition it needs is known to the asker or in the same page.  Definitions that do not
   fit beside batches make pages of their own, so that a plant with ten thousand tags starts like one with ten.
+- A page with offsets brings the definitions of its own batches and no others: whoever stores it believes a definition only
+  as far as a batch beside it vouches for it, and would take the others for stored.
 - What the store has let go of, or the disk has damaged, is named in its place: a page never skips without a word.
 - Facts whose origin is the asking zone are left out and named as omitted: nobody is sent his own facts.
 - A page stays within the asker's `bytes_max` and within what the broker's packet holds.
@@ -22,6 +24,8 @@ ANSWER_OVERHEAD_BYTES = 1024
 """MQTT header, topic, correlation and the fixed fields of an answer's header."""
 BATCH_OVERHEAD_BYTES = 64
 """One entry of `batches`: three numbers of up to 19 digits."""
+HOLE_BYTES = 128
+"""One entry of `holes`: two numbers and a reason of up to 64 characters."""
 DEFINITION_OVERHEAD_BYTES = 160
 """One entry of `definitions` without the definition."""
 DEFINITIONS_BYTES_MAX = 512 * 1024
@@ -149,6 +153,7 @@ class _Selection:
         self._omitted: list[tuple[int, int]] = []
         self._gone: list[Gone] = []
         self._definitions: dict[str, int] = {}
+        self._vouched: dict[str, int] = {}  # of these, those that the pieces need
 
     def is_empty(self) -> bool:
         return not self._pieces and not self._definitions
@@ -162,6 +167,7 @@ class _Selection:
 
     def pass_over(self, gone: Gone) -> None:
         self._gone.append(gone)
+        self._bytes_left -= HOLE_BYTES
         self._last_offset = gone.last_offset
 
     def take_definitions(self, row: Row, sizes: Sequence[int], known: int) -> bool:
@@ -182,7 +188,7 @@ class _Selection:
         first = max(row.first_offset, self._after_offset + 1)
         count = row.last_offset - first + 1
         size = row.sealed_bytes + BATCH_OVERHEAD_BYTES
-        if size > self._bytes_left and not self.is_empty():
+        if size > self._bytes_left and not (self.is_empty() and not self._gone):
             return False
         if count > self._facts_left and self._pieces:
             return False
@@ -192,9 +198,11 @@ class _Selection:
         self._last_offset = piece.last_offset
         self._facts_left -= count
         self._bytes_left -= size
+        if row.origin in self._definitions:
+            self._vouched[row.origin] = self._definitions[row.origin]
         return self._facts_left > 0 and piece.last_offset == row.last_offset
 
     def frozen(self) -> Selection:
-        return Selection(
-            tuple(self._pieces), tuple(self._omitted), tuple(self._gone), dict(self._definitions), self._last_offset
-        )
+        has_offsets = self._pieces or self._omitted or self._gone
+        definitions = dict(self._vouched if has_offsets else self._definitions)
+        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._gone), definitions, self._last_offset)

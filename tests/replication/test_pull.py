@@ -145,6 +145,31 @@ def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp_path:
     asyncio.run(scenario())
 
 
+def test_a_page_may_end_before_the_batch_that_brings_new_tags(broker: Mosquitto, tmp_path: Path) -> None:
+    """Tags that are defined while a plant runs: wherever a page ends, each batch comes with its definitions at once."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        for life in range(20):
+            await define(plant.store, f"line1/tag{life}")
+            rows = samples(100 * life, 40 + 7 * life, tag=life + 1)
+            await asyncio.wrap_future(plant.store.append_samples(STREAM, rows, awaited=True))
+        puller = idmz.pull("plant-a", bytes_max=2_048)
+        end_offset = plant.store.end_offset(STREAM)
+        async with plant.running(), idmz.running():
+            await wait_until_async(
+                lambda: idmz.store.end_offset(STREAM) == end_offset or puller.statistics().asking is Asking.BLOCKED,
+                "facts",
+            )
+            assert puller.statistics().lost_reason is None
+        assert sealed(idmz.store) == sealed(plant.store)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(scenario())
+
+
 def test_broker_restart(tmp_path: Path) -> None:
     """The broker goes in the middle and comes back: both sides find it again, and nothing is lost or doubled."""
 

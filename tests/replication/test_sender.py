@@ -217,6 +217,15 @@ def test_holes_go_along_in_their_place() -> None:
     assert (chosen.pieces, chosen.gone, chosen.last_offset) == ((), tuple(gone[:1]), 5)
 
 
+def test_holes_take_room() -> None:
+    """A batch that fits into a packet, but not beside the holes before it, comes in the page after them."""
+    size = 4_000 - ANSWER_OVERHEAD_BYTES - BATCH_OVERHEAD_BYTES
+    gone = [Gone(1, 5, "expired"), Gone(6, 9, "damaged")]
+    chosen = page(ReadPlan(STREAM, 0, 100, 10_000), [row(10, 20, size)], packet=4_000, gone=gone)
+    assert (chosen.pieces, chosen.gone, chosen.last_offset) == ((), tuple(gone), 9)
+    assert len(page(ReadPlan(STREAM, 9, 100, 10_000), [row(10, 20, size)], packet=4_000).pieces) == 1
+
+
 def test_definitions_go_first() -> None:
     """A batch waits until all definitions it needs are known or beside it; those alone make a page, too."""
     rows = [row(1, 10, definitions=3), row(11, 20, definitions=4)]
@@ -225,6 +234,19 @@ def test_definitions_go_first() -> None:
     assert (dict(chosen.definitions), chosen.pieces, chosen.last_offset) == ({"plant-a/e": 1}, (), 0)
     chosen = page(ReadPlan(STREAM, 0, 100, 3_000), rows, {"plant-a/e": [300, 300, 300, 300]})
     assert (dict(chosen.definitions), len(chosen.pieces)) == ({"plant-a/e": 4}, 2)
+
+
+def test_definitions_go_with_their_batches() -> None:
+    """A page that ends before the batch that needs more definitions, or that tells ranges only, does not bring them: nothing in
+    it would vouch for them, and the asker would believe he has them."""
+    rows = [row(1, 10, definitions=2), row(11, 20, 900, definitions=4)]
+    plan = ReadPlan(STREAM, 0, 100, 1_000)
+    chosen = page(plan, rows, {"plant-a/e": [10, 10, 10, 10]})
+    assert (len(chosen.pieces), dict(chosen.definitions)) == (1, {"plant-a/e": 2})
+    later = [row(11, 20, 900, definitions=9)]
+    for ranges in ({"rows": later, "gone": [Gone(1, 10, "expired")]}, {"rows": [row(1, 10, zone="idmz"), *later]}):
+        chosen = page(plan, offered={"plant-a/e": [200] * 9}, **ranges)  # type: ignore[arg-type]
+        assert (chosen.pieces, dict(chosen.definitions), chosen.last_offset) == ((), {}, 10)
 
 
 def test_missing_definitions_are_an_error() -> None:
@@ -236,7 +258,9 @@ def test_missing_definitions_are_an_error() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 50), st.integers(1, 3_000), st.sampled_from(["plant-a", "idmz"]), st.integers(0, 3)),
+        st.tuples(
+            st.integers(1, 50), st.integers(1, 3_000), st.sampled_from(["plant-a", "idmz", "gone"]), st.integers(0, 3)
+        ),
         min_size=1,
         max_size=20,
     ),
@@ -247,34 +271,52 @@ def test_missing_definitions_are_an_error() -> None:
 def test_pages_always_move(
     batches: list[tuple[int, int, str, int]], limit: int, bytes_max: int, data: st.DataObject
 ) -> None:
-    """Page after page, every fact of others is sent exactly once, in order, within the limits, and all ends are reached."""
+    """Page after page, every fact of others that is there is sent exactly once, in order, within the limits, with the definitions
+    of its batch and no others; every hole is named exactly once, and all ends are reached."""
     rows: list[Row] = []
     for count, size, zone, definitions in batches:
         last = rows[-1].last_offset if rows else 0
         most = max([definitions, *(each.definition_count for each in rows)])
         rows.append(row(last + 1, last + count, size, zone, most))
     bodies = {"plant-a/e": [data.draw(st.integers(1, 2_000)) for _ in range(3)], "idmz/e": []}
-    position, known, sent = 0, 0, []
+    position, known, sent, named = 0, 0, [], []
     for _ in range(1_000):
-        left = [each for each in rows if each.last_offset > position]
-        if not left:
+        behind = [each for each in rows if each.last_offset > position]
+        if not behind:
             break
+        left = [each for each in behind if each.origin_zone != "gone"]
+        gone = [
+            Gone(max(each.first_offset, position + 1), each.last_offset, "damaged")
+            for each in behind
+            if each.origin_zone == "gone"
+        ]
         offered = {"plant-a/e": bodies["plant-a/e"][known:]}
         chosen = select_page(
-            ReadPlan(STREAM, position, limit, bytes_max), left, (), "idmz", offered, {"plant-a/e": known}, PACKET
+            ReadPlan(STREAM, position, limit, bytes_max), left, gone, "idmz", offered, {"plant-a/e": known}, PACKET
         )
         assert isinstance(chosen, Selection)
-        assert chosen.pieces or chosen.omitted or chosen.definitions
+        runs = sorted(
+            [(one.first_offset, one.last_offset) for one in (*chosen.pieces, *chosen.gone)] + list(chosen.omitted)
+        )
+        for (first, last), after in zip(runs, [position, *(last for _, last in runs)], strict=False):
+            assert first == after + 1
+            assert first <= last <= chosen.last_offset
+        assert runs or chosen.definitions
+        if runs and chosen.definitions:
+            needed = max(left[piece.row].definition_count for piece in chosen.pieces)
+            assert known + chosen.definitions["plant-a/e"] == needed
         assert sum(piece.last_offset - piece.first_offset + 1 for piece in chosen.pieces) <= limit
         known += chosen.definitions.get("plant-a/e", 0)
         for piece in chosen.pieces:
             assert left[piece.row].definition_count <= known
             sent += range(piece.first_offset, piece.last_offset + 1)
+        for one in chosen.gone:
+            named += range(one.first_offset, one.last_offset + 1)
         position = chosen.last_offset
-    others = [
-        offset
-        for each in rows
-        if each.origin_zone != "idmz"
-        for offset in range(each.first_offset, each.last_offset + 1)
-    ]
-    assert sent == others
+    for zone, offsets in (("plant-a", sent), ("gone", named)):
+        assert offsets == [
+            offset
+            for each in rows
+            if each.origin_zone == zone
+            for offset in range(each.first_offset, each.last_offset + 1)
+        ]
