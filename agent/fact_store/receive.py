@@ -97,7 +97,7 @@ def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
     it was never ours, and a page that comes again tells nothing new."""
     known = transaction.catalog.peers.get((page.peer, page.stream))
     for first_offset, last_offset, reason in page.holes:
-        if known is None and first_offset == 1:
+        if known is None and first_offset == 1 and reason == "expired":
             continue
         if known is not None and known.epoch == page.position.epoch and last_offset <= known.offset:
             continue

@@ -103,6 +103,34 @@ def test_a_gap_is_stored_and_told(store: FactStore) -> None:
     assert origin.put(store, [first, lost, third]) == PutResult(0, 30, 30)
 
 
+def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> None:
+    """What the peer no longer has is an incident, once for each hole however often the page comes, and the position goes past it;
+    the facts are taken all the same when another peer has them."""
+    origin = Elsewhere()
+    first, damaged, third = origin.seal(10), origin.seal(10), origin.seal(10)
+    origin.put(store, [first], 10)
+    for _ in range(2):
+        holes = [(11, 20, "damaged")]
+        done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.count) == ("peer_hole", 1)
+    assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
+    origin.put(store, [third], 30)
+    by_relay = done(store.put_batches("dmz2", TELEMETRY, [damaged], [], PeerPosition(b"x" * 16, 77)))
+    assert by_relay == PutResult(10, 0, 30)
+    assert sorted(sealed_in(store)) == sorted([first, damaged, third])
+
+
+@pytest.mark.parametrize("reason, kinds", [("expired", []), ("damaged", ["peer_hole"])])
+def test_what_was_gone_before_we_came_is_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
+    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has lost it."""
+    position = PeerPosition(EPOCH, 20)
+    done(store.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
+    assert store.peer_position("plant", TELEMETRY) == position
+    assert [one.kind for one in store.incidents()] == kinds
+
+
 def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
     """Filling a gap leaves one range in the file as in memory, so the next life of the store sees what this one saw."""
     origin = Elsewhere()
