@@ -16,10 +16,10 @@ PIECE_BYTES_MAX = 8 * 1024 * 1024  # some hundreds of batches: what one commit c
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Something that fills up: `used` of `limit` bytes. `what` names it to people, `setting` says what to change."""
+    """Something that fills up: `used` of `limit` bytes. `what` names it to people, `remedy` is the change that gives it room."""
 
     what: str
-    setting: str
+    remedy: str
     used: int
     limit: int
 
@@ -52,16 +52,16 @@ def limits(
     """The limits that hold for an append to one stream; those that are not set are left out."""
     found = list[Limit]()
     if stream_bytes_max:
-        found.append(Limit("the stream", "its bytes_max", stream_bytes, stream_bytes_max))
+        found.append(Limit("the stream", "raise its bytes_max", stream_bytes, stream_bytes_max))
     if store_bytes_max:
-        found.append(Limit("the store", "[store] bytes_max", space.store_used, store_bytes_max))
+        found.append(Limit("the store", "raise [store] bytes_max", space.store_used, store_bytes_max))
     if disk_free_min and space.disk_free is not None:
         # What the store may still hold: its own bytes, pages it has and does not use but for a piece, and what is free above the
         # floor. A disk that others have filled below the floor takes nothing from that, or dropping the oldest would go on to
         # the last fact and never find the disk any emptier. The piece is for the commit that comes before rows are deleted.
         above_floor = max(0, space.disk_free - disk_free_min)
         room = max(1, space.store_used + space.store_free + above_floor - piece_bytes(space.store_used))
-        found.append(Limit("the disk", "[store] disk_free_bytes_min", space.store_used, room))
+        found.append(Limit("the disk", "lower [store] disk_free_bytes_min", space.store_used, room))
     return found
 
 

@@ -113,7 +113,7 @@ class Housekeeping:
             return None
         return StoreFull(
             f"{nearest.what} is full ({stream}: {nearest.used:,} of {nearest.limit:,} bytes)",
-            f"see which consumer is behind (bsfg status), free space, or raise {nearest.setting}",
+            f"see which consumer is behind (bsfg consumer list), free space, or {nearest.remedy}",
         )
 
     def _has_no_room_for_the_log(self) -> bool:

@@ -67,9 +67,9 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
     """Everything the writer knows by heart; raises StoreDamaged where the tables contradict each other."""
     try:
         catalog = _load(connection, path)
+        _check(connection, catalog, path)
     except (ValueError, TypeError, KeyError) as error:  # a value that no version of this program has written
         raise StoreDamaged(f"{path}: a table holds what makes no sense: {error}") from error
-    _check(connection, catalog, path)
     return catalog
 
 

@@ -70,9 +70,10 @@ class Transaction:
         return found or 0
 
     def batch_at(self, stream: int, origin: int, sequence: int) -> Range | None:
-        """The stored batch that holds a sequence, as the range it makes; None where retention has released it."""
+        """The stored batch that holds a sequence, as the range it makes; None where retention has released it, or where the disk
+        has spoilt its row."""
         row = self._execute(QUERIES["select_batch_at_sequence"], (stream, origin, sequence)).fetchone()
-        if row is None or row[0] + row[1] <= sequence:
+        if row is None or [type(value) for value in row] != [int, int, bytes, bytes] or row[0] + row[1] <= sequence:
             return None
         first_sequence, count, digest, previous_digest = row
         return Range(first_sequence, first_sequence + count - 1, previous_digest, digest)

@@ -171,6 +171,28 @@ def test_tables_that_contradict_each_other(tmp_path: Path, damage: str, why: str
         FactStore.open(tmp_path / "facts.db", "plant")
 
 
+def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
+    """A flipped bit makes a number a NULL in spite of NOT NULL; the store is refused as damaged, which sets it aside where
+    nobody attends, and is not taken for a mistake of the program."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(3)))
+    promised, dropped = "count INTEGER NOT NULL CHECK (count > 0)", "count INTEGER"
+    change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'batch'"
+    with by_hand(tmp_path / "facts.db") as found:
+        trigger = found.execute("SELECT sql FROM sqlite_schema WHERE name = 'batch_update_refused'").fetchone()[0]
+        found.execute("DROP TRIGGER batch_update_refused")
+        found.execute("PRAGMA writable_schema = ON")
+        found.execute(change, (promised, dropped))
+    with by_hand(tmp_path / "facts.db") as found:
+        found.execute("PRAGMA ignore_check_constraints = ON")
+        found.execute("UPDATE batch SET count = NULL")
+        found.execute(trigger)
+        found.execute("PRAGMA writable_schema = ON")
+        found.execute(change, (dropped, promised))
+    with pytest.raises(StoreDamaged, match="makes no sense"):
+        FactStore.open(tmp_path / "facts.db", "plant")
+
+
 def test_a_start_that_was_cut_short(tmp_path: Path) -> None:
     """A first start killed at any of its steps leaves a file the next start can use."""
     path = tmp_path / "facts.db"

@@ -162,7 +162,7 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
             assert error is None
             acknowledged += len(rows_)
         assert TELEMETRY in str(error)
-        assert "bytes_max" in str(error)
+        assert str(error).endswith("(bsfg consumer list), free space, or raise its bytes_max")
         assert error.retryable
         assert store.end_offset(TELEMETRY) == acknowledged
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)

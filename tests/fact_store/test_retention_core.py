@@ -117,6 +117,7 @@ def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
     assert [(one.used, one.limit) for one in found] == [(80, 100), (500, 1000), (500, 895)]
     nearest = fullest(found)
     assert nearest == found[0]
+    assert [one.remedy.split()[0] for one in found] == ["raise", "raise", "lower"]
     assert nearest.is_near
     assert not nearest.is_full
     assert Limit("the disk", "x", 900, 900).is_full
