@@ -16,7 +16,8 @@ from typing import NamedTuple
 from agent.replication.carrier import Incoming
 from agent.replication.errors import PeerRefused, TransportError
 from agent.replication.link import Link
-from agent.replication.protocol import Answer, ErrorAnswer, FetchFacts, Request, decode_answer, encode_request
+from agent.replication.messages import Answer, ErrorAnswer, FetchFacts, Request
+from agent.replication.protocol import decode_answer, encode_request
 from agent.replication.topics import request_topic, response_topic
 
 REQUESTS_KNOWN_MAX = 256

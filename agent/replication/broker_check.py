@@ -30,7 +30,8 @@ from agent.replication.broker_session import (
     reason_text,
 )
 from agent.replication.finding import Finding, Outcome
-from agent.replication.protocol import ListStreams, encode_request
+from agent.replication.messages import ListStreams
+from agent.replication.protocol import encode_request
 from agent.replication.topics import request_topic, response_topic
 
 STRANGER = "bsfg-check"

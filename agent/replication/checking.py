@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.batch import Batch, BatchError, Header, Origin, parse, verify
 from agent.replication.errors import ReplicationError
-from agent.replication.protocol import Answer, DefinitionEntry, FetchAnswer
+from agent.replication.messages import Answer, DefinitionEntry, FetchAnswer
 from agent.replication.receiver_words import Page
 
 DEFINITION_BYTES_MAX = 64 * 1024

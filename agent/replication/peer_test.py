@@ -29,6 +29,7 @@ from agent.replication.broker_session import (
     reason_text,
 )
 from agent.replication.finding import Finding, Outcome
+from agent.replication.messages import ListStreams
 from agent.replication.peer_words import (
     Figures,
     RoundTrip,
@@ -38,7 +39,7 @@ from agent.replication.peer_words import (
     judge_silence,
     judge_streams,
 )
-from agent.replication.protocol import ListStreams, encode_request
+from agent.replication.protocol import encode_request
 from agent.replication.topics import request_topic, response_topic
 
 ROUND_TRIPS = 9

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from agent.replication.errors import ERRORS, MalformedMessage
 from agent.replication.finding import Finding, Outcome
-from agent.replication.protocol import PROTOCOL, VERSION, ErrorAnswer, StreamsAnswer, decode_answer
+from agent.replication.messages import ErrorAnswer, StreamsAnswer
+from agent.replication.protocol import PROTOCOL, VERSION, decode_answer
 
 CLOCK_NOTE_MS = 1_000
 """From here on times of two zones cannot be compared to the second."""

@@ -23,8 +23,9 @@ from agent.batch import Batch, Origin
 from agent.replication.asker import Asker
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
 from agent.replication.errors import MalformedMessage, TransportError
+from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
 from agent.replication.ports import PutResult, ReceivingStore
-from agent.replication.protocol import Confirm, ErrorAnswer, FetchFacts, decode_answer
+from agent.replication.protocol import decode_answer
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
     Append,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from agent.batch import BatchError, Origin, cut, parse
+from agent.replication.messages import DefinitionEntry
 from agent.replication.page import Gone, ReadPlan, Refuse, Row, select_page
 from agent.replication.ports import ServingStore, StoredBatch
-from agent.replication.protocol import DefinitionEntry
 
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""

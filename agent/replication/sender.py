@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.replication.errors import MalformedMessage
+from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.page import ReadPlan, Refuse
-from agent.replication.protocol import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.topics import check_response_topic, parse_request_topic
 
 PARKED_PER_ZONE_MAX = 32
@@ -141,7 +141,7 @@ def admit_fetch(
         if request.stream is None:
             return Refuse("unknown_consumer", f"no consumer {request.consumer_name!r}")
         if request.stream not in exports:
-            return _not_exported(request.stream, asking_zone)
+            return not_exported(request.stream, asking_zone)
         if consumers_of_zone >= CONSUMERS_PER_ZONE_MAX:
             return Refuse("too_many_consumers", f"{asking_zone} has {consumers_of_zone} consumers")
         return Admit(request.stream, must_register=True, confirm=request.confirm)
@@ -167,8 +167,7 @@ def admit_confirm(
     if refusal is not None:
         return refusal
     assert consumer is not None
-    confirm = Confirm(last_offset=request.offset, first_offset=request.first_offset)
-    return Admit(consumer.stream, must_register=False, confirm=confirm)
+    return Admit(consumer.stream, must_register=False, confirm=request.confirm)
 
 
 def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
@@ -215,9 +214,10 @@ def check_consumer(
     if consumer.zone != asking_zone:
         return Refuse("consumer_not_yours", f"consumer {name!r} is not registered by {asking_zone}")
     if consumer.stream not in exports:  # exported once, withdrawn since
-        return _not_exported(consumer.stream, asking_zone)
+        return not_exported(consumer.stream, asking_zone)
     return None
 
 
-def _not_exported(stream: str, asking_zone: str) -> Refuse:
+def not_exported(stream: str, asking_zone: str) -> Refuse:
+    """A stream that this zone may not read, whether it exists or not."""
     return Refuse("stream_not_exported", f"stream {stream!r} is not exported to {asking_zone}")

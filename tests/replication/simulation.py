@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 from agent.replication import sender
 from agent.replication.errors import MalformedMessage
+from agent.replication.messages import Confirm, FetchAnswer, FetchFacts
 from agent.replication.page import Gone, ReadPlan, Refuse, Row, Selection, select_page
-from agent.replication.protocol import Confirm, FetchAnswer, FetchFacts, decode_answer, encode_answer
+from agent.replication.protocol import decode_answer, encode_answer
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
     Append,

@@ -11,7 +11,7 @@ from agent.fact_store.acks import is_in_sync
 from agent.fact_store.errors import StoreError, StreamIsLocal
 from agent.fact_store.lifecycle import Lifecycle
 from agent.replication.errors import PeerRefused
-from agent.replication.protocol import FetchFacts
+from agent.replication.messages import FetchFacts
 from agent.replication.server import Server
 from tests.replication.nodes import STREAM, Node, define, samples
 from tests.support.mosquitto import Mosquitto

@@ -24,7 +24,7 @@ from agent.replication.broker_reload import check_broker_files, deny_zones, find
 from agent.replication.broker_words import acl_findings, config_findings, parse_config, without_zones
 from agent.replication.errors import NotAuthorized
 from agent.replication.finding import Finding, Outcome
-from agent.replication.protocol import ListStreams
+from agent.replication.messages import ListStreams
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import wait_until_async

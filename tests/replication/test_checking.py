@@ -9,7 +9,7 @@ import pytest
 
 from agent.batch import Batch, Definitions, Link, Origin, cut, seal_samples
 from agent.replication.checking import DEFINITION_BYTES_MAX, PageContent, PageRefused, check_batches, check_page
-from agent.replication.protocol import CursorAnswer, DefinitionEntry, FetchAnswer
+from agent.replication.messages import CursorAnswer, DefinitionEntry, FetchAnswer
 
 STREAM = "facts.telemetry"
 EPOCH = bytes(16)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from agent.replication.finding import Outcome
+from agent.replication.messages import StreamEntry, StreamsAnswer
 from agent.replication.peer_words import (
     CLOCK_BAD_MS,
     CLOCK_NOTE_MS,
@@ -13,7 +14,7 @@ from agent.replication.peer_words import (
     judge_round_trips,
     judge_streams,
 )
-from agent.replication.protocol import VERSION, StreamEntry, StreamsAnswer, encode_answer, encode_error
+from agent.replication.protocol import VERSION, encode_answer, encode_error
 
 EPOCH = "00" * 16
 

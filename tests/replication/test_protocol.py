@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from agent.replication import protocol
 from agent.replication.errors import ERRORS, MalformedMessage
-from agent.replication.protocol import (
+from agent.replication.messages import (
     BYTES_MAX_MAX,
     LIMIT_MAX,
     OFFSET_MAX,
-    REQUEST_BYTES_MAX,
     WAIT_MS_MAX,
     Confirm,
     ConfirmReceipt,
@@ -28,12 +27,14 @@ from agent.replication.protocol import (
     ListStreams,
     StreamEntry,
     StreamsAnswer,
+)
+from agent.replication.protocol import (
+    REQUEST_BYTES_MAX,
     decode_answer,
     decode_request,
     encode_answer,
     encode_error,
     encode_request,
-    start_of,
 )
 
 EPOCH = "0123456789abcdef" * 2
@@ -324,7 +325,7 @@ def test_where_a_consumer_may_start(start: object, found: object) -> None:
     """The oldest fact, the end, or a time in either spelling."""
     request = decode_request(request_with(start=start))
     assert isinstance(request, FetchFacts)
-    assert start_of(request) == found
+    assert request.starts == found
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,21 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from agent.batch import Definitions, Link, Origin, seal_samples
 from agent.message import TagDefinition
 from agent.replication.errors import ERRORS
-from agent.replication.protocol import (
+from agent.replication.messages import (
+    ANSWERS,
+    REQUESTS,
     Confirm,
     DefinitionEntry,
     FetchAnswer,
     FetchFacts,
-    decode_answer,
-    decode_request,
-    encode_answer,
-    encode_request,
+    operation_of,
 )
+from agent.replication.protocol import decode_answer, decode_request, encode_answer, encode_request
 from agent.replication.receiver_words import ASKING_TRANSITIONS, STORING_TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +113,15 @@ def test_page_is_the_code() -> None:
     """The error table and the example's bytes on the page are those of the code."""
     page = PAGE.read_text("utf-8")
     assert page == written(page), "run: python -m tests.replication.test_protocol_page"
+
+
+@pytest.mark.parametrize("message", [*REQUESTS, *ANSWERS], ids=lambda message: message.__name__)
+def test_every_operation_and_field_is_described(message: type[msgspec.Struct]) -> None:
+    """What the code takes and gives, the page names, in the part of its operation."""
+    page = PAGE.read_text("utf-8")
+    assert re.search(rf"^(### .*|\| `){operation_of(message)}\b", page, re.MULTILINE)
+    missing = [field.name for field in msgspec.structs.fields(message) if f"`{field.name}`" not in page]
+    assert not missing
 
 
 def test_example_is_read() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.replication import sender
+from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.page import (
     ANSWER_OVERHEAD_BYTES,
     BATCH_OVERHEAD_BYTES,
@@ -18,7 +19,6 @@ from agent.replication.page import (
     Selection,
     select_page,
 )
-from agent.replication.protocol import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.sender import Admit, Answer, Arrival, Caller, ConsumerView, Drop, DropReason, LogView, Park
 
 STREAM = "facts.telemetry"

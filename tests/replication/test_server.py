@@ -17,7 +17,7 @@ from agent.fact_store.settings import StoreSettings
 from agent.replication.asker import Asker
 from agent.replication.carrier import Incoming
 from agent.replication.errors import MessageTooLarge, NotAuthorized, PeerAbsent, PeerRefused
-from agent.replication.protocol import (
+from agent.replication.messages import (
     BoundsAnswer,
     Confirm,
     ConfirmAnswer,
@@ -31,8 +31,8 @@ from agent.replication.protocol import (
     ListStreams,
     Request,
     StreamsAnswer,
-    decode_answer,
 )
+from agent.replication.protocol import decode_answer
 from agent.replication.topics import request_topic, response_topic
 from agent.replication.transport import Connection
 from tests.replication.nodes import STREAM, Node, access

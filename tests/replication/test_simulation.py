@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from agent.replication.messages import FetchFacts
 from agent.replication.page import Gone, ReadPlan, Refuse, Row, Selection
-from agent.replication.protocol import FetchFacts
 from agent.replication.receiver import PAGES_AHEAD_MAX, Receiver
 from agent.replication.receiver_words import (
     Append,

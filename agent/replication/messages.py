@@ -1,0 +1,281 @@
+"""The words two nodes exchange, version 1.0 of `bsfg.replication`: every request and every answer, as checked values.
+
+What a field may hold is said by its type; what types cannot say, each message checks itself (`check`) and raises
+MalformedMessage, so that whoever holds a decoded message holds a good one. Their bytes are made and read in `protocol`; which
+module serves an operation stands in `operations`. docs/reference/protocol.md says the same for a second implementation.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+
+import msgspec
+
+from agent.replication.errors import MalformedMessage
+
+BATCHES_MAX = 2048
+"""Batches of one page, so that a stream of single facts does not make headers larger than their facts."""
+LIMIT_MAX = 1_000_000
+BYTES_MAX_MIN, BYTES_MAX_MAX = 1024, 8 * 1024 * 1024
+BYTES_MAX_DEFAULT = 256 * 1024
+"""Where paho and one broker carry most, measured; larger pages delay whatever waits behind them."""
+WAIT_MS_MAX = 60_000
+OFFSET_MAX = 2**63 - 1
+
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+_Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+_StartText = Annotated[str, msgspec.Meta(max_length=40)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
+_Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
+_Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
+
+_Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of a message; absent optional fields are not written."""
+
+
+class _Request(_Part, frozen=True):
+    """What every request can be asked."""
+
+    def check(self) -> None:
+        """Raise MalformedMessage where fields of the right type make no request."""
+
+
+class Confirm(_Part, frozen=True):
+    """Offsets `first_offset`..`last_offset` are durable at the asker; without `first_offset`, all up to `last_offset`."""
+
+    last_offset: _Position
+    first_offset: _Position | None = None
+
+    def check(self, operation: str) -> None:
+        """Raise MalformedMessage where the range is backwards."""
+        if self.first_offset is not None and self.first_offset > self.last_offset:
+            why = f"confirm from {self.first_offset} to {self.last_offset} is backwards"
+            raise MalformedMessage(why, "bad_request", operation)
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+
+
+class FetchFacts(_Request, frozen=True, tag="FetchFacts", tag_field="operation"):
+    """A page of facts from the consumer's frontier, or from `after_offset`, once there is one or `wait_ms` are over."""
+
+    consumer_name: _Name
+    limit: int
+    bytes_max: int = BYTES_MAX_DEFAULT
+    wait_ms: int = 0
+    stream: _Name | None = None
+    start: _Time | _StartText = "oldest"
+    epoch: _Epoch | None = None
+    after_offset: _Offset | None = None
+    confirm: Confirm | None = None
+    definitions_known: dict[_OriginName, _Offset] = {}
+
+    def check(self) -> None:
+        _check_range("limit", self.limit, 1, LIMIT_MAX)
+        _check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, BYTES_MAX_MAX)
+        _check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX)
+        _ = self.starts
+        if self.confirm is not None:
+            self.confirm.check("FetchFacts")
+
+    @property
+    def starts(self) -> Literal["oldest", "end"] | int:
+        """Where a consumer begins that this request registers: oldest, end, or milliseconds since 1970. Raises MalformedMessage."""
+        start = self.start
+        match start:
+            case int():
+                return start
+            case "oldest":
+                return "oldest"
+            case "end":
+                return "end"
+        try:
+            found = datetime.fromisoformat(start)
+        except ValueError:
+            found = None
+        if found is None or found.tzinfo is None or found < _EPOCH:
+            why = f"start is {start!r}, no time in a zone, nor oldest or end"
+            raise MalformedMessage(why, "bad_request", "FetchFacts")
+        return (found - _EPOCH) // timedelta(milliseconds=1)
+
+
+class ConfirmReceipt(_Request, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the asker."""
+
+    consumer_name: _Name
+    offset: _Position
+    first_offset: _Position | None = None
+    epoch: _Epoch | None = None
+
+    @property
+    def confirm(self) -> Confirm:
+        """The range that is confirmed."""
+        return Confirm(last_offset=self.offset, first_offset=self.first_offset)
+
+    def check(self) -> None:
+        self.confirm.check("ConfirmReceipt")
+
+
+class GetCursor(_Request, frozen=True, tag="GetCursor", tag_field="operation"):
+    """Where a consumer stands."""
+
+    consumer_name: _Name
+
+
+class GetBounds(_Request, frozen=True, tag="GetBounds", tag_field="operation"):
+    """The first and last offset a stream holds."""
+
+    stream: _Name
+
+
+class ListStreams(_Request, frozen=True, tag="ListStreams", tag_field="operation"):
+    """The streams exported to the asker."""
+
+
+Request = FetchFacts | ConfirmReceipt | GetCursor | GetBounds | ListStreams
+REQUESTS: tuple[type[Request], ...] = (FetchFacts, ConfirmReceipt, GetCursor, GetBounds, ListStreams)
+
+# -------------------------------------------------------------------------------------------------------------- answers
+
+
+class DefinitionEntry(_Part, frozen=True):
+    """Definition `number` of one origin, as the canonical JSON the origin made; the bytes are kept as they came."""
+
+    zone: _Zone
+    epoch: _Epoch
+    number: _Position
+    definition: msgspec.Raw
+
+
+class StreamEntry(_Part, frozen=True):
+    """One exported stream and its bounds; `first_offset` is `end_offset + 1` when it holds nothing."""
+
+    name: _Name
+    first_offset: _Position
+    end_offset: _Offset
+
+
+class _Answer(_Part, frozen=True):
+    """What every answer says of the store that gave it."""
+
+    store_zone: _Zone
+    epoch: _Epoch
+
+    def check(self) -> None:
+        """Raise MalformedMessage where fields of the right type make no answer."""
+
+    def attached(self) -> list[int]:
+        """Bytes of each piece of the attachment, in order."""
+        return []
+
+
+class FetchAnswer(_Answer, frozen=True, tag="FetchFacts", tag_field="operation"):
+    """One page.  `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
+
+    `omitted` are ranges of offsets left out because their facts are the asker's own: he has them.  `holes` are
+    (first_offset, last_offset, reason) of facts that are no longer here: `expired` (released before the asker confirmed
+    them) or `damaged`; any other reason means the same.  All together cover a contiguous run of offsets.  `more` says that
+    the log goes on beyond the page; a page without offsets and without definitions means that nothing came while waiting.
+    """
+
+    stream: _Name
+    frontier: _Offset
+    end_offset: _Offset
+    batches: list[tuple[_Position, _Position, _Position]] = []
+    omitted: list[tuple[_Position, _Position]] = []
+    holes: list[tuple[_Position, _Position, _Reason]] = []
+    definitions: list[DefinitionEntry] = []
+    more: bool = False
+
+    def covered(self) -> tuple[int, int] | None:
+        """First and last offset of the page; None when it covers none."""
+        runs = self.runs()
+        return (runs[0][0], runs[-1][1]) if runs else None
+
+    def runs(self) -> list[tuple[int, int]]:
+        """All ranges of offsets of the page, batches, omitted ones and holes, in order."""
+        return sorted([(first, last) for first, last, _ in (*self.batches, *self.holes)] + list(self.omitted))
+
+    def attached(self) -> list[int]:
+        return [length for _, _, length in self.batches]
+
+    def check(self) -> None:
+        """A page covers one contiguous run of offsets, not beyond the end it states."""
+        parts = max(len(self.batches), len(self.omitted), len(self.holes))
+        if parts > BATCHES_MAX:
+            raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation="FetchFacts")
+        runs = self.runs()
+        for (first, last), (following, _) in zip(runs, [*runs[1:], (runs[-1][1] + 1, 0)] if runs else [], strict=True):
+            if not first <= last == following - 1:
+                raise MalformedMessage(f"page not contiguous at offset {last}", operation="FetchFacts")
+        if runs and runs[-1][1] > self.end_offset:
+            raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {self.end_offset}", operation="FetchFacts")
+
+
+class ConfirmAnswer(_Answer, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """The frontier after the confirmation, durable before it was answered."""
+
+    cursor_advanced_to: _Offset
+
+
+class CursorAnswer(_Answer, frozen=True, tag="GetCursor", tag_field="operation"):
+    """A consumer's stream and frontier, and where the stream ends."""
+
+    consumer_name: _Name
+    stream: _Name
+    frontier: _Offset
+    end_offset: _Offset
+
+
+class BoundsAnswer(_Answer, frozen=True, tag="GetBounds", tag_field="operation"):
+    """The bounds of one stream."""
+
+    stream: _Name
+    first_offset: _Position
+    end_offset: _Offset
+
+
+class StreamsAnswer(_Answer, frozen=True, tag="ListStreams", tag_field="operation"):
+    """The streams exported to the asker, in order of name, and the server's wall clock, for comparing only."""
+
+    streams: list[StreamEntry]
+    unix_ms: _Offset | None = None
+
+
+class ErrorBody(_Part, frozen=True):
+    """A row of the error table, and a sentence that names the thing."""
+
+    code: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+    message: Annotated[str, msgspec.Meta(max_length=1000)]
+    retryable: bool
+    hint: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+class ErrorAnswer(_Answer, frozen=True):
+    """The request was not carried out.  `operation` repeats what was asked, as far as it could be read."""
+
+    operation: Annotated[str, msgspec.Meta(max_length=64)]
+    error: ErrorBody
+
+
+Answer = FetchAnswer | ConfirmAnswer | CursorAnswer | BoundsAnswer | StreamsAnswer
+ANSWERS: tuple[type[Answer], ...] = (FetchAnswer, ConfirmAnswer, CursorAnswer, BoundsAnswer, StreamsAnswer)
+
+
+def operation_of(message: Request | Answer | type[Request | Answer]) -> str:
+    """The operation a message belongs to."""
+    return str(message.__struct_config__.tag)
+
+
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        shown = str(value) if abs(value) <= OFFSET_MAX else "a number beyond 64 bits"
+        raise MalformedMessage(f"{name} is {shown}, must be {least} to {most}", "limit_out_of_range", "FetchFacts")

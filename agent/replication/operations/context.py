@@ -1,0 +1,58 @@
+"""What every operation works with: the store, who may read what, and the threads in which the disk is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypedDict, TypeVar
+
+from agent.replication.link import Link
+from agent.replication.messages import Answer
+from agent.replication.page import Refuse
+from agent.replication.ports import ServingStore
+from agent.replication.sender import Drop
+
+_T = TypeVar("_T")
+
+
+class Reply(NamedTuple):
+    """A good answer and the pieces of its attachment."""
+
+    answer: Answer
+    attachment: list[bytes]
+    facts: int = 0
+
+
+Outcome = Reply | Refuse | Drop
+
+
+class From(TypedDict):
+    """The fields with which every answer says whose it is."""
+
+    store_zone: str
+    epoch: str
+
+
+@dataclass
+class Context:
+    """One link's side of a serving node. `exports`: each peer zone and the streams it may read."""
+
+    link: Link
+    store: ServingStore
+    exports: Mapping[str, frozenset[str]]
+    epoch: str = field(init=False)
+    readers: Executor | None = None  # while the server runs
+
+    def __post_init__(self) -> None:
+        self.epoch = self.store.epoch.hex()
+
+    @property
+    def own(self) -> From:
+        """What every answer begins with."""
+        return {"store_zone": self.store.zone, "epoch": self.epoch}
+
+    async def in_thread(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Do what touches the disk, in one of the reader threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)

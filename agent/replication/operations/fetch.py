@@ -1,0 +1,192 @@
+"""FetchFacts, ConfirmReceipt and GetCursor: a durable reader's pages and how far it has come.
+
+A fetch that finds nothing is parked until its stream grows or its patience ends; a newer fetch of the same consumer takes its
+place. Facts are read in a reader thread, so that a slow disk delays nobody's answer but the one that needs it; a confirmation is
+written while the page is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from agent.replication import sender
+from agent.replication.messages import (
+    Confirm,
+    ConfirmAnswer,
+    ConfirmReceipt,
+    CursorAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetCursor,
+)
+from agent.replication.operations.context import Context, Outcome, Reply
+from agent.replication.page import Refuse
+from agent.replication.ports import Consumer
+from agent.replication.reading import PageAsked, PageRead, read_page
+from agent.replication.sender import Caller, ConsumerView, Drop, DropReason, LogView, Park
+from agent.replication.waiters import Waiters
+
+_log = logging.getLogger(__name__)
+
+
+class Fetching:
+    """Serves consumers of one link's peers."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiters = Waiters()
+
+    def parked(self) -> int:
+        """How many fetches wait for facts."""
+        return self._waiters.count()
+
+    def committed(self, loop: asyncio.AbstractEventLoop, ends: Mapping[str, int]) -> None:
+        """Streams have grown; called in the store's writer thread."""
+        if self._waiters.anybody():
+            loop.call_soon_threadsafe(self._waiters.wake, dict(ends))
+
+    async def fetch(self, caller: Caller, request: FetchFacts) -> Outcome:
+        """A page, once there is one."""
+        arrived_ms = _now_ms()
+        store = self._context.store
+        exports = self._context.exports[caller.zone]
+        consumer = _view(store.consumer(request.consumer_name))
+        owned = 0 if consumer else sum(1 for each in store.consumers() if each.zone == caller.zone)
+        admitted = sender.admit_fetch(request, caller.zone, exports, consumer, owned)
+        if isinstance(admitted, Refuse):
+            return admitted
+        stream = admitted.stream
+        log = LogView(self._context.epoch, store.end_offset(stream))
+        refusal = sender.check_offsets(log, request.epoch, request.after_offset, request.confirm)
+        if refusal is not None:
+            return self._told_ahead(caller, request.consumer_name, request.epoch, refusal)
+        if admitted.must_register:
+            name, start = request.consumer_name, request.starts
+            registered = await asyncio.wrap_future(store.register_consumer(name, caller.zone, stream, start))
+            _log.info("consumer_registered", extra={"consumer": name, "peer": caller.zone, "stream": stream})
+            consumer = _view(registered)
+        assert consumer is not None
+        confirming = self._start_confirm(request.consumer_name, admitted.confirm)
+        if request.after_offset is None and confirming is not None:
+            consumer = ConsumerView(consumer.zone, stream, await confirming)
+        position = consumer.frontier if request.after_offset is None else request.after_offset
+        read = await self._read_when_due(caller, request, stream, position, arrived_ms)
+        may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
+        if confirming is not None and not may_run_ahead:
+            await confirming
+        if not isinstance(read, PageRead):
+            return read
+        store.seen(request.consumer_name, is_at_end=max(position, read.last_offset) >= read.end_offset)
+        return self._page(stream, self._frontier(request.consumer_name, consumer), read)
+
+    async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
+        """The frontier once the confirmation is durable."""
+        store = self._context.store
+        consumer = _view(store.consumer(request.consumer_name))
+        admitted = sender.admit_confirm(request, caller.zone, self._context.exports[caller.zone], consumer)
+        if isinstance(admitted, Refuse):
+            return admitted
+        log = LogView(self._context.epoch, store.end_offset(admitted.stream))
+        refusal = sender.check_offsets(log, request.epoch, None, admitted.confirm)
+        if refusal is not None:
+            return self._told_ahead(caller, request.consumer_name, request.epoch, refusal)
+        confirming = self._start_confirm(request.consumer_name, admitted.confirm)
+        assert confirming is not None
+        return Reply(ConfirmAnswer(**self._context.own, cursor_advanced_to=await confirming), [])
+
+    async def get_cursor(self, caller: Caller, request: GetCursor) -> Outcome:
+        """Where a consumer stands."""
+        store = self._context.store
+        consumer = _view(store.consumer(request.consumer_name))
+        exports = self._context.exports[caller.zone]
+        refusal = sender.check_consumer(request.consumer_name, caller.zone, exports, consumer)
+        if refusal is not None:
+            return refusal
+        assert consumer is not None
+        answer = CursorAnswer(
+            **self._context.own,
+            consumer_name=request.consumer_name,
+            stream=consumer.stream,
+            frontier=consumer.frontier,
+            end_offset=store.end_offset(consumer.stream),
+        )
+        return Reply(answer, [])
+
+    # ---------------------------------------------------------------------------------------------------------- internal
+
+    def _told_ahead(self, caller: Caller, name: str, epoch: str | None, refusal: Refuse) -> Refuse:
+        """A peer that speaks of this very epoch and of offsets beyond its end: either it is wrong, or this store was restored from
+        an old copy. The store decides whether to believe it (decision 0030)."""
+        if epoch == self._context.epoch and refusal.code in {"confirm_beyond_log", "offset_beyond_log"}:
+            why = f"consumer {name} of {caller.zone} has read more: {refusal.message}"
+            self._context.store.peer_is_ahead(caller.zone, why)
+        return refusal
+
+    def _start_confirm(self, name: str, confirm: Confirm | None) -> asyncio.Future[int] | None:
+        if confirm is None:
+            return None
+        confirming = asyncio.wrap_future(self._context.store.confirm(name, confirm.last_offset, confirm.first_offset))
+        confirming.add_done_callback(_seen)  # where the page fails first, nobody waits for this
+        return confirming
+
+    def _frontier(self, name: str, before: ConsumerView) -> int:
+        """The frontier as it is now, durable: another request may have moved it while this one waited, and a page that is read
+        ahead does not wait for the confirmation that came with its request, an fsync for each page."""
+        consumer = self._context.store.consumer(name)
+        return before.frontier if consumer is None else consumer.frontier
+
+    async def _read_when_due(
+        self, caller: Caller, request: FetchFacts, stream: str, position: int, arrived_ms: int
+    ) -> PageRead | Refuse | Drop:
+        """Wait for facts as long as the request says, then read; the connection's packet size of that moment counts."""
+        store, waiters = self._context.store, self._waiters
+        until_ms = arrived_ms + request.wait_ms
+        has_waited = False
+        while True:
+            end_offset, parked = store.end_offset(stream), waiters.count(caller.zone)
+            decision = sender.decide_fetch(request, stream, position, end_offset, parked, until_ms, _now_ms())
+            if isinstance(decision, Refuse):
+                return decision
+            if not isinstance(decision, Park):
+                break
+            key = (caller.zone, request.consumer_name)
+            has_waited = True
+            wait_s = max(0, decision.until_ms - _now_ms()) / 1000
+            store.seen(request.consumer_name, is_at_end=True, waits_ms=int(wait_s * 1000))
+            if await waiters.wait(key, stream, wait_s, lambda: store.end_offset(stream) > position):
+                return Drop(DropReason.SUPERSEDED)
+        packet_bytes_max = self._context.link.require().packet_bytes_max
+        asked = PageAsked(decision.plan, caller.zone, request.definitions_known, packet_bytes_max)
+        if has_waited:  # what it waited for was written a moment ago and lies in memory: the hop would take longer
+            return read_page(store, asked)
+        return await self._context.in_thread(read_page, store, asked)
+
+    def _page(self, stream: str, frontier: int, read: PageRead) -> Reply:
+        answer = FetchAnswer(
+            **self._context.own,
+            stream=stream,
+            frontier=frontier,
+            end_offset=read.end_offset,
+            batches=read.entries,
+            omitted=read.omitted,
+            holes=read.holes,
+            definitions=read.definitions,
+            more=read.last_offset < read.end_offset,
+        )
+        return Reply(answer, read.batches, read.facts)
+
+
+def _view(consumer: Consumer | None) -> ConsumerView | None:
+    return None if consumer is None else ConsumerView(consumer.zone, consumer.stream, consumer.frontier)
+
+
+def _seen(future: asyncio.Future[int]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
