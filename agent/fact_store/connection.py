@@ -14,8 +14,8 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agent.fact_store.errors import (
@@ -99,12 +99,10 @@ def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
     """A connection that cannot write or checkpoint. Raises StoreUnusable."""
     if not path.exists():
         raise StoreMissing(f"{path} does not exist", "start the node once, or correct the path")
-    try:
+    with reading_tables(path):
         connection = connect_to(_uri(path, "ro"))
         _set(connection, _READER)
         found = _pragma(connection, "application_id")
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise reading_error(path, error) from error
     if found != APPLICATION_ID:
         raise StoreForeign(f"{path} is no fact store (application id {found})", "correct the path")
     return connection
@@ -164,12 +162,22 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
     return StoreUnusable(f"{path}: {error} ({name or type(error).__name__})", "check the disk")
 
 
-def reading_error(path: Path, error: sqlite3.Error | ValueError) -> StoreUnusable:
-    """What an error means to somebody who reads tables that this program has made: what SQLite or Python cannot make sense of
-    there is damage too."""
-    if isinstance(error, sqlite3.Error) and not is_damage(error):
-        return opening_error(path, error)
-    return StoreDamaged(f"{path}: {error}")
+@contextmanager
+def reading_tables(path: Path) -> Iterator[None]:
+    """Around what reads tables that this program has made, and does nothing else: what SQLite cannot read there is damage, and so is
+    a value of a kind that no version of this program has written (a flipped bit makes a number a NULL or a text, in spite of
+    every constraint). Raises StoreUnusable."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise reading_error(path, error) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreDamaged(f"{path}: a table holds what makes no sense: {error}") from error
+
+
+def reading_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
+    """What an error means to somebody who reads tables that this program has made."""
+    return StoreDamaged(f"{path}: {error}") if is_damage(error) else opening_error(path, error)
 
 
 def is_damage(error: sqlite3.Error) -> bool:

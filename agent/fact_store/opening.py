@@ -18,7 +18,15 @@ from agent.fact_store import beside, recovery
 from agent.fact_store.append import append_notice
 from agent.fact_store.beside import SetAside
 from agent.fact_store.catalog import Catalog
-from agent.fact_store.connection import Connect, connect_writer, lock, opening_error, reading_error, unlock
+from agent.fact_store.connection import (
+    Connect,
+    connect_writer,
+    lock,
+    opening_error,
+    reading_error,
+    reading_tables,
+    unlock,
+)
 from agent.fact_store.epochs import Witness, may_begin_for_peer, restored_because
 from agent.fact_store.errors import StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.message_index import MessageIndex
@@ -99,12 +107,13 @@ def _open(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_un
     connection = connect_writer(path, connect_to)
     try:
         _migrate(connection, path)
-        is_new = recovery.begin_life(connection, path, zone, now_unix_ms)
-        recovery.check_zone(recovery.identity(connection, path), zone, path)
+        with reading_tables(path):
+            is_new = recovery.begin_life(connection, path, zone, now_unix_ms)
+            recovery.check_zone(recovery.identity(connection, path), zone, path)
         witness = beside.read_witness(path) if is_unattended and not is_new else None
         aside = beside.files_set_aside(path)[-1:] if is_unattended and is_new else []
         opened = _go_on(connection, path, witness, aside, now_unix_ms)
-    except (sqlite3.Error, UnicodeDecodeError) as error:
+    except sqlite3.Error as error:
         connection.close()
         raise reading_error(path, error) from error
     except StoreError:
@@ -130,7 +139,8 @@ def _go_on(
     execute = connection.execute
     execute(QUERIES["begin"])
     catalog = recovery.load(connection, path)
-    index = MessageIndex.load(connection)
+    with reading_tables(path):
+        index = MessageIndex.load(connection)
     why = _new_epoch_because(connection, catalog, witness)
     if why is None and not aside:
         execute(QUERIES["rollback"])

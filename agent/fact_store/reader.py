@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.batch import NO_DIGEST, Definitions, Origin
 from agent.fact_store.catalog import Catalog
-from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, is_damage, reading_error
+from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, is_damage, reading_tables
 from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreUnusable
 from agent.fact_store.forecast import StoreSpace
 from agent.fact_store.migrations import FILES, check_known
@@ -280,16 +280,15 @@ class StoreReader:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection nobody else uses meanwhile; SQLite's errors leave as the store's."""
+        """A connection nobody else uses meanwhile; SQLite's errors, and values that make no sense, leave as the store's."""
         with self._lock:
             if self._is_closed:
                 raise StoreClosed(f"{self.path} is closed")
             connection = self._idle.pop() if self._idle else None
         try:
             connection = connection or connect_reader(self.path, self._connect_to)
-            yield connection
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise reading_error(self.path, error) from error
+            with reading_tables(self.path):
+                yield connection
         finally:
             if connection is not None:
                 self._give_back(connection)

@@ -16,6 +16,7 @@ from typing import Any
 
 from agent.batch import EPOCH_BYTES, Definitions, Origin
 from agent.fact_store.catalog import Catalog, StreamState
+from agent.fact_store.connection import reading_tables
 from agent.fact_store.errors import StoreDamaged, StoreForeign
 from agent.fact_store.frontier import Confirmed
 from agent.fact_store.held import Range
@@ -65,11 +66,9 @@ def check_zone(origin: Origin, zone: str, path: Path) -> None:
 
 def load(connection: sqlite3.Connection, path: Path) -> Catalog:
     """Everything the writer knows by heart; raises StoreDamaged where the tables contradict each other."""
-    try:
+    with reading_tables(path):
         catalog = _load(connection, path)
         _check(connection, catalog, path)
-    except (ValueError, TypeError, KeyError) as error:  # a value that no version of this program has written
-        raise StoreDamaged(f"{path}: a table holds what makes no sense: {error}") from error
     return catalog
 
 

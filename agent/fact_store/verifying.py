@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Definitions, Origin
-from agent.fact_store.connection import connect_reader, is_damage, reading_error
+from agent.fact_store.connection import connect_reader, is_damage, reading_tables
 from agent.fact_store.errors import StoreDamaged
 from agent.fact_store.held import Range
 from agent.fact_store.migrations import check_known
@@ -43,16 +43,13 @@ def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bo
     Quick: digests, chains and tables; otherwise each batch is also opened, and SQLite checks its own pages. Raises StoreUnusable
     where the file is no store, or so damaged that nothing of it can be read.
     """
-    try:
-        with closing(connect_reader(path)) as connection:
-            check_known(connection)
-            walk = _Walk(connection, done, progress, is_opened=not is_quick)
-            yield from walk.identity(path)
-            if not is_quick:
-                yield from walk.pages()
-            yield from walk.tables()
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise reading_error(path, error) from error
+    with reading_tables(path), closing(connect_reader(path)) as connection:
+        check_known(connection)
+        walk = _Walk(connection, done, progress, is_opened=not is_quick)
+        yield from walk.identity(path)
+        if not is_quick:
+            yield from walk.pages()
+        yield from walk.tables()
 
 
 class _Walk:
