@@ -1,0 +1,135 @@
+"""Plants, relays and zones joined in other ways than a chain, through the real broker: every fact once, in its origin's order."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from agent.batch import Origin, parse
+from tests.replication.nodes import STREAM, Node, sealed
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+ZONES = ("plant-a", "plant-b", "idmz", "enterprise")
+LINKS = ("plant-a:idmz", "plant-b:idmz", "idmz:enterprise", "plant-a:enterprise", "idmz:plant-a", "enterprise:idmz")
+
+
+@pytest.fixture(scope="module")
+def meshed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A broker whose access list has a way around the relay, and ways back."""
+    with Mosquitto.started(tmp_path_factory.mktemp("meshed"), ZONES, LINKS) as running:
+        yield running
+
+
+def held(node: Node) -> dict[Origin, list[int]]:
+    """The sequences of each origin, in the order in which they lie in the log."""
+    found: dict[Origin, list[int]] = {}
+    for one in sealed(node.store):
+        header = parse(one).header
+        found.setdefault(header.origin, []).extend(range(header.first_sequence, header.last_sequence + 1))
+    return found
+
+
+def close(*nodes: Node) -> None:
+    """Their stores."""
+    for node in nodes:
+        node.store.close()
+
+
+def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
+    """Facts that come directly and by a relay are stored once; while the relay is away the direct way goes on, and when it is
+    back it has nothing to add. Each way's position and confirmation reach the end."""
+
+    async def scenario() -> None:
+        plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
+        plant.serve({"idmz": [STREAM], "enterprise": [STREAM]})
+        idmz.serve({"enterprise": [STREAM]})
+        idmz.pull("plant-a")
+        direct, relayed = enterprise.pull("plant-a"), enterprise.pull("idmz", relays=["plant-a"])
+        async with plant.running(), enterprise.running():
+            async with idmz.running():
+                await plant.append(0, 2_000, 50)
+                await enterprise.wait_end(2_000)
+            await plant.append(2_000, 1_000, 50)
+            await enterprise.wait_end(3_000)
+            async with idmz.running():
+                await plant.append(3_000, 1_000, 50)
+                await wait_until_async(
+                    lambda: direct.statistics().offset == relayed.statistics().offset == 4_000, "both positions"
+                )
+                await wait_until_async(lambda: frontier(plant, idmz) == 4_000, "both confirmations")
+        assert held(enterprise) == {plant.store.origin: list(range(1, 4_001))}
+        assert sealed(enterprise.store) == sealed(plant.store)
+        counted = direct.statistics(), relayed.statistics()
+        assert sum(each.facts_stored for each in counted) == 4_000
+        assert sum(each.facts_duplicate for each in counted) == 4_000
+        close(plant, idmz, enterprise)
+
+    asyncio.run(scenario())
+
+
+def frontier(*serving: Node) -> int:
+    """The least that the enterprise has confirmed."""
+    consumers = [node.store.consumer(f"enterprise.{STREAM}") for node in serving]
+    return min(one.frontier if one else 0 for one in consumers)
+
+
+def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
+    """What two plants record at once, and the relay itself, arrives at the top mixed, each origin's facts in its own order."""
+
+    async def scenario() -> None:
+        one, other, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ZONES)
+        one.serve({"idmz": [STREAM]})
+        other.serve({"idmz": [STREAM]})
+        idmz.serve({"enterprise": [STREAM]})
+        idmz.pull("plant-a")
+        idmz.pull("plant-b")
+        enterprise.pull("idmz", relays=["plant-a", "plant-b"])
+        async with AsyncExitStack() as running:
+            for node in (one, other, idmz, enterprise):
+                await running.enter_async_context(node.running())
+            await asyncio.gather(
+                one.append(0, 2_000, 20), other.append(50_000, 1_500, 30), idmz.append(90_000, 500, 10)
+            )
+            await enterprise.wait_end(4_000)
+        counts = ((one, 2_000), (other, 1_500), (idmz, 500))
+        assert held(enterprise) == {node.store.origin: list(range(1, count + 1)) for node, count in counts}
+        assert sealed(enterprise.store) == sealed(idmz.store)
+        close(one, other, idmz, enterprise)
+
+    asyncio.run(scenario())
+
+
+def test_a_ring_goes_quiet(meshed: Mosquitto, tmp_path: Path) -> None:
+    """Three zones that hand on to each other all round end with the facts of all, once, and nothing circles: every position stands
+    at its peer's end."""
+
+    async def scenario() -> None:
+        plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
+        plant.serve({"idmz": [STREAM], "enterprise": [STREAM]})
+        idmz.serve({"enterprise": [STREAM], "plant-a": [STREAM]})
+        enterprise.serve({"idmz": [STREAM]})
+        pullers = [
+            (plant.pull("idmz", relays=["enterprise"]), idmz),
+            (idmz.pull("plant-a", relays=["enterprise"]), plant),
+            (idmz.pull("enterprise", relays=["plant-a"]), enterprise),
+            (enterprise.pull("plant-a", relays=["idmz"]), plant),
+            (enterprise.pull("idmz", relays=["plant-a"]), idmz),
+        ]
+        nodes = (plant, idmz, enterprise)
+        async with AsyncExitStack() as running:
+            for node in nodes:
+                await running.enter_async_context(node.running())
+            await asyncio.gather(*(node.append(n * 10_000, 600, 20) for n, node in enumerate(nodes)))
+            await asyncio.gather(*(node.wait_end(1_800) for node in nodes))
+            await wait_until_async(lambda: all(one.statistics().offset == 1_800 for one, _ in pullers), "all positions")
+        everything = {node.store.origin: list(range(1, 601)) for node in nodes}
+        for node in nodes:
+            assert held(node) == everything
+        close(*nodes)
+
+    asyncio.run(scenario())
