@@ -15,7 +15,7 @@ taken in again when the store is opened.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 BUCKETS = 8192
@@ -83,11 +83,8 @@ class MessageFilter:
         """Sum up the open generation and begin the next."""
         marks, buckets = self._marks, self._buckets
         parts = [bucket[mark:] if bucket else b"" for bucket, mark in zip(buckets, marks, strict=True)]
-        entries = b"".join(parts)
-        prints = bytearray(len(entries) // _ENTRY * _PRINT)
-        prints[::_PRINT], prints[1::_PRINT] = entries[::_ENTRY], entries[1::_ENTRY]
         self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
-        return array("I", [len(part) // _ENTRY for part in parts]).tobytes() + prints
+        return _summary(parts)
 
     def load(self, summary: Summary, generation: int) -> None:
         """Remember the keys of a generation that was summed up, after those of the generations before it."""
@@ -104,6 +101,16 @@ class MessageFilter:
                 bucket = buckets[number] = bytearray()
             bucket += entries[start:end]
         self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
+
+    def oldest(self, generation: int) -> Summary:
+        """The oldest generation summed up once more, from memory."""
+        own, parts = generation & 0xFF, list[bytearray]()
+        for bucket in self._buckets:
+            end = 0
+            while bucket is not None and end < len(bucket) and bucket[end + _PRINT] == own:
+                end += _ENTRY
+            parts.append(bucket[:end] if bucket is not None else bytearray())
+        return _summary(parts)
 
     def drop(self, summary: Summary) -> None:
         """Forget the oldest generation, which was summed up like this."""
@@ -125,6 +132,14 @@ def counts(summary: Summary) -> array[int]:
     if len(found) != BUCKETS or len(summary) != _COUNTS_BYTES + _PRINT * sum(found):
         raise ValueError(f"{len(summary)} bytes are no summary of message ids")
     return found
+
+
+def _summary(parts: Sequence[bytes | bytearray]) -> Summary:
+    """The summary of a generation, from its entries in each bucket."""
+    entries = b"".join(parts)
+    prints = bytearray(len(entries) // _ENTRY * _PRINT)
+    prints[::_PRINT], prints[1::_PRINT] = entries[::_ENTRY], entries[1::_ENTRY]
+    return array("I", [len(part) // _ENTRY for part in parts]).tobytes() + prints
 
 
 def summary_of(keys: list[bytes]) -> Summary:

@@ -155,9 +155,10 @@ class MessageIndex:
         deleted = self._execute(QUERIES["delete_messages"], values).rowcount
         if deleted < rows_max:
             row = self._execute(QUERIES["delete_message_filter"], (stream, generation)).fetchone()
-            assert row is not None, "a closed generation has a filter"
             self._touch(state)
-            state.dropped.append(row[0])
+            # The table may lack it, or hold it damaged, where a full disk kept `load` from putting it right.
+            is_good = row is not None and row[0] == _digest(row[1])
+            state.dropped.append(row[1] if is_good else state.filter.oldest(generation))
         return max(deleted, 1)
 
     def _release_subjects(self, stream: int, state: _Stream, released_offset: int, rows_max: int) -> int:

@@ -143,7 +143,7 @@ def _go_on(
         index = MessageIndex.load(connection)
     why = _new_epoch_because(connection, catalog, witness)
     if why is None and not aside:
-        execute(QUERIES["rollback"])
+        _keep_filters(connection)
         return Opened(connection, catalog, index)
     before = catalog.origin
     if why is not None:
@@ -159,6 +159,18 @@ def _go_on(
     execute(QUERIES["commit"])
     index.settle(is_durable=True)
     return Opened(connection, transaction.catalog, index)
+
+
+def _keep_filters(connection: sqlite3.Connection) -> None:
+    """Commit the filters of message ids that loading had to make; without room for them they are made again next time."""
+    try:
+        if connection.in_transaction:
+            connection.execute(QUERIES["commit"])
+    except sqlite3.OperationalError as error:
+        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
+            raise
+        if connection.in_transaction:
+            connection.execute(QUERIES["rollback"])
 
 
 def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness: Witness | None) -> str | None:

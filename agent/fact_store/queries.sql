@@ -332,7 +332,7 @@ DO UPDATE SET last_offset = excluded.last_offset, digest = excluded.digest, body
 SELECT generation, last_offset, digest, body FROM message_filter WHERE stream = ? ORDER BY generation;
 
 -- delete_message_filter: the last row of a generation is gone
-DELETE FROM message_filter WHERE stream = ? AND generation = ? RETURNING body;
+DELETE FROM message_filter WHERE stream = ? AND generation = ? RETURNING digest, body;
 
 -- insert_lease: the highest lease epoch of a producer
 INSERT INTO lease (stream, producer, epoch) VALUES (?, ?, ?)

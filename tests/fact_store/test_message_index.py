@@ -5,6 +5,7 @@ Seen to catch, with the product broken on purpose: memory kept after a rollback,
 
 import random
 import sqlite3
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,40 @@ def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:
 
         wait_until(is_gone, "the ids of released messages to go")
         assert done(store.append_message(OPERATIONAL, message(names[0], contents[names[0]]))).outcome == "applied"
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM message_filter", "UPDATE message_filter SET body = zeroblob(9)"])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_filter_made_again_is_kept_and_goes_with_its_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, *, is_full: bool
+) -> None:
+    """A closed generation without a good filter (migrated, damaged) has one once the store was opened, unless the disk is full;
+    in both cases retention takes the generation, and the store goes on."""
+    path, keep = tmp_path / "facts.db", [StreamSettings(OPERATIONAL, keep_hours=0)]
+    with FactStore.open(path, "plant", streams=keep) as store:
+        done(store.register_consumer("mes", "plant", OPERATIONAL))
+        done(store.append_messages(OPERATIONAL, [message(f"id-{n}") for n in range(3 * SIZE + 1)]))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(damage)
+        connection.commit()
+    if is_full:
+        monkeypatch.setattr(MessageIndex, "_save_if_there_is_room", lambda *_: None)
+    with (
+        FactStore.open(path, "plant", streams=keep) as store,
+        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection,
+    ):
+
+        def rows(table: str) -> int:
+            (found,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+            return int(found)
+
+        if not is_full:
+            digests = connection.execute("SELECT body, digest FROM message_filter").fetchall()
+            assert [blake2b(body, digest_size=16).digest() == digest for body, digest in digests] == [True] * 3
+        done(store.confirm("mes", 3 * SIZE + 1))
+        wait_until(lambda: store.failure or rows("message_index") == 1, "the released generations to go")
+        assert store.failure is None
+        assert rows("message_filter") == 0
+        again = done(store.append_message(OPERATIONAL, message(f"id-{3 * SIZE}")))
+        assert again.outcome == "noop_already_applied"
+        assert done(store.append_message(OPERATIONAL, message("id-0"))).outcome == "applied"
