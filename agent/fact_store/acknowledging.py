@@ -21,6 +21,8 @@ from agent.fact_store.records import Appended, AppendOutcome
 
 WAITING_MAX = 10_000
 """Appends of one stream that may wait at once: ten times the producers one gateway is measured with."""
+ANSWERED_MAX = 1000
+"""Appends of one line kept after they were answered, besides as many as wait: a sweep costs as much as there are."""
 _STORED = frozenset({"applied", "noop_already_applied"})
 NEVER_NS = 2**63 - 1
 _GOES_ON = "the fact is durable here and goes on replicating"
@@ -128,6 +130,10 @@ class Acknowledging:
                 assert isinstance(decision, Queued), decision
                 self._finish(terms, waiting, _queued(waiting.outcome, reach, decision.why))
             line.by_time.popleft()
+        if len(line.by_offset) > ANSWERED_MAX + 2 * len(line.by_time):
+            # Under one that waits for an old offset, as repeats do, lie those whose time was over meanwhile.
+            line.by_offset = [one for one in line.by_offset if not one.is_answered]
+            heapq.heapify(line.by_offset)
         if line.by_time:
             deadline_ns = line.by_time[0].since_ns + terms.timeout_ns
             lowest = next(one for one in line.by_offset if not one.is_answered).offset

@@ -223,3 +223,25 @@ def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
     assert "released before it was confirmed" in outcome.warning
     assert [one.outcome for one in done(kept.future)] == ["applied"]
     assert waiting.waiting == 0
+
+
+def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> None:
+    """While no consumer confirms, each producer that asks again for an old message waits at a low offset; what was appended after
+    it and answered when its time was over is let go all the same."""
+    now_ns, timeout_ns = 0, 1_000_000_000
+    slow = terms(dataclasses.replace(ALL, acks_timeout_ms=1000))
+    catalog = Catalog(Origin("plant", bytes(16)))
+    catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 100_000)
+    catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
+    waiting = Acknowledging(Presence())
+    for offset in range(2, 5000):
+        now_ns += timeout_ns // 10
+        for asked in (offset, 1):
+            append = AppendMessages(OPERATIONAL, [], [], [], 0, now_ns, slow)
+            waiting.answer(
+                append, [AppendOutcome(asked, "applied" if asked > 1 else "noop_already_applied")], catalog, now_ns
+            )
+        waiting.settle(catalog, now_ns)
+    (line,) = waiting._lines.values()
+    assert waiting.waiting <= 22
+    assert len(line.by_offset) <= acknowledging.ANSWERED_MAX + 2 * len(line.by_time)
