@@ -329,7 +329,8 @@ def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.execute(QUERIES["rollback"])
+        if connection.in_transaction:  # where the disk failed it, SQLite has ended it already
+            connection.execute(QUERIES["rollback"])
 
 
 def _take_rows(connection: sqlite3.Connection, stream: int, page: Assembly) -> bool:

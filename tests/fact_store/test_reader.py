@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import StoreReader
-from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing
+from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.records import PeerPosition, StreamInfo
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
 
@@ -144,3 +144,29 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         other.execute("CREATE TABLE something (x)")
     with pytest.raises(StoreForeign, match="no fact store"):
         StoreReader(tmp_path / "other.db")
+
+
+def test_a_read_that_the_disk_failed_is_no_damage(tmp_path: Path) -> None:
+    """SQLite ends a read's transaction by itself where the disk fails it: what is told is the disk's error, and no damage."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(10), awaited=True))
+
+    class Failing(sqlite3.Connection):
+        is_armed = False
+
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if self.is_armed and "CAST(body AS BLOB)" in sql:
+                super().execute("ROLLBACK").close()
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorname = "SQLITE_IOERR_READ"
+                raise error
+            return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+    def connect_failing(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Failing)
+
+    with closing(StoreReader(tmp_path / "facts.db", connect_to=connect_failing)) as reader:
+        Failing.is_armed = True
+        with pytest.raises(StoreUnusable, match="SQLITE_IOERR_READ") as raised:
+            reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert not isinstance(raised.value, StoreDamaged)
