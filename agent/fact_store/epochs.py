@@ -40,5 +40,5 @@ def restored_because(
 
 
 def may_begin_for_peer(last_unix_ms: int, now_unix_ms: int) -> bool:
-    """Whether a peer's word is enough for a new epoch now."""
-    return now_unix_ms - last_unix_ms >= PEER_EPOCHS_APART_MS
+    """Whether a peer's word is enough for a new epoch now. One that was begun in the future was begun by a clock that was wrong."""
+    return not 0 <= now_unix_ms - last_unix_ms < PEER_EPOCHS_APART_MS

@@ -170,6 +170,8 @@ def test_when_a_store_is_an_old_copy() -> None:
     assert "e3" in str(restored_because(Witness("e3", {}), "e2", {"e1", "e2"}, ends))
     assert may_begin_for_peer(0, PEER_EPOCHS_APART_MS)
     assert not may_begin_for_peer(1, PEER_EPOCHS_APART_MS)
+    assert not may_begin_for_peer(1, 1)
+    assert may_begin_for_peer(10 * PEER_EPOCHS_APART_MS, 1), "a clock that was wrong may not keep it off for years"
 
 
 def test_the_background_reads_everything_and_says_damage(tmp_path: Path) -> None:
