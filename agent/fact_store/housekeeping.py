@@ -195,6 +195,10 @@ class Housekeeping:
             self._waiting_bytes.clear()
             self._frontiers.clear()
 
+    def put_off(self, now_ns: int) -> None:
+        """A transaction failed, perhaps before `work`: what is due by itself is tried again after a while and not at once."""
+        self.alarm_ns = now_ns + LOOK_EVERY_NS
+
     def is_out_of_space(self) -> None:
         """A commit found no room on the disk: give up the ballast, so that the next can delete."""
         if self._ballast.give_up():

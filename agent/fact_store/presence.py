@@ -74,11 +74,12 @@ class Presence:
     def newer_than(self, catalog: Catalog) -> dict[str, int]:
         """Who was seen more than a second later than the table says, and when."""
         stored = {name: consumer.seen_unix_ms or 0 for name, consumer in catalog.consumers.items()}
-        return {
-            name: seen.seen_unix_ms
-            for name, seen in self._seen.items()
-            if seen.seen_unix_ms > stored.get(name, seen.seen_unix_ms) + 1000
-        }
+        with self._lock:
+            return {
+                name: seen.seen_unix_ms
+                for name, seen in self._seen.items()
+                if seen.seen_unix_ms > stored.get(name, seen.seen_unix_ms) + 1000
+            }
 
     def seen_unix_ms(self, name: str) -> int | None:
         """When a consumer was last seen by the clock on the wall, in this life of the process."""

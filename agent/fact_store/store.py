@@ -30,7 +30,7 @@ from agent.fact_store.beside import files_set_aside, mark_suspect
 from agent.fact_store.connection import Connect, connect, lock, unlock
 from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
-from agent.fact_store.errors import AcksRefused, FactsRefused, StoreDamaged, StoreError, StoreUnavailable
+from agent.fact_store.errors import AcksRefused, FactsRefused, StoreClosed, StoreDamaged, StoreError
 from agent.fact_store.forecast import StoreSpace
 from agent.fact_store.lifecycle import Event, Lifecycle, step
 from agent.fact_store.opening import open_writer, peer_is_ahead, require_new_epoch
@@ -321,7 +321,11 @@ class FactStore:
         page = partial(
             ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position, holes=tuple(holes)
         )
-        checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)
+        try:
+            checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)
+        except RuntimeError as error:  # `close` has come between
+            self._writer.release(call)
+            raise StoreClosed(f"{self.path} is closed") from error
         checked.add_done_callback(partial(self._put_checked, call, page))
         return call.future
 
@@ -397,7 +401,7 @@ class FactStore:
         run = partial(consumers.happen, events={consumer: Event.SEEN}, seen_unix_ms=presence.seen_unix_ms)
         try:
             self._call("seen", run).add_done_callback(lambda _: presence.end_noting(consumer))
-        except StoreUnavailable:  # busy or closing: the next fetch says it again
+        except StoreError:  # busy, or closing: the next fetch says it again; or ended, and `ended` says why
             presence.end_noting(consumer)
 
     # ------------------------------------------------------------------------------------------------------------ reading
@@ -496,7 +500,7 @@ class FactStore:
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer that has read this store under its present epoch speaks of offsets that were never written here.
         Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(StoreError):
             self._call("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why))
 
     def integrity(self) -> Integrity:
@@ -527,7 +531,7 @@ class FactStore:
             return
         self._is_closed = True
         if seen := self._writer.presence.newer_than(self._writer.catalog):
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(StoreError):  # whatever ended the writer, the rest is to be closed
                 self._call("remember", partial(consumers.remember, seen_unix_ms=seen))
         self._upkeep.stop()
         self._checker.shutdown()

@@ -36,7 +36,6 @@ from agent.fact_store.errors import (
     StoreFailed,
     StoreForked,
     StoreFull,
-    StoreUnavailable,
     again,
 )
 from agent.fact_store.group_commit import Commit, Pace, Wait, decide
@@ -249,7 +248,7 @@ class Writer:
         self._acknowledging.settle(self.catalog, now_ns)
         if events := self._lifetimes.due(self.catalog, now_ns):
             run = partial(consumers.happen, events=events, seen_unix_ms=self.presence.seen_unix_ms)
-            with contextlib.suppress(StoreUnavailable):  # closing, or no room: `due` says it again
+            with contextlib.suppress(StoreError):  # closing, ended, or no room: then `due` says it again
                 self.call(Call("lifetimes", 0, now_ns, run))
         self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
 
@@ -347,6 +346,7 @@ class Writer:
         except sqlite3.Error as second:
             found = running_error(self._path, second)
         self._settle(is_durable=False)
+        self.housekeeping.put_off(time.monotonic_ns())
         found.__cause__ = error
         if isinstance(found, StoreFull):
             self.housekeeping.is_out_of_space()

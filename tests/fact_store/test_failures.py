@@ -13,8 +13,8 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.connection import connect
-from agent.fact_store.errors import StoreBusy, StoreDamaged, StoreError, StoreFailed, StoreFull
-from agent.fact_store.records import Appended
+from agent.fact_store.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store.records import Appended, PeerPosition
 from tests.fact_store.faults import Faults, broken_error, busy_error, disk_error, full_error
 from tests.fact_store.making import (
     AT_ONCE,
@@ -33,6 +33,7 @@ from tests.fact_store.making import (
     tag,
     values_in,
 )
+from tests.waiting import wait_until
 
 
 @contextlib.contextmanager
@@ -225,3 +226,45 @@ def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
         one.first_offset <= hole.first_offset <= one.last_offset for one in page.batches for hole in page.holes
     )
     assert [hole.reason for hole in page.holes] == ["damaged"]
+
+
+def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Path) -> None:
+    """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at once, and
+    goes on when there is room."""
+    with faulty(tmp_path) as (store, faults):
+        housekeeping = store._writer.housekeeping
+        housekeeping.is_out_of_space = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too
+        due_ns = housekeeping.alarm_ns
+        faults.arm("BEGIN", 1, full_error)
+        wait_until(lambda: housekeeping.alarm_ns > due_ns, "housekeeping to be put off", 5.0)
+        housekeeping.is_out_of_space = lambda: None  # type: ignore[method-assign]
+        faults.start = None
+        assert done(store.append_samples(TELEMETRY, samples(1, 4), awaited=True)).last_offset == 4
+
+
+def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
+    """When writing has met damage, being told of a consumer is no error of its caller, closing closes everything, and the store
+    can be opened again by the same process."""
+    faults = Faults()
+    store = FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect)
+    for name in ("seen", "comes"):
+        done(store.register_consumer(name, "idmz", TELEMETRY))
+    store.seen("seen", is_at_end=True)
+    faults.arm("COMMIT", 1, broken_error)
+    assert isinstance(failed(store.define([tag(1)])), StoreDamaged)
+    assert isinstance(store.ended.exception(LIMIT_S), StoreDamaged)
+    store.seen("comes", is_at_end=True)
+    store.peer_is_ahead("idmz", "it says so")
+    store.close()
+    with plant(tmp_path) as store:
+        assert len(store.consumers()) == 2
+
+
+def test_a_page_that_comes_while_the_store_closes_is_told_so(tmp_path: Path) -> None:
+    """Between the end of the checking thread and that of the writer a page is refused as any other work is after it, and the room
+    it took in the queue is free again."""
+    with plant(tmp_path) as store:
+        store._checker.shutdown()
+        with pytest.raises(StoreClosed):
+            store.put_batches("idmz", TELEMETRY, [Elsewhere().seal(1)], [], PeerPosition(bytes(16), 1))
+        assert store.statistics().queue_bytes == 0
