@@ -79,9 +79,10 @@ def ids_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[st
 
 
 def chain_is_whole(store: FactStore | StoreReader) -> None:
-    """Fail unless offsets are dense, every digest holds, and every batch attaches to the one before it of its origin."""
+    """Fail unless offsets are dense from the first that is held, every digest holds, and every batch attaches to the one before it of
+    its origin."""
     for info in store.streams():
-        next_offset, links = 1, dict[batch.Origin, batch.Link]()
+        next_offset, links = info.first_offset, dict[batch.Origin, batch.Link]()
         for one in store.read(info.name, 0, EVERYTHING, EVERYTHING).batches:
             parsed = batch.parse(one.sealed)
             batch.verify(parsed)

@@ -1,8 +1,10 @@
-"""The store against a short model: whatever is asked in whatever order, on a disk that may be full, of a store that may die at any
-moment, both say the same, also after reopening.
+"""The store against a short model: whatever is asked in whatever order, on a disk that may be full, of a store that forgets and may
+die at any moment, both say the same, also after reopening.
 
-The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer. What nobody
-waits for stays `queued` in the model until its answer is asked for; what a full disk refused changes nothing.
+The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and how many
+offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its time to live is over,
+and then a fact in the log says what was lost, if anything was. What nobody waits for stays `queued` in the model until its answer
+is asked for; what a full disk refused changes nothing.
 """
 
 import shutil
@@ -14,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,13 +28,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from agent.fact_store import FactStore, StoreSettings
+from agent import batch
+from agent.fact_store import FactStore, StoreSettings, StreamSettings
 from agent.fact_store.connection import connect
 from agent.fact_store.errors import ConfirmBeyondLog, ForkError, StoreFull
-from agent.fact_store.records import AppendOutcome, PeerPosition
+from agent.fact_store.housekeeping import Housekeeping
+from agent.fact_store.records import AppendOutcome, Hole, PeerPosition
+from agent.fact_store.verifying import Verified, verify_store
+from agent.fact_store.writer import Writer
 from tests.fact_store.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
     EPOCH,
+    EVERYTHING,
     LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
@@ -43,11 +51,12 @@ from tests.fact_store.making import (
     message,
     samples,
     tag,
-    values_in,
 )
 from tests.sim import patient, scaled
 
 SETTINGS = StoreSettings(commit_interval_ms=1, batch_facts_target=7)
+FORGETTING = StreamSettings(TELEMETRY, keep_hours=0, ttl_hours=1)
+LONG_NS = 3 * 3_600_000_000_000
 OFTEN: dict[str, str | int] = {"wal_autocheckpoint": 12}
 CONSUMERS = ("a", "b")
 BATCHES, FACTS = 6, 3  # of the other origin
@@ -58,6 +67,8 @@ ANY = st.integers(0, 1000)
 """Taken modulo what there is: what is drawn must not depend on when exactly a disk became full."""
 REFUSED = object()
 """What a full disk answers."""
+NOTICE = object()
+"""What the store writes of a loss, among the values."""
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -66,6 +77,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     disk: ClassVar[FaultyDisk | None] = None
     folder: ClassVar[Path]
     counts: ClassVar[Counter[str]] = Counter()
+    ahead_ns: ClassVar[int] = 0  # of the present store's age, before the real clock
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,6 +93,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.received = set[int]()
         self.position: int | None = None
         self.confirmed: dict[str, set[int]] = {}
+        self.forgotten = 0
+        self.ends: dict[int, int] = {}  # of received batches
         self.queued: list[tuple[Future[Any], list[object]]] = []
         self.sampled = 0
         self.definitions = 1
@@ -89,10 +103,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     def open(self) -> FactStore:
         path = self.home / f"{self.lives}.db"
-        if self.disk is None:
-            store = FactStore.open(path, "plant", settings=SETTINGS)
-        else:
-            store = FactStore.open(path, "plant", settings=SETTINGS, connect_to=self.disk.connect(OFTEN))
+        StoreAgainstModel.ahead_ns = 0
+        connect_to = connect if self.disk is None else self.disk.connect(OFTEN)
+        store = FactStore.open(path, "plant", settings=SETTINGS, streams=[FORGETTING], connect_to=connect_to)
         done(store.define([tag(1)]))
         self.age = 0
         return store
@@ -166,6 +179,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.received.update(fresh)
         self.position = max(self.position or 0, *numbers)
         for n in fresh:
+            self.ends[n] = len(self.values) + FACTS
             self.values += range(FACTS * n + 1, FACTS * n + FACTS + 1)
 
     @rule(number=st.integers(1, BATCHES - 1))
@@ -175,6 +189,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return  # far from everything held nobody can tell yet
         if number == 1 and not self.received & {1, 2}:
             return  # the twins still agree on what comes before
+        if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
+            return  # what it contradicts is forgotten
         position = PeerPosition(EPOCH, number)
         future = self.store.put_batches(
             "north", TELEMETRY, [self.restored.sealed[number]], self.restored.received(), position
@@ -190,7 +206,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.settle()
         if self.answer(self.store.register_consumer(name, "idmz", TELEMETRY)) is REFUSED:
             return
-        offsets = self.confirmed.setdefault(name, set())
+        offsets = self.confirmed.setdefault(name, set(range(1, self.forgotten + 1)))
         last = high % (len(self.values) + 1) + 1
         first = 1 if low is None else low % last + 1
         future = self.store.confirm(name, last, None if low is None else first)
@@ -198,8 +214,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
             error = failed(future)
             assert isinstance(error, ConfirmBeyondLog) or (self.is_full and isinstance(error, StoreFull))
         elif (frontier := self.answer(future)) is not REFUSED:
-            offsets.update(range(first, last + 1))
+            offsets.update(range(1, self.forgotten + 1), range(first, last + 1))
             assert frontier == self.frontier(name)
+            self.forget()
 
     @rule(name=st.sampled_from(CONSUMERS))
     def remove(self, name: str) -> None:
@@ -209,6 +226,38 @@ class StoreAgainstModel(RuleBasedStateMachine):
             and self.answer(self.store.remove_consumer(name, force=True, now=True)) is not REFUSED
         ):
             del self.confirmed[name]
+            self.forget()
+
+    @precondition(lambda self: not self.is_full)
+    @rule()
+    def grow_old(self) -> None:
+        """The time to live of everything is over: it goes with the next commit, and what somebody had not confirmed is told."""
+        self.settle()
+        end, confirmed = len(self.values), self.confirmed_by_all()
+        StoreAgainstModel.ahead_ns += LONG_NS
+        self.define()
+        if end > confirmed:
+            self.values.append(NOTICE)
+            self.counts["expired"] += 1
+        self.forgotten = end
+        assert all(one.first_offset == end + 1 for one in self.store.streams() if one.name == TELEMETRY)
+        assert self.store.end_offset(TELEMETRY) == len(self.values)
+
+    def confirmed_by_all(self) -> int:
+        """Up to where nobody needs anything any more."""
+        return max(self.forgotten, min(map(self.frontier, self.confirmed), default=0))
+
+    def forget(self) -> None:
+        """What everybody has confirmed went in the commit that confirmed it, up to the batch that somebody still needs."""
+        page = self.store.read(TELEMETRY, 0, 1, 2**40)
+        first, last = (
+            (page.batches[0].first_offset, page.batches[0].last_offset)
+            if page.batches
+            else (page.end_offset + 1, 2**40)
+        )
+        assert self.forgotten <= first - 1 <= self.confirmed_by_all() < last or not self.values
+        self.counts["forgotten"] += first - 1 - self.forgotten
+        self.forgotten = first - 1
 
     @rule(after=st.integers(0, 40), count=st.integers(1, 30))
     def fetch(self, after: int, count: int) -> None:
@@ -216,13 +265,15 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.settle()
         page = self.store.read(TELEMETRY, after, count, 2**40)
         assert page.end_offset == len(self.values)
+        assert page.holes == ((Hole(after + 1, self.forgotten, "expired"),) if after < self.forgotten else ())
+        after, until = max(after, self.forgotten), after + count
         if not page.batches:
             assert after >= len(self.values)
             return
         first, last = page.batches[0], page.batches[-1]
         assert first.first_offset <= after + 1 <= first.last_offset
-        assert last.last_offset >= min(after + count, len(self.values))
-        assert len(page.batches) == 1 or page.batches[-2].last_offset < after + count
+        assert last.last_offset >= min(until, len(self.values))
+        assert len(page.batches) == 1 or page.batches[-2].last_offset < until
 
     # ------------------------------------------------------------------------------------------------------------- the disk
 
@@ -275,9 +326,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if self.is_full:
             self.make_room()
         self.store = self.open()
-        found = values_in(self.store)
-        assert found[: len(self.values)] == self.values
-        self.values += hoped[: len(found) - len(self.values)]
+        found = self.held()
+        self.values += hoped[: self.forgotten + len(found) - len(self.values)]
         self.check()
 
     # ------------------------------------------------------------------------------------------------------------- comparing
@@ -294,6 +344,16 @@ class StoreAgainstModel(RuleBasedStateMachine):
             beyond = {n for first, last in consumer.confirmed.ranges for n in range(first, last + 1)}
             assert beyond == {n for n in offsets if n > consumer.frontier}
 
+    def held(self) -> list[object]:
+        """Every value that is not forgotten, in order of offsets."""
+        found: list[object] = []
+        for one in self.store.read(TELEMETRY, self.forgotten, EVERYTHING, EVERYTHING).batches:
+            assert one.first_offset == self.forgotten + len(found) + 1
+            parsed = batch.parse(one.sealed)
+            is_notice = parsed.header.kind is batch.Kind.MESSAGES
+            found += [NOTICE] if is_notice else batch.open_samples(parsed).values
+        return found
+
     def frontier(self, name: str) -> int:
         offset = 0
         while offset + 1 in self.confirmed[name]:
@@ -302,9 +362,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     def check(self) -> None:
         """Everything in the file, fact by fact."""
-        assert values_in(self.store) == self.values
+        assert self.held() == self.values[self.forgotten :]
         assert ids_in(self.store) == list(self.contents)
         chain_is_whole(self.store)
+        assert not list(verify_store(self.store.path, Verified(), lambda *_: None, is_quick=True))
         assert {one.name for one in self.store.consumers()} == set(self.confirmed)
         known = self.store.peer_position("north", TELEMETRY)
         assert known == (None if self.position is None else PeerPosition(EPOCH, self.position))
@@ -320,8 +381,16 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 @patient
-def test_the_store_agrees_with_the_model(ram: Path) -> None:
+def test_the_store_agrees_with_the_model(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """See the module. Where this interpreter's SQLite cannot be reached, the disk is never full."""
+    model, work = StoreAgainstModel, Housekeeping.work
+
+    def work_at_once(self: Housekeeping, *given: Any, is_idle: bool) -> None:
+        self._looked_ns = 0  # ages are looked at with every commit, instead of once a second
+        work(self, *given, is_idle=is_idle)
+
+    monkeypatch.setattr(Housekeeping, "work", work_at_once)
+    monkeypatch.setattr(Writer, "age_ms", lambda self: self._age.now_ms(time.monotonic_ns() + model.ahead_ns))
     StoreAgainstModel.folder = ram
     StoreAgainstModel.counts = Counter()
     StoreAgainstModel.disk = the_disk()

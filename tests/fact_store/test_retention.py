@@ -14,9 +14,10 @@ from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
 from agent.fact_store import writer as writer_module
 from agent.fact_store.errors import StoreFull
-from agent.fact_store.records import Hole
+from agent.fact_store.records import Hole, PeerPosition
+from agent.fact_store.verifying import Verified, verify_store
 from agent.message import Fact, Sample
-from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, done, samples, tag
+from tests.fact_store.making import AT_ONCE, EPOCH, EVERYTHING, TELEMETRY, Elsewhere, done, samples, tag
 from tests.waiting import wait_until
 
 HOUR_NS = 3_600_000_000_000
@@ -98,6 +99,25 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
         assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)).first_offset == end + 1
         assert notices(store) == []
     assert rows(tmp_path) == 1
+
+
+def test_a_batch_that_came_late_outlives_those_behind_it(tmp_path: Path) -> None:
+    """Sequences that fill a gap lie behind later ones of their origin, which may be gone before them: the store opens, says what it
+    holds, and knows the released batch again."""
+    north = Elsewhere("north")
+    early, late = north.seal(3), north.seal(3)
+    with store_of(tmp_path, keep_hours=0) as store:
+        done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 6)))
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.confirm("idmz.a", 3))
+        wait_until(lambda: first_offset(store) == 4, "the later batch to go")
+        done(store.put_batches("north", TELEMETRY, [early], north.received(), PeerPosition(EPOCH, 7)))
+        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)).first_offset == 7
+    with store_of(tmp_path, keep_hours=0) as store:
+        assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
+        again = done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 8)))
+        assert again.duplicate_facts == 3
+        assert not list(verify_store(store.path, Verified(), lambda *_: None, is_quick=False))
 
 
 def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: Clock) -> None:
