@@ -102,19 +102,33 @@ class Housekeeping:
         nearest = fullest(self._limits(known))
         if nearest is None or not nearest.is_full:
             return None
-        self._release(transaction, known)
-        after = transaction.catalog.streams.get(stream, known)
-        if (
-            after is not known
-        ):  # the rows go before the append comes, which takes their pages and not the disk's last ones
-            self._delete_batches(after, self._deleted_of(after), ROWS_WHEN_IDLE)
-        nearest = fullest(self._limits(after))
+        self._make_room(transaction, known)
+        nearest = fullest(self._limits(transaction.catalog.streams.get(stream, known)))
+        self._delete_at_once(transaction)
         if nearest is None or not nearest.is_full or self._policy(stream).on_full == "drop_oldest":
             return None
         return StoreFull(
             f"{nearest.what} is full ({stream}: {nearest.used:,} of {nearest.limit:,} bytes)",
             f"see which consumer is behind (bsfg consumer list), free space, or {nearest.remedy}",
         )
+
+    def _make_room(self, transaction: Transaction, stream: StreamState) -> None:
+        """For an append to a full stream. Confirmed facts go first, and where streams share what is full, those of every stream,
+        before one is lost; then the oldest of this stream, if it may drop them."""
+        others = [one for one in transaction.catalog.streams.values() if one.name != stream.name]
+        for one in (stream, *others):
+            self._release(transaction, one, may_drop=False)
+            nearest = fullest(self._limits(transaction.catalog.streams.get(stream.name, stream)))
+            if nearest is None or not nearest.is_full:
+                return
+        self._release(transaction, transaction.catalog.streams.get(stream.name, stream), may_drop=True)
+
+    def _delete_at_once(self, transaction: Transaction) -> None:
+        """Rows just released go before the append comes, which takes their pages and not the disk's last ones."""
+        for stream in transaction.catalog.streams.values():
+            if self._waiting_bytes.get(stream.id):
+                self._delete_batches(stream, self._deleted_of(stream), ROWS_WHEN_IDLE)
+        self._look()
 
     def _has_no_room_for_the_log(self) -> bool:
         """An append into pages that are free needs no more disk, but room in the log; what little is left, such as the ballast
@@ -150,14 +164,16 @@ class Housekeeping:
 
     def work(self, transaction: Transaction, now_ns: int, *, is_idle: bool) -> None:
         """What fits into this commit."""
-        moved = self._frontiers_moved(transaction.catalog)
+        moved, dropping = self._frontiers_moved(transaction.catalog), set[str]()
         if now_ns - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now_ns
             moved = {*transaction.catalog.streams}
+            dropping = {name for name in moved if self._policy(name).on_full == "drop_oldest"}
             self._tell_near(transaction.catalog)
-        for name in moved:
-            if (stream := transaction.catalog.streams.get(name)) is not None:
-                self._release(transaction, stream)
+        for names in (moved, dropping):  # nothing is dropped before all that is confirmed has given way
+            for name in names:
+                if (stream := transaction.catalog.streams.get(name)) is not None:
+                    self._release(transaction, stream, may_drop=names is dropping)
         rows_max = ROWS_WHEN_IDLE if is_idle else ROWS_WITH_COMMIT + 2 * transaction.batches_added
         left = self._delete(transaction, rows_max)
         if is_idle and not left:
@@ -228,15 +244,17 @@ class Housekeeping:
 
     # ------------------------------------------------------------------------------------------------------------ release
 
-    def _release(self, transaction: Transaction, stream: StreamState) -> None:
-        """Release what the policy says may go, and say what is lost by it."""
-        decision = plan(self._view(transaction.catalog, stream))
+    def _release(self, transaction: Transaction, stream: StreamState, *, may_drop: bool) -> None:
+        """Release what the policy says may go, and say what is lost by it; without `may_drop` nothing goes for want of room."""
+        decision = plan(self._view(transaction.catalog, stream, may_drop=may_drop))
         if decision is None:
             return
         after = transaction.release(stream, decision.until)
         if after.released_offset == stream.released_offset:
             return
-        self._deleted_of(stream).is_done = False
+        deleted = self._deleted_of(stream)
+        deleted.is_done = False
+        self._waiting_bytes[stream.id] = after.released_bytes - deleted.bytes
         if decision.lost_from is not None and decision.lost_from <= after.released_offset:
             _say_loss(transaction, stream, after.released_offset, decision)
             self._log_loss(stream.name, decision)
@@ -250,7 +268,7 @@ class Housekeeping:
                 "facts_expired", extra={"stream": stream, "reason": decision.reason.value, "until": decision.until}
             )
 
-    def _view(self, catalog: Catalog, stream: StreamState) -> View:
+    def _view(self, catalog: Catalog, stream: StreamState, *, may_drop: bool) -> View:
         policy = self._policy(stream.name)
         frontiers = [one.frontier for one in catalog.consumers.values() if one.stream == stream.name]
         kept_ms, ttl_ms = policy.keep_hours * HOUR_MS, policy.ttl_hours * HOUR_MS
@@ -268,7 +286,7 @@ class Housekeeping:
             expired=before(ttl_ms) if ttl_ms else None,
             overdue=before(ttl_ms + ttl_ms / TTL_PIECES) if ttl_ms else None,
             excess=self._excess(stream),
-            may_drop=policy.on_full == "drop_oldest",
+            may_drop=may_drop and policy.on_full == "drop_oldest",
         )
 
     def _excess(self, stream: StreamState) -> int | None:

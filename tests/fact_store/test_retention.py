@@ -17,7 +17,7 @@ from agent.fact_store.errors import StoreFull
 from agent.fact_store.records import Hole, PeerPosition
 from agent.fact_store.verifying import Verified, verify_store
 from agent.message import Fact, Sample
-from tests.fact_store.making import AT_ONCE, EPOCH, EVERYTHING, TELEMETRY, Elsewhere, done, samples, tag
+from tests.fact_store.making import AT_ONCE, EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, done, samples, tag
 from tests.waiting import wait_until
 
 HOUR_NS = 3_600_000_000_000
@@ -211,6 +211,26 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
         assert {one["reason"] for one in about} == {"full"}
         for one, following in pairwise(about):
             assert following["first_offset"] == one["last_offset"] + 1
+
+
+def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
+    """Where streams share a store that is full, and everything in one of them is confirmed, appends to it are never refused, and
+    the other, which may drop its oldest, loses nothing."""
+    settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
+    streams = [StreamSettings(TELEMETRY), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
+        done(store.define([tag(1)]))
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.register_consumer("idmz.b", "idmz", OPERATIONAL))
+        for n in range(300):
+            rows_ = [Sample(1, one, os.urandom(3_000)) for one in range(8)]
+            if n < 20 or n % 20 == 0:
+                done(store.append_samples(OPERATIONAL, rows_[:1], awaited=True))
+            done(store.confirm("idmz.a", done(store.append_samples(TELEMETRY, rows_, awaited=True)).last_offset))
+        assert first_offset(store) > 1000
+        (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
+        assert (kept.first_offset, kept.end_offset) == (1, 34)
+        assert store.incidents() == []
 
 
 def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
