@@ -103,25 +103,29 @@ class BrokerSettings:
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
     """[[peer]]: a node in another zone. `exports` are the streams it may fetch from us, `pulls` those we fetch from it,
-    `relays` the zones, besides its own, whose facts it may hand to us."""
+    `relays` the zones, besides its own, whose facts it may hand to us, `appends` the streams to which it may append here, also
+    such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled."""
 
     zone: str
     broker: str
     exports: tuple[str, ...] = ()
     pulls: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
+    appends: tuple[str, ...] = ()
+    asks: bool = False
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for name, zones in (("zone", (self.zone,)), ("relays", self.relays)):
             for zone in zones:
                 if not ZONE.fullmatch(zone):
                     yield name, f"{zone!r} is not a zone (1 to 32 of a-z, 0-9 and -)"
-        for name, streams in (("exports", self.exports), ("pulls", self.pulls)):
+        for name, streams in (("exports", self.exports), ("pulls", self.pulls), ("appends", self.appends)):
             for stream in streams:
                 if not STREAM.fullmatch(stream):
                     yield name, f"{stream!r} is not a stream name (1 to 64 of a-z, 0-9, . _ and -)"
-        if not self.exports and not self.pulls:
-            yield "zone", "this peer neither gets nor gives anything; name streams in exports or pulls, or remove it"
+        if not (self.exports or self.pulls or self.appends or self.asks):
+            why = "this peer neither gets nor gives anything; name streams in exports, pulls or appends, or remove it"
+            yield "zone", f"{why} (asks = true if only commands of this node ask it)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.appending import Precondition, check_from_zone, told
 from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
@@ -32,9 +33,8 @@ from agent.fact_store.acks import is_in_sync
 from agent.fact_store.consumers import Start
 from agent.fact_store.errors import ConsumerNotYours, StoreError, UnknownConsumer
 from agent.fact_store.producers import Producers
-from agent.fact_store.records import Precondition
 from agent.fact_store.settings import Acks
-from agent.message import CONSUMER, STREAM, ZONE, Envelope, Fact, Message, MessageError, check_name
+from agent.message import CONSUMER, STREAM, ZONE, Envelope, Fact, Message, check_name
 
 SOCKET = "bsfg.sock"
 REQUEST_BYTES_MAX = 1024 * 1024  # the largest message is 256 KiB, base64 makes it 350
@@ -214,15 +214,12 @@ class Door:
         match request:
             case AppendFact():
                 message = Message(request.envelope, request.fact)
-                if message.envelope.from_zone != store.zone:
-                    raise MessageError(
-                        "from_zone", f"{message.envelope.from_zone!r}; facts appended here are {store.zone!r}'s"
-                    )
+                check_from_zone(message, store.zone)
                 asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
                 outcome = await self._producers.append_message(
                     request.stream, message, acks=request.acks, precondition=asked
                 )
-                return Appended(outcome.offset, str(outcome.outcome), outcome.warning, outcome.lease_epoch or None)
+                return Appended(**told(outcome))
             case AcquireLease():
                 return LeaseAcquired(await asyncio.wrap_future(store.acquire_lease(request.stream, request.producer)))
             case RegisterConsumer():

@@ -21,10 +21,12 @@ from agent.config import BrokerSettings, NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
 from agent.fact_store.errors import (
+    AcksRefused,
     ConfirmBeyondLog,
     ConfirmRefused,
     ConsumerNotYours,
     ConsumerStreamMismatch,
+    FactsRefused,
     StoreBusy,
     StoreError,
     StoreFull,
@@ -49,9 +51,12 @@ log = logging.getLogger(__name__)
 
 _NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has failed ends the node by `ended`
 
-# What the store refuses because of what a peer asked, in the words of the protocol. The server has looked before it asked the
-# store, so these are races: a consumer that was removed meanwhile, a stream that may not leave.
+# What the store says to what a peer asked, in the words of the protocol. The server has looked before it asked the store, so
+# those about consumers are races: one that was removed meanwhile, a stream that may not leave. The rest is about appends.
 _REFUSALS: Mapping[type[Exception], str] = {
+    AcksRefused: "bad_request",
+    FactsRefused: "bad_request",
+    StoreFull: "store_full",
     UnknownConsumer: "unknown_consumer",
     ConsumerNotYours: "consumer_not_yours",
     ConsumerStreamMismatch: "consumer_stream_mismatch",
@@ -133,13 +138,14 @@ class Node:
         log.info("node_stopped", extra={"zone": self._store.zone})
 
     def _server(self, broker: str, link: Link) -> Server:
-        exports = {peer.zone: frozenset(peer.exports) for peer in self._settings.peer if peer.broker == broker}
+        peers = [peer for peer in self._settings.peer if peer.broker == broker]
         return Server(
             link,
             cast("ServingStore", self._store),
-            {zone: found for zone, found in exports.items() if found},
+            {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
             (StoreError,),
             _REFUSALS,
+            appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
         )
 
     def _make_pullers(self) -> Iterator[Puller]:

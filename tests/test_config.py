@@ -214,6 +214,16 @@ def test_what_streams_may_not_be() -> None:
     assert set(found) == {"stream[2].name", "peer[0].exports"}
 
 
+def test_a_peer_may_only_append_or_only_be_asked() -> None:
+    """A peer that neither gets nor gives is a mistake; one that only appends, also to a local stream, or that only commands ask, is not."""
+    table = {"node": {"zone": "p"}, "stream": [{"name": "facts.private", "write_class": "local"}], "broker": [BROKER]}
+    idle = {"zone": "idmz", "broker": "b"}
+    assert set(problems_of({**table, "peer": [idle]})) == {"peer[0].zone"}
+    assert set(problems_of({**table, "peer": [{**idle, "appends": ["Facts"]}]})) == {"peer[0].appends"}
+    for some in ({"appends": ["facts.private"]}, {"asks": True}):
+        assert read({**table, "peer": [{**idle, **some}]}, FILE).peer[0].exports == ()
+
+
 def test_the_page_on_retention_shows_the_defaults() -> None:
     """What docs/operate/retention.md says may be set is what is set without a word, and it names the streams' settings rightly."""
     page = (Path(__file__).resolve().parents[1] / "docs" / "operate" / "retention.md").read_text()

@@ -42,7 +42,7 @@ _config_file_option = click.option(
     show_default=True,
     help="The broker's configuration, as bsfg broker config wrote it.",
 )
-_HELP = "ASKING pulls facts from SERVING; repeatable, one for each direction."
+_HELP = "ASKING pulls facts from SERVING, or appends there; repeatable, one for each direction."
 
 
 @click.group()

@@ -13,6 +13,8 @@ from agent.fact_store.consumers import Start
 from agent.query.errors import TimeUnreadable
 from agent.query.times import moment_ns
 
+ANSWER_S = 10.0  # twice the time in which a stream, by default, gives up waiting for those who should confirm
+
 
 def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
     """Where a new consumer begins, as the store takes it; a time as a date or so long ago."""
@@ -33,6 +35,16 @@ start_option = click.option(
     show_default=True,
     callback=start_of,
     help="Where a new consumer begins: oldest, end, or a time (2026-11-21T06:00Z, 2h).",
+)
+
+
+to_option = click.option("--to", "peer", metavar="ZONE", help="Ask the node of this peer.  [default: our own node]")
+answer_s_option = click.option(
+    "--answer-s",
+    type=click.FloatRange(0.1, 3600),
+    default=ANSWER_S,
+    show_default=True,
+    help="How long to wait for a peer's answer before asking again.",
 )
 
 

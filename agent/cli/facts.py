@@ -1,8 +1,9 @@
 """`bsfg append`, `fetch`, `confirm`, `tail`: facts by hand, on the machine of the node.
 
 Reading opens the store's file, read-only, whether a node runs or not. Writing asks the running node at its socket; where none
-runs, the command opens the store itself and goes through the same door. Facts are printed as JSON lines: offset, envelope and
-fact as the specification shows them, samples presented as messages.
+runs, the command opens the store itself and goes through the same door. With `--to`, an append goes to a peer's node across the
+broker and is answered in the same words. Facts are printed as JSON lines: offset, envelope and fact as the specification shows them,
+samples presented as messages.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any, cast, get_args
 import click
 
 from agent import local
+from agent.appending import STORED, Told, told
 from agent.cli import config_option, json_option
-from agent.cli.door import ask, start_option
+from agent.cli.door import answer_s_option, ask, start_option, to_option
 from agent.config import NodeSettings, load
 from agent.fact_store.consumers import Start
 from agent.fact_store.reader import StoreReader
@@ -31,7 +33,6 @@ from agent.query.presented import presented
 
 OPERATIONAL = "facts.operational"
 FOLLOW_S = 0.2
-REFUSED = frozenset({"conflicting_duplicate", "superseded", "rejected_fenced"})
 
 stream_option = click.option("--stream", default=OPERATIONAL, show_default=True, help="The stream.")
 
@@ -39,6 +40,8 @@ stream_option = click.option("--stream", default=OPERATIONAL, show_default=True,
 @click.command()
 @config_option
 @stream_option
+@to_option
+@answer_s_option
 @click.option("--message-id", help="Same id and content again is stored once.  [default: a hash of the fact]")
 @click.option("--to-zone", default="*", show_default=True, help="Whom the fact is meant for; not a route.")
 @click.option("--correlation-id", help="The wider conversation.")
@@ -56,6 +59,8 @@ stream_option = click.option("--stream", default=OPERATIONAL, show_default=True,
 def append(
     config_file: Path,
     stream: str,
+    peer: str | None,
+    answer_s: float,
     message_id: str | None,
     to_zone: str,
     correlation_id: str | None,
@@ -80,35 +85,41 @@ def append(
         correlation_id=correlation_id,
         causation_id=causation_id,
     )
-    fact = Fact(subject, predicate, content)
-    request = local.AppendFact(stream, envelope, fact, acks, producer, lease_epoch, base_offset)
-    named = [one for one in settings.stream if one.name == stream] or [StreamSettings(stream)]
-    answer = cast(local.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
-    if answer.warning:
-        click.echo(f"bsfg: warning: {answer.warning}", err=True)
+    request = local.AppendFact(
+        stream, envelope, Fact(subject, predicate, content), acks, producer, lease_epoch, base_offset
+    )
+    answer = _append_here(settings, request) if peer is None else _append_there(settings, peer, request, answer_s)
+    if answer["warning"]:
+        click.echo(f"bsfg: warning: {answer['warning']}", err=True)
+    outcome, offset, in_force = answer["outcome"], answer["offset"], answer["lease_epoch"]
     if as_json:
-        told = {"offset": answer.offset, "outcome": answer.outcome, "message_id": envelope.message_id}
-        also = {"warning": answer.warning, "lease_epoch": answer.lease_epoch}
-        click.echo(json.dumps(told | {name: value for name, value in also.items() if value}))
-    elif answer.outcome == "rejected_fenced":
-        click.echo(
-            f"{answer.outcome}: lease epoch {answer.lease_epoch} of {producer} is in force; stop, or acquire a lease"
-        )
+        shown = {"offset": offset, "outcome": outcome, "message_id": envelope.message_id}
+        also = {"warning": answer["warning"], "lease_epoch": in_force}
+        click.echo(json.dumps(shown | {name: value for name, value in also.items() if value}))
+    elif outcome == "rejected_fenced":
+        click.echo(f"{outcome}: lease epoch {in_force} of {producer} is in force; stop, or acquire a lease")
     else:
-        click.echo(f"{answer.outcome}: offset {answer.offset} of {stream}, message_id {envelope.message_id}")
-    sys.exit(1 if answer.outcome in REFUSED else 0)
+        click.echo(f"{outcome}: offset {offset} of {stream}, message_id {envelope.message_id}")
+    sys.exit(0 if outcome in STORED else 1)
 
 
 @click.command()
 @config_option
 @stream_option
+@to_option
+@answer_s_option
 @click.argument("producer")
 @json_option
-def lease(config_file: Path, stream: str, producer: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, producer: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Print a new lease epoch for PRODUCER, higher than every one before: appends with a lower one are refused from now on."""
     settings = load(config_file)
-    answer = cast(local.LeaseAcquired, ask(settings, local.AcquireLease(stream, producer)))
-    click.echo(json.dumps({"lease_epoch": answer.lease_epoch}) if as_json else str(answer.lease_epoch))
+    if peer is None:
+        epoch = cast(local.LeaseAcquired, ask(settings, local.AcquireLease(stream, producer))).lease_epoch
+    else:
+        from agent.cli.append_to import acquire_lease
+
+        epoch = acquire_lease(settings, peer, stream, producer, answer_s)
+    click.echo(json.dumps({"lease_epoch": epoch}) if as_json else str(epoch))
 
 
 @click.command()
@@ -164,6 +175,18 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
             if not follow:
                 return
             _pause()
+
+
+def _append_here(settings: NodeSettings, request: local.AppendFact) -> Told:
+    named = [one for one in settings.stream if one.name == request.stream] or [StreamSettings(request.stream)]
+    answer = cast(local.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
+    return told(answer)
+
+
+def _append_there(settings: NodeSettings, peer: str, request: local.AppendFact, answer_s: float) -> Told:
+    from agent.cli.append_to import append
+
+    return told(append(settings, peer, request, answer_s))
 
 
 def _print(one: dict[str, Any] | Hole, stream: str) -> int:

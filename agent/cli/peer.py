@@ -37,8 +37,8 @@ def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 clic
             click.echo(json.dumps({**asdict(each), "state": found or None}))
             continue
         click.echo(f"{each.zone:<24} at {each.broker}{f': {found}' if found else ''}")
-        for what, streams in (("exports", each.exports), ("pulls", each.pulls), ("relays", each.relays)):
-            if streams:
+        for what in ("exports", "pulls", "relays", "appends"):
+            if streams := getattr(each, what):
                 click.echo(f"  {what:<8} {', '.join(streams)}")
     if not settings.peer and not as_json:
         click.echo(f"{config_file} names no [[peer]]")
@@ -65,7 +65,8 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
         access = Access(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
         if not as_json:
             click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
-        for step in check_peer(access, Peer(each.zone, each.exports, each.pulls)):
+        asks_us, is_asked = bool(each.exports or each.appends), bool(each.pulls or each.asks)
+        for step in check_peer(access, Peer(each.zone, asks_us, each.pulls, is_asked)):
             finding = step.finding
             bad += finding.outcome is Outcome.BAD
             if as_json:

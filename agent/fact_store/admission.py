@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent.appending import Precondition
 from agent.fact_store.errors import FactsRefused
-from agent.fact_store.records import AppendOutcome, Precondition
+from agent.fact_store.records import AppendOutcome
 from agent.message import JSON_INTEGER_MAX, PRODUCER, MessageError, check_name
 
 LEASE_EPOCH_MAX = JSON_INTEGER_MAX

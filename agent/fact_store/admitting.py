@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agent.appending import NO_PRECONDITION, Precondition
 from agent.batch import DIGEST_BYTES
 from agent.fact_store.admission import PRODUCERS_MAX, decide, next_lease_epoch
 from agent.fact_store.errors import FactsRefused, Refused
-from agent.fact_store.records import NO_PRECONDITION, AppendOutcome, Precondition
+from agent.fact_store.records import AppendOutcome
 from agent.fact_store.transaction import Transaction
 from agent.message import Message
 

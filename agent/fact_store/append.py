@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from agent.appending import Precondition
 from agent.batch import (
     NO_DIGEST,
     Batch,
@@ -31,7 +32,7 @@ from agent.fact_store.admitting import admit, digest
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.group_commit import batch_sizes
 from agent.fact_store.held import Range
-from agent.fact_store.records import Appended, AppendOutcome, Precondition
+from agent.fact_store.records import Appended, AppendOutcome
 from agent.fact_store.transaction import Transaction
 from agent.message import Message
 

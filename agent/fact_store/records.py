@@ -35,18 +35,6 @@ class AppendOutcome(NamedTuple):
     lease_epoch: int = 0  # of rejected_fenced: the epoch in force
 
 
-class Precondition(NamedTuple):
-    """On what an application's message depends. `producer` with `lease_epoch`: nobody holds a newer lease under this name.
-    `base_offset`: there is no newer message about the subject than this offset (0: there is none)."""
-
-    producer: str | None = None
-    lease_epoch: int | None = None
-    base_offset: int | None = None
-
-
-NO_PRECONDITION = Precondition()
-
-
 @dataclass(frozen=True, slots=True)
 class PeerPosition:
     """How far a peer's stream has been stored here: an offset in one epoch of that peer."""

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from agent.appending import NO_PRECONDITION, Precondition
 from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers
 from agent.fact_store.acks import Follower
@@ -37,7 +38,6 @@ from agent.fact_store.opening import open_writer, peer_is_ahead, require_new_epo
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.receive import ReceivedPage, check, put
 from agent.fact_store.records import (
-    NO_PRECONDITION,
     Appended,
     AppendOutcome,
     Backlog,
@@ -46,7 +46,6 @@ from agent.fact_store.records import (
     Integrity,
     Page,
     PeerPosition,
-    Precondition,
     PutResult,
     ReceivedDefinition,
     StoreStatistics,

@@ -48,7 +48,7 @@ class TopologyError(ReplicationError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PeerLink:
-    """One zone asks another: `asking` pulls facts from `serving`."""
+    """One zone asks another: `asking` pulls facts from `serving`, or appends to it."""
 
     serving: str
     asking: str

@@ -63,7 +63,7 @@ _ROWS = (
         Fault.ASKER,
         False,
         "The request exceeds 65,536 bytes.",
-        "List fewer origins in definitions_known; what is left out is sent again, not lost.",
+        "Append fewer messages at once, and large objects as artifacts; list fewer origins in definitions_known.",
     ),
     ErrorRow(
         "unsupported_version",
@@ -122,6 +122,13 @@ _ROWS = (
         "Add the stream to exports of this peer in the serving node's node.toml.",
     ),
     ErrorRow(
+        "append_not_allowed",
+        Fault.OPERATOR,
+        False,
+        "The asking zone may not append to the stream, whether it exists or not.",
+        "Add the stream to appends of this peer in the serving node's node.toml.",
+    ),
+    ErrorRow(
         "confirm_beyond_log",
         Fault.OPERATOR,
         False,
@@ -155,6 +162,13 @@ _ROWS = (
         True,
         "The serving node has too much in hand for this zone.",
         "Ask again later; if it lasts, ask with fewer consumers at once.",
+    ),
+    ErrorRow(
+        "store_full",
+        Fault.SERVER,
+        True,
+        "The serving store has no room for what was to be appended; nothing of it is stored.",
+        "Keep it and append it again later; bsfg status of the serving node says what fills it.",
     ),
     ErrorRow(
         "store_unavailable",

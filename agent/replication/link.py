@@ -11,9 +11,10 @@ is closed, which costs what any reconnect does: answers under way are asked for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -128,6 +129,20 @@ class Link:
             if self._ready is None:
                 await asyncio.sleep(self._delay_s(tries))
                 tries += 1
+
+    @contextlib.asynccontextmanager
+    async def visit(self) -> AsyncIterator[None]:
+        """Stand once, for the length of the block, in place of `run`: for who asks a question and leaves.  TransportError says why
+        there is no connection."""
+        self._is_running = True
+        connection = await Connection.open(self.access, self._dispatch)
+        try:
+            await connection.subscribe(list(self._routes))
+            self.connection = connection
+            yield
+        finally:
+            self.connection = None
+            await connection.close()
 
     async def _open(self) -> Connection:
         """A connection that the broker accepted, with the identity that is to be tried now."""

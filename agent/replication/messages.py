@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from agent.appending import WARNING_CHARACTERS_MAX
+from agent.message import Envelope
 from agent.replication.errors import MalformedMessage
 
 BATCHES_MAX = 2048
@@ -22,6 +24,8 @@ BYTES_MAX_DEFAULT = 256 * 1024
 """Where paho and one broker carry most, measured; larger pages delay whatever waits behind them."""
 WAIT_MS_MAX = 60_000
 OFFSET_MAX = 2**63 - 1
+MESSAGES_MAX = 256
+"""Messages of one append: as many small ones as fit a request, and their outcomes an answer."""
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 _Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
@@ -140,8 +144,44 @@ class ListStreams(_Request, frozen=True, tag="ListStreams", tag_field="operation
     """The streams exported to the asker."""
 
 
-Request = FetchFacts | ConfirmReceipt | GetCursor | GetBounds | ListStreams
-REQUESTS: tuple[type[Request], ...] = (FetchFacts, ConfirmReceipt, GetCursor, GetBounds, ListStreams)
+class NewFact(_Part, frozen=True):
+    """What is asserted; `object` is any JSON, kept in its canonical form."""
+
+    subject: str
+    predicate: str
+    object: msgspec.Raw
+
+
+class NewMessage(_Part, frozen=True):
+    """A message to be stored once, and on what it depends: the producer's lease, the newest fact of the subject seen."""
+
+    envelope: Envelope
+    fact: NewFact
+    producer: str | None = None
+    lease_epoch: int | None = None
+    base_offset: int | None = None
+
+
+class AppendFact(_Request, frozen=True, tag="AppendFact", tag_field="operation"):
+    """Append messages to a stream, in their order, all of them or (when one breaks a rule) none."""
+
+    stream: _Name
+    messages: Annotated[list[NewMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+    acks: Literal["none", "local", "quorum", "all"] | None = None
+
+
+class AcquireLease(_Request, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """A lease epoch for a producer of the asker that begins: whoever appends with a lower one is fenced from now on."""
+
+    stream: _Name
+    producer: _Name
+
+
+Request = FetchFacts | ConfirmReceipt | GetCursor | GetBounds | ListStreams | AppendFact | AcquireLease
+REQUESTS: tuple[type[Request], ...] = (
+    *(FetchFacts, ConfirmReceipt, GetCursor, GetBounds, ListStreams),
+    *(AppendFact, AcquireLease),
+)
 
 # -------------------------------------------------------------------------------------------------------------- answers
 
@@ -250,6 +290,27 @@ class StreamsAnswer(_Answer, frozen=True, tag="ListStreams", tag_field="operatio
     unix_ms: _Offset | None = None
 
 
+class AppendedEntry(_Part, frozen=True):
+    """What became of one message: `fact_store.admission` has the outcomes; one not known here is to be read as a refusal."""
+
+    offset: _Offset
+    outcome: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+    warning: Annotated[str, msgspec.Meta(max_length=WARNING_CHARACTERS_MAX)] = ""
+    lease_epoch: _Offset | None = None
+
+
+class AppendAnswer(_Answer, frozen=True, tag="AppendFact", tag_field="operation"):
+    """What became of each message, in the order of the request."""
+
+    outcomes: Annotated[list[AppendedEntry], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+
+
+class LeaseAnswer(_Answer, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """The epoch to append with."""
+
+    lease_epoch: _Position
+
+
 class ErrorBody(_Part, frozen=True):
     """A row of the error table, and a sentence that names the thing."""
 
@@ -266,8 +327,11 @@ class ErrorAnswer(_Answer, frozen=True):
     error: ErrorBody
 
 
-Answer = FetchAnswer | ConfirmAnswer | CursorAnswer | BoundsAnswer | StreamsAnswer
-ANSWERS: tuple[type[Answer], ...] = (FetchAnswer, ConfirmAnswer, CursorAnswer, BoundsAnswer, StreamsAnswer)
+Answer = FetchAnswer | ConfirmAnswer | CursorAnswer | BoundsAnswer | StreamsAnswer | AppendAnswer | LeaseAnswer
+ANSWERS: tuple[type[Answer], ...] = (
+    *(FetchAnswer, ConfirmAnswer, CursorAnswer, BoundsAnswer, StreamsAnswer),
+    *(AppendAnswer, LeaseAnswer),
+)
 
 
 def operation_of(message: Request | Answer | type[Request | Answer]) -> str:

@@ -51,11 +51,12 @@ _ACL_HINT = "add the link to bsfg broker config, install what it writes, and bsf
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The peer to test, as our own configuration has it."""
+    """The peer to test, as our own configuration has it: whether it asks us, what we pull from it, and whether we ask it anything."""
 
     zone: str
-    exports: Collection[str]
+    asks_us: bool
     pulls: Collection[str]
+    is_asked: bool
 
 
 def check_peer(access: Access, peer: Peer) -> Iterator[Step]:
@@ -74,9 +75,9 @@ def check_peer(access: Access, peer: Peer) -> Iterator[Step]:
             yield Step("session", finding)
             return
         yield _limits(session)
-        if peer.exports:
+        if peer.asks_us:
             yield _may_answer(session, access.zone, peer.zone)
-        if peer.pulls:
+        if peer.is_asked:
             yield from _ask(session, access.zone, peer)
         else:
             what = f"nothing is pulled from {peer.zone}, so it was not asked; it asks us"

@@ -19,7 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Literal, Protocol
 
+from agent.appending import AppendOutcome, Precondition
 from agent.batch import Batch, Origin
+from agent.message import Message
 from agent.replication.checking import Position, ReceivedDefinition
 
 
@@ -132,6 +134,22 @@ class ServingStore(Protocol):
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:
         """Definitions `after_number + 1` to `until_number` of an origin as canonical JSON, fewer if fewer are held."""
+        ...
+
+    def append_messages(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        *,
+        acks: Literal["none", "local", "quorum", "all"] | None = None,
+        preconditions: Sequence[Precondition] = (),
+    ) -> Future[Sequence[AppendOutcome]]:
+        """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the stream's, if None)
+        promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
+        ...
+
+    def acquire_lease(self, stream: str, producer: str) -> Future[int]:
+        """A lease epoch higher than any before it, durable: appends of this producer with lower ones are fenced from now on."""
         ...
 
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]:

@@ -57,16 +57,17 @@ _OBJECT_START = f'{{"protocol":"{PROTOCOL}","version":"{VERSION}",'.encode()
 
 
 def encode_request(request: Request) -> bytes:
-    """The bytes of a request."""
+    """The bytes of a request; MalformedMessage when they are too many."""
     payload = _OBJECT_START + msgspec.json.encode(request)[1:]
-    assert len(payload) <= REQUEST_BYTES_MAX, len(payload)
+    if len(payload) > REQUEST_BYTES_MAX:
+        raise _too_large(payload)
     return payload
 
 
 def decode_request(payload: bytes) -> Request:
     """The request in `payload`; MalformedMessage, with the code to answer, for everything else."""
     if len(payload) > REQUEST_BYTES_MAX:
-        raise MalformedMessage(f"request of {len(payload)} bytes, at most {REQUEST_BYTES_MAX}", "request_too_large")
+        raise _too_large(payload)
     head = _decode(_REQUEST_HEAD, payload, "")
     _check_version(head)
     decoder = _REQUESTS.get(head.operation)
@@ -118,6 +119,10 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
         raise MalformedMessage(f"{len(payload) - attachment_at} bytes attached, the header lists {sum(lengths)}")
     ends = list(accumulate(lengths, initial=attachment_at))
     return answer, [payload[start:end] for start, end in pairwise(ends)]
+
+
+def _too_large(payload: bytes) -> MalformedMessage:
+    return MalformedMessage(f"request of {len(payload)} bytes, at most {REQUEST_BYTES_MAX}", "request_too_large")
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operation: str) -> _T:

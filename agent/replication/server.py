@@ -20,6 +20,8 @@ from agent.replication.carrier import Incoming
 from agent.replication.errors import MalformedMessage, TransportError
 from agent.replication.link import Link
 from agent.replication.messages import (
+    AcquireLease,
+    AppendFact,
     ConfirmReceipt,
     FetchFacts,
     GetBounds,
@@ -28,6 +30,7 @@ from agent.replication.messages import (
     Request,
     operation_of,
 )
+from agent.replication.operations.append import Appending
 from agent.replication.operations.context import Context, Outcome
 from agent.replication.operations.fetch import Fetching
 from agent.replication.operations.streams import Streams
@@ -60,8 +63,9 @@ class ServerStatistics:
 
 
 class Server:
-    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `refusals` the store's errors that
-    are the asker's doing to their codes; any other of `store_errors` is answered `store_unavailable`."""
+    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it may append
+    to; `refusals` the store's errors that have a code of their own to it; any other of `store_errors` is answered
+    `store_unavailable`."""
 
     def __init__(
         self,
@@ -70,21 +74,25 @@ class Server:
         exports: Mapping[str, frozenset[str]],
         store_errors: tuple[type[Exception], ...],
         refusals: Mapping[type[Exception], str] | None = None,
+        *,
+        appends: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._link = link
         self._store = store
-        self._peers = frozenset(exports)
+        self._peers = frozenset([*exports, *(appends or {})])
         self._store_errors = store_errors
-        self._context = Context(link, store, dict(exports))
+        self._context = Context(link, store, {zone: exports.get(zone, frozenset()) for zone in self._peers})
         self._fetching = Fetching(self._context)
-        streams = Streams(self._context)
+        streams, appending = Streams(self._context), Appending(self._context, appends or {})
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._fetching.fetch,
             ConfirmReceipt: self._fetching.confirm,
             GetCursor: self._fetching.get_cursor,
             GetBounds: streams.get_bounds,
             ListStreams: streams.list_streams,
+            AppendFact: appending.append,
+            AcquireLease: appending.acquire_lease,
         }
         self._group: asyncio.TaskGroup | None = None
         self._in_hand: Counter[str] = Counter()
@@ -93,7 +101,7 @@ class Server:
         self._drops: Counter[str] = Counter()
         self._facts_sent = 0
         self._bytes_sent = 0
-        for zone in exports:
+        for zone in self._peers:
             link.route(request_topic(store.zone, zone), self._arrived)
 
     def statistics(self) -> ServerStatistics:

@@ -1,5 +1,7 @@
 """`docs/operate/appending.md`: what it shows happens, and its table of outcomes is complete."""
 
+import asyncio
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +12,8 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.fact_store.records import Outcome
+from tests.replication.nodes import Node
+from tests.support.mosquitto import Mosquitto
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/appending.md").read_text("utf-8")
 
@@ -38,3 +42,56 @@ def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_page_explains_every_outcome() -> None:
     """Every outcome the store knows stands in the table, and no other."""
     assert sorted(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == sorted(get_args(Outcome))
+
+
+def test_what_the_page_shows_of_another_node_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the second part, as plant-a at the broker where both meet: the words are those of an append at home, and who
+    may not is told why and where to look."""
+    monkeypatch.chdir(tmp_path)
+    shown = re.search(r"<!-- test: appending elsewhere -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
+    assert shown
+    commands = [shlex.split(line)[1:] for line in shown[1].strip().splitlines()]
+    commands.append(["append", "--to", "idmz", "--stream", "facts.audit", "a:b", "c", "1"])
+    commands.append(["append", "--to", "idmz", "a:b", "c", json.dumps("x" * 70_000)])
+    commands.append(["append", "--to", "plant-z", "a:b", "c", "1"])
+
+    async def run(broker: Mosquitto) -> list[tuple[int, str]]:
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+        idmz.serve({}, {"plant-a": ["facts.operational"]})
+        async with idmz.running():
+            said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
+        assert idmz.store.end_offset("facts.operational") == 1
+        idmz.store.close()
+        return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
+
+    with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
+        write_node_toml(tmp_path, broker)
+        said = asyncio.run(run(broker))
+    expected = [
+        (0, "applied: offset 1 of facts.operational, message_id order-77-released"),
+        (0, "noop_already_applied: offset 1"), (0, "1\n"), (1, "append_not_allowed"), (1, "at most 65536"), (2, "plant-z"),
+    ]  # fmt: skip
+    assert [(code, text in output) for (code, text), (_, output) in zip(expected, said, strict=True)] == [
+        (code, True) for code, _ in said
+    ], said
+
+
+def write_node_toml(folder: Path, broker: Mosquitto) -> None:
+    """plant-a, which asks idmz and pulls nothing from it, as the page has it."""
+    mine = broker.identity("plant-a")
+    (folder / "node.toml").write_text(
+        f"""[node]
+zone = "plant-a"
+[[broker]]
+name = "idmz"
+host = "{broker.host}"
+port = {broker.port}
+ca_file = "{mine.ca_file}"
+cert_file = "{mine.cert_file}"
+key_file = "{mine.key_file}"
+[[peer]]
+zone = "idmz"
+broker = "idmz"
+asks = true
+"""
+    )

@@ -74,7 +74,7 @@ LOST_ANSWER = """
 import os, signal, sys
 from pathlib import Path
 from agent.fact_store import FactStore, writer
-from agent.fact_store.records import Precondition
+from agent.appending import Precondition
 from tests.fact_store.making import OPERATIONAL, message
 store = FactStore.open(Path(sys.argv[1]), "plant")
 kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)

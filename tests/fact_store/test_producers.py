@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from agent.appending import Precondition
 from agent.fact_store import FactStore, producers
 from agent.fact_store.errors import AcksRefused, FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.producers import Producers
-from agent.fact_store.records import AppendOutcome, Precondition
+from agent.fact_store.records import AppendOutcome
 from agent.fact_store.settings import StoreSettings
 from agent.message import Message, MessageError
 from tests.fact_store.making import AT_ONCE, LIMIT_S, OPERATIONAL, chain_is_whole, ids_in, message, plant

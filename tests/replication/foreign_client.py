@@ -1,9 +1,10 @@
 """A client of the protocol that shares nothing with this project: written from docs/reference/protocol.md, with plain paho.
 
-    foreign_client.py HOST PORT CA CERT KEY SERVING_ZONE ASKING_ZONE STREAM
+    foreign_client.py HOST PORT CA CERT KEY SERVING_ZONE ASKING_ZONE STREAM [append]
 
 Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it got, as
-digests of the batches, and what the server said of its cursor. It must be run where `agent` cannot be imported.
+digests of the batches, and what the server said of its cursor. With `append` it appends messages instead, some of them wrongly, and
+prints what it was told. It must be run where `agent` cannot be imported.
 """
 
 import hashlib
@@ -131,5 +132,48 @@ def main(host: str, port: str, ca: str, cert: str, key: str, serving: str, askin
     print(json.dumps(told))
 
 
+def append(host: str, port: str, ca: str, cert: str, key: str, serving: str, asking: str, stream: str) -> None:
+    """Append, repeat, contradict, be fenced, and be refused; tell."""
+    client = Client(host, int(port), ca, cert, key, serving, asking)
+
+    def message(message_id: str, content: object, from_zone: str = asking, **more: object) -> dict[str, object]:
+        envelope = {
+            "message_id": message_id,
+            "from_zone": from_zone,
+            "to_zone": "*",
+            "produced_at_unix_ms": 1_700_000_000_000,
+        }
+        fact = {"subject": "order:line1/77", "predicate": "order_released", "object": content}
+        return {"envelope": envelope, "fact": fact, **more}
+
+    first = [message("one", {"b": 1, "a": "ä"}), message("two", 2.50)]
+    applied, _ = client.ask("AppendFact", stream=stream, messages=first)
+    again, _ = client.ask("AppendFact", stream=stream, messages=[*first, message("one", {"a": "other"})])
+    producer = f"{asking}.mes"
+    leases = [client.ask("AcquireLease", stream=stream, producer=producer)[0]["lease_epoch"] for _ in range(2)]
+    fenced = message("three", None, producer=producer, lease_epoch=leases[0])
+    outcomes = client.ask("AppendFact", stream=stream, messages=[fenced], acks="local")[0]["outcomes"]
+    refused = [
+        client.ask("AppendFact", stream=stream, messages=[message("four", 4), message("five", 5, from_zone=serving)])[
+            0
+        ],
+        client.ask("AppendFact", stream="facts.secret", messages=[message("four", 4)])[0],
+        client.ask("AppendFact", stream=stream, messages=[])[0],
+    ]
+    client.close()
+    assert "agent" not in sys.modules
+    told = {
+        "applied": [(one["outcome"], one["offset"]) for one in applied["outcomes"]],
+        "again": [(one["outcome"], one["offset"]) for one in again["outcomes"]],
+        "leases": leases,
+        "fenced": outcomes,
+        "refused": [(one["error"]["code"], one["error"]["message"]) for one in refused],
+    }
+    print(json.dumps(told))
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[9:] == ["append"]:
+        append(*sys.argv[1:9])
+    else:
+        main(*sys.argv[1:])

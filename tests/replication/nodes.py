@@ -12,6 +12,7 @@ from agent.fact_store.errors import StoreError
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample, TagDefinition
+from agent.node import _REFUSALS
 from agent.replication import pki
 from agent.replication.asker import Asker
 from agent.replication.carrier import Access
@@ -61,10 +62,10 @@ class Node:
         store = FactStore.open(folder / f"{zone}.db", zone, settings=settings or StoreSettings(), streams=streams)
         return cls(zone, store, Link(access(broker, zone)))
 
-    def serve(self, exports: dict[str, Iterable[str]]) -> Server:
-        """Answer these zones."""
-        named = {zone: frozenset(streams) for zone, streams in exports.items()}
-        self.server = Server(self.link, self.store, named, STORE_ERRORS)
+    def serve(self, exports: dict[str, Iterable[str]], appends: dict[str, Iterable[str]] | None = None) -> Server:
+        """Answer these zones, which may read and append to these streams."""
+        named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
+        self.server = Server(self.link, self.store, named, STORE_ERRORS, _REFUSALS, appends=open_to)
         return self.server
 
     def asker(self, peer_zone: str) -> Asker:

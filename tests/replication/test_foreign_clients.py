@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.batch import open_messages, parse
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 
@@ -59,6 +60,37 @@ def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
     assert (told["end_offset"], told["advanced_to"], told["frontier"]) == (5_000, 5_000, 5_000)
     assert (told["refused"], told["beyond"]) == ("unknown_consumer", ["confirm_beyond_log", False])
     assert int(str(told["pages"])) > 3
+
+
+def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
+    """Written from the page alone, it appends, is told of its repetitions, fenced, and refused by name; what it appended is there,
+    in canonical form, and nothing else."""
+    mine = broker.identity("idmz")
+    words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
+    script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
+    command = [sys.executable, "-I", script, *words, "plant-a", "idmz", "facts.orders", "append"]
+
+    async def run() -> dict[str, list[object]]:
+        plant = Node.open(broker, "plant-a", tmp_path / "store")
+        plant.serve({}, {"idmz": ["facts.orders"]})
+        async with plant.running():
+            done = await asyncio.to_thread(
+                subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        messages = [one for each in sealed(plant.store, "facts.orders") for one in open_messages(parse(each))]
+        assert [one.fact.object_json for one in messages] == ['{"a":"ä","b":1}'.encode(), b"2.5"]
+        plant.store.close()
+        return dict(json.loads(done.stdout))
+
+    told = asyncio.run(run())
+    assert told["applied"] == [["applied", 1], ["applied", 2]]
+    assert told["again"] == [["noop_already_applied", 1], ["noop_already_applied", 2], ["conflicting_duplicate", 1]]
+    assert told["leases"] == [1, 2]
+    assert told["fenced"] == [{"outcome": "rejected_fenced", "offset": 0, "lease_epoch": 2}]
+    codes, messages = zip(*told["refused"], strict=True)  # type: ignore[misc]
+    assert codes == ("bad_request", "append_not_allowed", "bad_request")
+    assert "messages[1]: from_zone" in messages[0]
 
 
 def commands_of_the_page() -> list[list[str]]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 NOW = datetime.now(UTC)
 ALL_STEPS = ["configuration", "name", "tcp", "tls", "identity", "session", "rights", "answer", "protocol", "round trip"]
 ALL_STEPS += ["clock", "streams"]
-PLANT = Peer("plant-a", (), (STREAM,))
+PLANT = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
 
 
 def access(broker: Mosquitto, zone: str = "idmz") -> Access:
@@ -77,7 +77,7 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
     """Nothing is asked of it; our right to answer is tried, and where to look for the rest is said."""
-    steps = tried(access(broker), Peer("enterprise", (STREAM,), ()))
+    steps = tried(access(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
     assert [step.finding.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
     assert steps[-1].finding.hint == "try the other direction there: bsfg peer test idmz"
 

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.message import Envelope
 from agent.replication import protocol
 from agent.replication.errors import ERRORS, MalformedMessage
 from agent.replication.messages import (
     BYTES_MAX_MAX,
     LIMIT_MAX,
+    MESSAGES_MAX,
     OFFSET_MAX,
     WAIT_MS_MAX,
+    AcquireLease,
+    AppendFact,
     Confirm,
     ConfirmReceipt,
     DefinitionEntry,
@@ -25,6 +29,8 @@ from agent.replication.messages import (
     GetBounds,
     GetCursor,
     ListStreams,
+    NewFact,
+    NewMessage,
     StreamEntry,
     StreamsAnswer,
 )
@@ -57,12 +63,27 @@ fetches = st.builds(
     confirm=st.none() | confirms,
     definitions_known=st.dictionaries(st.builds("{}/{}".format, zones, epochs), offsets, max_size=3),
 )
+new_messages = st.builds(
+    NewMessage,
+    envelope=st.builds(Envelope, st.text(), zones, st.text(), st.integers(0, 2**53), labels=st.just({"line": "1"})),
+    fact=st.builds(NewFact, subject=st.text(), predicate=st.text(), object=st.just(msgspec.Raw(b'{"a":[1,2.5]}'))),
+    producer=st.none() | st.text(),
+    lease_epoch=st.none() | positions,
+    base_offset=st.none() | offsets,
+)
 requests = (
     fetches
     | st.builds(ConfirmReceipt, consumer_name=names, offset=positions, epoch=st.none() | epochs)
     | st.builds(GetCursor, consumer_name=names)
     | st.builds(GetBounds, stream=names)
     | st.builds(ListStreams)
+    | st.builds(
+        AppendFact,
+        stream=names,
+        messages=st.lists(new_messages, min_size=1, max_size=3),
+        acks=st.sampled_from([None, "none", "local", "quorum", "all"]),
+    )
+    | st.builds(AcquireLease, stream=names, producer=names)
 )
 
 
@@ -336,3 +357,28 @@ def test_a_start_that_is_no_time(start: object) -> None:
     with pytest.raises(MalformedMessage) as raised:
         decode_request(request_with(start=start))
     assert raised.value.code == "bad_request"
+
+
+@pytest.mark.parametrize("count, is_good", [(1, True), (MESSAGES_MAX, True), (0, False), (MESSAGES_MAX + 1, False)])
+def test_an_append_has_some_messages_and_not_too_many(count: int, *, is_good: bool) -> None:
+    """The number of messages is a limit of its own, below what fits in bytes."""
+    envelope = {"message_id": "a", "from_zone": "b", "to_zone": "c", "produced_at_unix_ms": 1}
+    one = {"envelope": envelope, "fact": {"subject": "a:b", "predicate": "c", "object": 1}}
+    head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": "facts"}
+    payload = json.dumps({**head, "messages": [one] * count}).encode()
+    assert len(payload) <= REQUEST_BYTES_MAX
+    if is_good:
+        assert len(decode_request(payload).messages) == count  # type: ignore[union-attr]
+        return
+    with pytest.raises(MalformedMessage) as refused:
+        decode_request(payload)
+    assert refused.value.code == "bad_request"
+
+
+def test_what_is_too_large_is_not_sent() -> None:
+    """A request beyond the limit is refused where it is made, with the same code."""
+    fact = NewFact(subject="a:b", predicate="c", object=msgspec.Raw(b'"' + b"x" * REQUEST_BYTES_MAX + b'"'))
+    message = NewMessage(envelope=Envelope("a", "b", "c", 1), fact=fact)
+    with pytest.raises(MalformedMessage) as refused:
+        encode_request(AppendFact(stream="facts", messages=[message]))
+    assert refused.value.code == "request_too_large"
