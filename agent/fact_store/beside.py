@@ -71,7 +71,10 @@ def set_aside(path: Path, why: str, now_unix_ms: int) -> Path:
     for part in _PARTS:  # the database last: as long as it is there, so are its log's pages under one name or the other
         with suppress(FileNotFoundError):
             _beside(path, part).rename(_beside(target, part))
-    suspect.rename(_beside(target, ".why"))
+    try:
+        suspect.rename(_beside(target, ".why"))
+    except FileNotFoundError:  # the disk had no room for the mark; an empty file needs none, and the file is told by it
+        _beside(target, ".why").touch()
     _sync_folder(path)
     return target
 

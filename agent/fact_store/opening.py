@@ -64,7 +64,7 @@ def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *,
             f"{path} is damaged ({why}) and cannot be renamed: {error.strerror}", "move it aside by hand"
         ) from error
     log.error("store_quarantined", extra={"path": str(path), "as": target.name, "reason": why})
-    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True)
+    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True, aside=target.name)
 
 
 def migrate_store(path: Path) -> None:
@@ -103,7 +103,11 @@ def peer_is_ahead(transaction: Transaction, peer: str, why: str) -> None:
         )
 
 
-def _open(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool) -> Opened:
+def _open(
+    path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, aside: str | None = None
+) -> Opened:
+    """`aside`: the file just set aside, which the new store tells of; without, the one with the newest name, which the life that
+    set it aside did not come to tell."""
     connection = connect_writer(path, connect_to)
     try:
         _migrate(connection, path)
@@ -111,8 +115,9 @@ def _open(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_un
             is_new = recovery.begin_life(connection, path, zone, now_unix_ms)
             recovery.check_zone(recovery.identity(connection, path), zone, path)
         witness = beside.read_witness(path) if is_unattended and not is_new else None
-        aside = beside.files_set_aside(path)[-1:] if is_unattended and is_new else []
-        opened = _go_on(connection, path, witness, aside, now_unix_ms)
+        found = beside.files_set_aside(path) if is_unattended and is_new else []
+        told = [one for one in found if one.file == aside] or found[-1:]
+        opened = _go_on(connection, path, witness, told, now_unix_ms)
     except sqlite3.Error as error:
         connection.close()
         raise reading_error(path, error) from error

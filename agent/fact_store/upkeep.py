@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.fact_store import beside
-from agent.fact_store.errors import StoreError
+from agent.fact_store.errors import StoreDamaged, StoreError
 from agent.fact_store.opening import witness_of
 from agent.fact_store.records import Page
 from agent.fact_store.writer import Writer
@@ -36,6 +36,7 @@ class Upkeep:
         self._path, self._writer, self._read = path, writer, read
         self._streams = list[str]()  # still to be read in this pass, the one being read first
         self._after_offset = 0
+        self._is_whole = True  # no stream of this pass was left out
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"store-upkeep {path.name}", daemon=True)
 
@@ -61,10 +62,15 @@ class Upkeep:
     def step(self, bytes_max: int) -> int:
         """Read on, at least one batch; returns the bytes read, 0 at the end of a pass."""
         if not self._streams:
-            self._streams, self._after_offset = list(self._writer.catalog.streams), 0
+            self._streams, self._after_offset, self._is_whole = list(self._writer.catalog.streams), 0, True
         if not self._streams:
             return 0
-        page = self._read(self._streams[0], self._after_offset, FACTS_MAX, bytes_max)
+        try:
+            page = self._read(self._streams[0], self._after_offset, FACTS_MAX, bytes_max)
+        except StoreDamaged:  # not even its index can be read: the others are looked at all the same
+            self._streams.pop(0)
+            self._after_offset, self._is_whole = 0, False
+            raise
         self.batches_verified += len(page.batches)
         reached = max([one.last_offset for one in page.batches] + [one.last_offset for one in page.holes], default=0)
         if reached > self._after_offset:
@@ -74,7 +80,8 @@ class Upkeep:
         self._after_offset = 0
         if self._streams:
             return 1
-        self.last_full_pass_unix_ms = time.time_ns() // 1_000_000
+        if self._is_whole:
+            self.last_full_pass_unix_ms = time.time_ns() // 1_000_000
         return 0
 
     def _run(self) -> None:

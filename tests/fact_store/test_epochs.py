@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from agent.batch import open_messages, parse
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, beside
 from agent.fact_store.beside import files_set_aside, mark_suspect, read_witness
 from agent.fact_store.epochs import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
 from agent.fact_store.errors import StoreDamaged, StoreForeign, StoreForked
-from agent.fact_store.records import PeerPosition, ReceivedDefinition
+from agent.fact_store.records import Page, PeerPosition, ReceivedDefinition
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -186,3 +186,59 @@ def test_the_background_reads_everything_and_says_damage(tmp_path: Path) -> None
     witness = read_witness(tmp_path / "facts.db")
     assert witness is not None
     assert witness.ends == {TELEMETRY: 20}
+
+
+def test_the_background_passes_over_a_stream_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of which not even the index can be read keeps no other from being looked at, and such a pass is not called full."""
+    with node(tmp_path) as store:
+        done(store.define([tag(1)]))
+        for stream in ("facts.first", "facts.last"):
+            done(store.append_samples(stream, samples(1), awaited=True))
+        whole = store._upkeep._read
+
+        def read(stream: str, *asked: int) -> Page:
+            if stream == "facts.first":
+                raise StoreDamaged("its index is broken")
+            return whole(stream, *asked)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(store._upkeep, "_read", read)
+            with pytest.raises(StoreDamaged):
+                store._upkeep.step(1)
+            while store._upkeep.step(1):
+                pass
+        assert store.integrity().batches_verified == 1
+        assert store.integrity().last_full_pass_unix_ms is None
+        while store._upkeep.step(1):
+            pass
+        assert store.integrity().last_full_pass_unix_ms is not None
+
+
+def test_what_is_set_aside_is_told_without_room_for_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that takes no mark a damaged file is set aside all the same, the node begins anew, and both are told."""
+    path = tmp_path / "facts.db"
+    node(tmp_path).close()
+    path.write_bytes(b"no database" * 1000)
+    monkeypatch.setattr(beside, "_write", lambda *_: None)
+    with node(tmp_path) as store:
+        (aside,) = files_set_aside(path)
+        assert [(one.kind, one.subject) for one in store.incidents()] == [("quarantined", aside.file)]
+        assert store.integrity().set_aside == ((aside.file, aside.bytes),)
+
+
+def test_the_file_just_set_aside_is_told_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that wakes up in 1970 gives the file a name before that of an older one, and tells of the right one."""
+    path = tmp_path / "facts.db"
+    for now_ns in (1_800_000_000 * 10**9, 3600 * 10**9):
+        node(tmp_path).close()
+        path.write_bytes(b"no database" * 1000)
+        with monkeypatch.context() as clock:
+            clock.setattr("agent.fact_store.store.time.time_ns", lambda now_ns=now_ns: now_ns)
+            with node(tmp_path) as store:
+                (told,) = store.incidents()
+    assert told.subject == "facts.db.damaged-19700101T010000Z"
+    assert len(files_set_aside(path)) == 2
