@@ -1,7 +1,8 @@
 """The walk through a store's file that `verify.py` decides on: read-only, in pages of bounded size, beside a running node or on
 a file that was set aside. Whatever SQLite cannot read is a damage like any other and is walked around where that is possible.
 
-Promised: nothing is written, and no transaction is held from one page to the next. Facts appended meanwhile are not looked at.
+Promised: nothing is written, and no transaction is held from one page to the next, save for SQLite's own check of its pages, which is
+one statement: until it ends the node's log cannot be used anew and grows. Facts appended meanwhile are not looked at.
 """
 
 from __future__ import annotations
