@@ -40,8 +40,13 @@ def read_witness(path: Path) -> Witness | None:
 
 
 def write_witness(path: Path, witness: Witness) -> None:
-    """Remember; what it says must be durable in the store already."""
+    """Remember; what it says must be durable in the store already. Where there is no room for it, one of another epoch goes: left
+    there it would begin a new epoch whenever the store is opened."""
     _write(_beside(path, ".witness"), {"epoch": witness.epoch, "ends": dict(witness.ends)})
+    left = read_witness(path)
+    if left is not None and left.epoch != witness.epoch:
+        with suppress(OSError):
+            _beside(path, ".witness").unlink()
 
 
 def mark_suspect(path: Path, why: str) -> None:

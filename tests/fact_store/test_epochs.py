@@ -242,3 +242,18 @@ def test_the_file_just_set_aside_is_told_whatever_the_clock_says(
                 (told,) = store.incidents()
     assert told.subject == "facts.db.damaged-19700101T010000Z"
     assert len(files_set_aside(path)) == 2
+
+
+def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A witness of a life that the store knows nothing of begins a new epoch; on a disk that takes no other, not one at each start."""
+    node(tmp_path).close()
+    (tmp_path / "facts.db.witness").write_text(json.dumps({"epoch": "ab" * 16, "ends": {}}), encoding="utf-8")
+    monkeypatch.setattr(beside, "_write", lambda *_: None)
+    epochs = list[bytes]()
+    for _ in range(3):
+        with node(tmp_path) as store:
+            epochs.append(store.epoch)
+            assert [one.kind for one in store.incidents()] == ["epoch"]
+    assert len(set(epochs)) == 1
