@@ -20,6 +20,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, compress, repeat
 from operator import add, floordiv, index, mul, sub
 from typing import Annotated, Any, NamedTuple
@@ -48,6 +49,7 @@ _KIND_OF: dict[type, int] = {
 }
 _FEW = 8  # where fewer than one fact in so many is asked for, looking each up costs less than building the column
 _TURN_COST = 8  # in the time that one turn takes, accumulate and min and max see so many tags
+_RULERS_MAX = 8  # 256 KiB each for the largest batches, 30 KiB or less for the usual ones
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SIGNED = {1: "b", 2: "h", 4: "i", 8: "q"}
 _EXT_JSON, _EXT_BYTES = 1, 2
@@ -481,10 +483,17 @@ def _spans(above: array[int], top: int) -> bool:
     width, data = above.itemsize, above.tobytes()
     if top >> 8 * width or not _holds(data, width, 0) or not _holds(data, width, top):
         return False
-    ones = int.from_bytes((b"\1" + bytes(2 * width - 1)) * (len(above) // 2 + 1), "little")
-    room = ones << 8 * width
-    digits, tops = int.from_bytes(data, "little"), room + ones * top
-    return all((tops - (part & room - ones)) & room == room for part in (digits, digits >> 8 * width))
+    ones, room = _ruler(width, len(above) // 2 + 1)
+    mask, digits, tops = room - ones, int.from_bytes(data, "little"), room + ones * top
+    return all((tops - (part & mask)) & room == room for part in (digits, digits >> 8 * width))
+
+
+@lru_cache(_RULERS_MAX)
+def _ruler(width: int, digits: int) -> tuple[int, int]:
+    """Two large numbers with a 1 in every other place of so many bytes, from the first place and from the second. Batches of one
+    source are of one length, and to make them anew for each took a third of the comparison."""
+    ones = int.from_bytes((b"\1" + bytes(2 * width - 1)) * digits, "little")
+    return ones, ones << 8 * width
 
 
 def _holds(data: bytes, width: int, number: int) -> bool:
