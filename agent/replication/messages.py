@@ -83,9 +83,8 @@ class FetchFacts(_Request, frozen=True, tag="FetchFacts", tag_field="operation")
     definitions_known: dict[_OriginName, _Offset] = {}
 
     def check(self) -> None:
-        _check_range("limit", self.limit, 1, LIMIT_MAX)
-        _check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, BYTES_MAX_MAX)
-        _check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX)
+        _check_page(self.limit, self.bytes_max, "FetchFacts")
+        _check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX, "FetchFacts")
         _ = self.starts
         if self.confirm is not None:
             self.confirm.check("FetchFacts")
@@ -109,6 +108,22 @@ class FetchFacts(_Request, frozen=True, tag="FetchFacts", tag_field="operation")
             why = f"start is {start!r}, no time in a zone, nor oldest or end"
             raise MalformedMessage(why, "bad_request", "FetchFacts")
         return (found - _EPOCH) // timedelta(milliseconds=1)
+
+
+class FetchRange(_Request, frozen=True, tag="FetchRange", tag_field="operation"):
+    """Facts `first_offset` to `last_offset` of a stream, a page at a time: nothing is registered, confirmed or waited for."""
+
+    stream: _Name
+    first_offset: _Position
+    last_offset: _Position
+    limit: int
+    bytes_max: int = BYTES_MAX_DEFAULT
+    epoch: _Epoch | None = None
+    definitions_known: dict[_OriginName, _Offset] = {}
+
+    def check(self) -> None:
+        _check_page(self.limit, self.bytes_max, "FetchRange")
+        _check_forwards(self.first_offset, self.last_offset, "FetchRange")
 
 
 class ConfirmReceipt(_Request, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
@@ -177,10 +192,11 @@ class AcquireLease(_Request, frozen=True, tag="AcquireLease", tag_field="operati
     producer: _Name
 
 
-Request = FetchFacts | ConfirmReceipt | GetCursor | GetBounds | ListStreams | AppendFact | AcquireLease
+Request = FetchFacts | FetchRange | ConfirmReceipt | GetCursor | GetBounds | ListStreams | AppendFact | AcquireLease
 REQUESTS: tuple[type[Request], ...] = (
     *(FetchFacts, ConfirmReceipt, GetCursor, GetBounds, ListStreams),
     *(AppendFact, AcquireLease),
+    FetchRange,
 )
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -217,17 +233,16 @@ class _Answer(_Part, frozen=True):
         return []
 
 
-class FetchAnswer(_Answer, frozen=True, tag="FetchFacts", tag_field="operation"):
-    """One page.  `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
+class _PageAnswer(_Answer, frozen=True):
+    """One page of a stream.  `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
 
     `omitted` are ranges of offsets left out because their facts are the asker's own: he has them.  `holes` are
     (first_offset, last_offset, reason) of facts that are no longer here: `expired` (released before the asker confirmed
     them) or `damaged`; any other reason means the same.  All together cover a contiguous run of offsets.  `more` says that
-    the log goes on beyond the page; a page without offsets and without definitions means that nothing came while waiting.
+    what was asked for goes on beyond the page.
     """
 
     stream: _Name
-    frontier: _Offset
     end_offset: _Offset
     batches: list[tuple[_Position, _Position, _Position]] = []
     omitted: list[tuple[_Position, _Position]] = []
@@ -249,15 +264,26 @@ class FetchAnswer(_Answer, frozen=True, tag="FetchFacts", tag_field="operation")
 
     def check(self) -> None:
         """A page covers one contiguous run of offsets, not beyond the end it states."""
+        operation = operation_of(type(self))  # type: ignore[arg-type]  # only the two below are ever made
         parts = max(len(self.batches), len(self.omitted), len(self.holes))
         if parts > BATCHES_MAX:
-            raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation="FetchFacts")
+            raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation=operation)
         runs = self.runs()
         for (first, last), (following, _) in zip(runs, [*runs[1:], (runs[-1][1] + 1, 0)] if runs else [], strict=True):
             if not first <= last == following - 1:
-                raise MalformedMessage(f"page not contiguous at offset {last}", operation="FetchFacts")
+                raise MalformedMessage(f"page not contiguous at offset {last}", operation=operation)
         if runs and runs[-1][1] > self.end_offset:
-            raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {self.end_offset}", operation="FetchFacts")
+            raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {self.end_offset}", operation=operation)
+
+
+class FetchAnswer(_PageAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
+    """A consumer's page; one without offsets and without definitions means that nothing came while waiting."""
+
+    frontier: _Offset
+
+
+class RangeAnswer(_PageAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
+    """A page of a range, up to its end or the log's; without offsets and without definitions where it lies beyond the log."""
 
 
 class ConfirmAnswer(_Answer, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
@@ -327,10 +353,13 @@ class ErrorAnswer(_Answer, frozen=True):
     error: ErrorBody
 
 
-Answer = FetchAnswer | ConfirmAnswer | CursorAnswer | BoundsAnswer | StreamsAnswer | AppendAnswer | LeaseAnswer
+Answer = (
+    FetchAnswer | ConfirmAnswer | CursorAnswer | BoundsAnswer | StreamsAnswer | AppendAnswer | LeaseAnswer | RangeAnswer
+)
 ANSWERS: tuple[type[Answer], ...] = (
     *(FetchAnswer, ConfirmAnswer, CursorAnswer, BoundsAnswer, StreamsAnswer),
     *(AppendAnswer, LeaseAnswer),
+    RangeAnswer,
 )
 
 
@@ -339,7 +368,18 @@ def operation_of(message: Request | Answer | type[Request | Answer]) -> str:
     return str(message.__struct_config__.tag)
 
 
-def _check_range(name: str, value: int, least: int, most: int) -> None:
+def _check_page(limit: int, bytes_max: int, operation: str) -> None:
+    """How large a page may be asked for."""
+    _check_range("limit", limit, 1, LIMIT_MAX, operation)
+    _check_range("bytes_max", bytes_max, BYTES_MAX_MIN, BYTES_MAX_MAX, operation)
+
+
+def _check_forwards(first: int, last: int, operation: str) -> None:
+    if first > last:
+        raise MalformedMessage(f"the range {first} to {last} is backwards", "bad_request", operation)
+
+
+def _check_range(name: str, value: int, least: int, most: int, operation: str) -> None:
     if not least <= value <= most:
         shown = str(value) if abs(value) <= OFFSET_MAX else "a number beyond 64 bits"
-        raise MalformedMessage(f"{name} is {shown}, must be {least} to {most}", "limit_out_of_range", "FetchFacts")
+        raise MalformedMessage(f"{name} is {shown}, must be {least} to {most}", "limit_out_of_range", operation)

@@ -3,7 +3,8 @@
 A core, like `sender`: it is told what was read from the log and what the asker knows, and says what to send.  Its rules:
 
 - Batches go out whole.  Only when the asker's limit falls inside the first one is that one sliced, for a reader with a
-  small appetite; a node asks with a limit above the largest batch and never meets a slice.
+  small appetite, or where the range that he asked for begins or ends inside one; a node asks with a limit above the largest
+  batch, and for whole batches, and never meets a slice.
 - A batch goes out only when each definition it needs is known to the asker or in the same page.  Definitions that do not
   fit beside batches make pages of their own, so that a plant with ten thousand tags starts like one with ten.
 - A page with offsets brings the definitions of its own batches and no others: whoever stores it believes a definition only
@@ -42,12 +43,17 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`."""
+    """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, as far as `until_offset` (None: as there are)."""
 
     stream: str
     after_offset: int
     limit: int
     bytes_max: int
+    until_offset: int | None = None
+
+    def until(self, offset: int) -> int:
+        """An offset, or the end of what was asked for where that lies before it."""
+        return offset if self.until_offset is None else min(offset, self.until_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ class _Selection:
     """The page while it fills."""
 
     def __init__(self, plan: ReadPlan, bytes_max: int) -> None:
-        self._after_offset = plan.after_offset
+        self._plan = plan
         self._last_offset = plan.after_offset
         self._facts_left = plan.limit
         self._bytes_left = bytes_max
@@ -159,11 +165,11 @@ class _Selection:
         return not self._pieces and not self._definitions
 
     def omit(self, row: Row) -> None:
-        first = max(row.first_offset, self._after_offset + 1)
+        first, last = max(row.first_offset, self._plan.after_offset + 1), self._plan.until(row.last_offset)
         if self._omitted and self._omitted[-1][1] == first - 1:
             first = self._omitted.pop()[0]
-        self._omitted.append((first, row.last_offset))
-        self._last_offset = row.last_offset
+        self._omitted.append((first, last))
+        self._last_offset = last
 
     def pass_over(self, gone: Gone) -> None:
         self._gone.append(gone)
@@ -185,8 +191,8 @@ class _Selection:
 
     def take(self, index: int, row: Row) -> bool:
         """Add the row, or as much of it as the limit allows; True when the next row may be tried."""
-        first = max(row.first_offset, self._after_offset + 1)
-        count = row.last_offset - first + 1
+        first = max(row.first_offset, self._plan.after_offset + 1)
+        count = self._plan.until(row.last_offset) - first + 1
         size = row.sealed_bytes + BATCH_OVERHEAD_BYTES
         if size > self._bytes_left and not (self.is_empty() and not self._gone):
             return False

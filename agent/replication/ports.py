@@ -128,8 +128,11 @@ class ServingStore(Protocol):
         """A peer speaks of offsets of this epoch that were never written here.  Returns at once and never raises."""
         ...
 
-    def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
-        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits."""
+    def read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+    ) -> Page:
+        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits; with
+        `until_offset` none that begins beyond it."""
         ...
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:

@@ -50,7 +50,7 @@ class PageRead:
 def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
     """The page that `asked` describes, or why there can be none."""
     plan = asked.plan
-    page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max)
+    page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max, until_offset=plan.until_offset)
     rows = [
         Row(
             each.first_offset,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.replication.errors import MalformedMessage
-from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts
+from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts, FetchRange
 from agent.replication.page import ReadPlan, Refuse
 from agent.replication.topics import check_response_topic, parse_request_topic
 
@@ -170,6 +170,16 @@ def admit_confirm(
     return Admit(consumer.stream, must_register=False, confirm=request.confirm)
 
 
+def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], log: LogView) -> ReadPlan | Refuse:
+    """What to read of a range; a stream that is not exported is refused before anything is said of its offsets."""
+    if request.stream not in exports:
+        return not_exported(request.stream, asking_zone)
+    refusal = check_offsets(log, request.epoch, request.first_offset - 1, None)
+    if refusal is not None:
+        return refusal
+    return ReadPlan(request.stream, request.first_offset - 1, request.limit, request.bytes_max, request.last_offset)
+
+
 def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
     """Whether the offsets a request speaks of can exist in this log; None when they can.
 
@@ -181,7 +191,7 @@ def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, con
     if confirm is not None and confirm.last_offset > log.end_offset:
         return Refuse("confirm_beyond_log", f"confirm up to {confirm.last_offset}, the log ends at {log.end_offset}")
     if after_offset is not None and after_offset > log.end_offset:
-        return Refuse("offset_beyond_log", f"after_offset {after_offset}, the log ends at {log.end_offset}")
+        return Refuse("offset_beyond_log", f"offset {after_offset} is named, the log ends at {log.end_offset}")
     return None
 
 

@@ -24,6 +24,7 @@ from agent.replication.messages import (
     AppendFact,
     ConfirmReceipt,
     FetchFacts,
+    FetchRange,
     GetBounds,
     GetCursor,
     ListStreams,
@@ -33,6 +34,7 @@ from agent.replication.messages import (
 from agent.replication.operations.append import Appending
 from agent.replication.operations.context import Context, Outcome
 from agent.replication.operations.fetch import Fetching
+from agent.replication.operations.ranges import Ranges
 from agent.replication.operations.streams import Streams
 from agent.replication.page import Refuse
 from agent.replication.ports import ServingStore
@@ -85,8 +87,10 @@ class Server:
         self._context = Context(link, store, {zone: exports.get(zone, frozenset()) for zone in self._peers})
         self._fetching = Fetching(self._context)
         streams, appending = Streams(self._context), Appending(self._context, appends or {})
+        ranges = Ranges(self._context)
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._fetching.fetch,
+            FetchRange: ranges.fetch_range,
             ConfirmReceipt: self._fetching.confirm,
             GetCursor: self._fetching.get_cursor,
             GetBounds: streams.get_bounds,

@@ -11,7 +11,7 @@ ORIGIN = Origin("plant-a", bytes(16))
 class Rotten:
     """A store with one batch in which one bit has changed."""
 
-    def read(self, *_limits: object) -> Page:
+    def read(self, *_limits: object, **_until: object) -> Page:
         """The batch, as the disk gives it back."""
         rows = [(1, number, float(number), 0) for number in range(10)]
         good = seal_samples(Link("facts", ORIGIN), rows, Definitions().extended(b"{}")).sealed
