@@ -35,6 +35,7 @@ from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.replication.link import Link, LinkStatistics
 from agent.replication.puller import Puller, PullStatistics
+from agent.replication.receiver_words import Asking
 from agent.replication.server import Server
 
 REFRESH_S = 1.0
@@ -169,6 +170,7 @@ class Figures:
             lag_seconds=lag_s if pull.last_answer_ms is not None else None,
             lag_seconds_max=caught.lag_s_max,
             trouble=pull.lost_reason or "",
+            fenced=pull.asking is Asking.FENCED,
         )
 
     def _requests(self) -> RequestFigures:

@@ -25,6 +25,7 @@ from agent.fact_store.errors import StoreError
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.settings import StoreSettings
 from agent.fact_store.store import FactStore
+from agent.lease import Shown
 from agent.message import Sample
 from agent.replication.asker import Asker
 from agent.replication.carrier import Access
@@ -102,9 +103,11 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:
+    def confirm(
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
+    ) -> Future[int]:
         """As the store's; `on_confirmed(frontier, now_ns)` is called in the writer's thread."""
-        confirmed = self._store.confirm(consumer, last_offset, first_offset)
+        confirmed = self._store.confirm(consumer, last_offset, first_offset, shown=shown)
         confirmed.add_done_callback(self._confirmed)
         return confirmed
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # --- what the house looks like ----------------------------------------------------------------------------------------
 
 # Who may import whom, floor by floor: a part knows only parts named above it.
-GROUND = ("agent.errors", "agent.message", "agent.appending", "agent.columns", "agent.batch")
+GROUND = ("agent.errors", "agent.message", "agent.lease", "agent.appending", "agent.columns", "agent.batch")
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
 WHOLE = (*GROUND, *PARTS, "agent.config")
 KNOWS: dict[str, tuple[str, ...]] = {
@@ -28,6 +28,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.errors": (),
     "agent.file_hints": (),
     "agent.message": ("agent.errors",),
+    "agent.lease": ("agent.errors", "agent.message"),
     "agent.appending": ("agent.errors", "agent.message"),
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
@@ -51,7 +52,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
 
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
-    *(f"agent/{name}.py" for name in ("appending", "batch", "columns", "message")),
+    *(f"agent/{name}.py" for name in ("appending", "batch", "columns", "lease", "message")),
     *(
         f"agent/fact_store/{name}.py"
         for name in ("acks", "admission", "age", "fullness", "retention", "served", "verify")

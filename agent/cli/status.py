@@ -51,6 +51,7 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"  broker    {broker['name']:<24} {link}")
     for peer in found["peers"]:
         link = "connected" if peer["connected"] else f"not connected {peer['trouble']}".rstrip()
+        link = "fenced, stopped" if peer["fenced"] else link
         lines.append(
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
         )

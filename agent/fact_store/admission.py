@@ -23,9 +23,9 @@ from collections.abc import Mapping
 from agent.appending import Precondition
 from agent.fact_store.errors import FactsRefused
 from agent.fact_store.records import AppendOutcome
-from agent.message import JSON_INTEGER_MAX, PRODUCER, MessageError, check_name
+from agent.lease import LEASE_EPOCH_MAX
+from agent.message import PRODUCER, MessageError, check_name
 
-LEASE_EPOCH_MAX = JSON_INTEGER_MAX
 PRODUCERS_MAX = 10_000
 """Producers with a lease in one store: named infrastructure, like consumers; more are somebody who makes up names."""
 

@@ -1,4 +1,5 @@
-"""Consumers in the store: registered, confirming, removed. What a confirmation means is decided in frontier.py."""
+"""Consumers in the store: registered, leased, confirming, removed. What a confirmation means is decided in frontier.py, which of
+several instances may go on in agent/lease.py."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Literal
 
 from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.errors import (
+    ConsumerFenced,
     ConsumerInUse,
     ConsumerNotYours,
     ConsumerStreamMismatch,
@@ -18,6 +20,7 @@ from agent.fact_store.frontier import Confirmed, confirm, lifted
 from agent.fact_store.lifecycle import PRESENT, TRANSITIONS, Event, Lifecycle, step
 from agent.fact_store.records import ConsumerState
 from agent.fact_store.transaction import Transaction
+from agent.lease import Lease, Shown, decide
 
 Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: what was recorded here from then on
 
@@ -46,16 +49,28 @@ def register(
     )
 
 
-def confirm_offsets(transaction: Transaction, name: str, first_offset: int | None, last_offset: int) -> int:
-    """The frontier after a confirmation. Raises UnknownConsumer, ConfirmRefused, ConfirmBeyondLog."""
+def hold_lease(transaction: Transaction, name: str, shown: Shown) -> Lease:
+    """The lease of a consumer after an instance has shown its own. Raises UnknownConsumer, ConsumerFenced."""
     consumer = find(transaction.catalog, name)
+    lease = _lease(consumer, shown)
+    transaction.set_consumer(replace(consumer, lease=lease))
+    return lease
+
+
+def confirm_offsets(
+    transaction: Transaction, name: str, first_offset: int | None, last_offset: int, shown: Shown | None
+) -> int:
+    """The frontier after a confirmation; `shown` is the lease of who confirms, None where the name alone counts. Raises
+    UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog."""
+    consumer = find(transaction.catalog, name)
+    lease = consumer.lease if shown is None else _lease(consumer, shown)
     stream = transaction.catalog.streams[consumer.stream]
     here = lifted(consumer.confirmed, stream.released_offset)
     confirmed = confirm(here, first_offset, last_offset, stream.end_offset)
     lifecycle = step(consumer.lifecycle, Event.SEEN)
-    if (confirmed, lifecycle) != (consumer.confirmed, consumer.lifecycle):
+    if (confirmed, lifecycle, lease) != (consumer.confirmed, consumer.lifecycle, consumer.lease):
         seen_unix_ms = transaction.now_unix_ms
-        after = replace(consumer, confirmed=confirmed, lifecycle=lifecycle, seen_unix_ms=seen_unix_ms)
+        after = replace(consumer, confirmed=confirmed, lifecycle=lifecycle, seen_unix_ms=seen_unix_ms, lease=lease)
         transaction.set_consumer(after)
     return confirmed.frontier
 
@@ -111,6 +126,13 @@ def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -
     if start == "oldest":
         return stream.released_offset
     return max(transaction.first_offset_at(stream.id, start) - 1, stream.released_offset)
+
+
+def _lease(consumer: ConsumerState, shown: Shown) -> Lease:
+    if (lease := decide(consumer.lease, shown)) is None:
+        own = "none" if shown.epoch is None else str(shown.epoch)
+        raise ConsumerFenced(f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown")
+    return lease
 
 
 def find(catalog: Catalog, name: str) -> ConsumerState:

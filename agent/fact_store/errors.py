@@ -21,6 +21,7 @@
             ConsumerNotYours        the name was registered by another zone
             ConsumerStreamMismatch  the name is bound to another stream
             ConsumerInUse           it fetches these days, and its removal was not insisted on
+            ConsumerFenced          a newer instance under its name holds the lease
             StreamIsLocal           the stream's write class keeps it from other zones
             AcksRefused             acks that the stream's write class forbids
             ConfirmRefused          a confirmation that makes no sense
@@ -170,6 +171,12 @@ class ConsumerInUse(Refused):
     """It fetches or confirms these days, so it is plainly not abandoned."""
 
     hint = "stop it first, or insist (--force): what it has not confirmed may then go without a word to it"
+
+
+class ConsumerFenced(Refused):
+    """A newer instance under this consumer's name holds the lease."""
+
+    hint = "stop one of the two; the one that is started last goes on"
 
 
 class StreamIsLocal(Refused):

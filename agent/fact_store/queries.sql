@@ -358,8 +358,8 @@ DELETE FROM subject WHERE stream = ? AND subject_key = ?;
 INSERT INTO consumer (name, zone, stream, state, start_offset, frontier, registered_unix_ms)
 VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id;
 
--- update_consumer: move a consumer's frontier and state, and when it was seen
-UPDATE consumer SET state = ?, frontier = ?, seen_unix_ms = ? WHERE id = ?;
+-- update_consumer: move a consumer's frontier and state, when it was seen, and its lease
+UPDATE consumer SET state = ?, frontier = ?, seen_unix_ms = ?, lease_epoch = ?, lease_holder = ? WHERE id = ?;
 
 -- delete_consumer: forget a consumer and what it confirmed
 DELETE FROM consumer WHERE id = ?;
@@ -367,7 +367,7 @@ DELETE FROM consumer WHERE id = ?;
 -- select_consumers: every consumer
 SELECT
     consumer.id, consumer.name, consumer.zone, stream.name, consumer.state, consumer.start_offset, consumer.frontier,
-    consumer.seen_unix_ms
+    consumer.seen_unix_ms, consumer.lease_epoch, consumer.lease_holder
 FROM consumer JOIN stream ON stream.id = consumer.stream ORDER BY consumer.name;
 
 -- insert_confirmed: a range confirmed beyond the frontier

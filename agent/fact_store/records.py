@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from agent.batch import Origin
 from agent.fact_store.frontier import Confirmed
 from agent.fact_store.lifecycle import Lifecycle
+from agent.lease import NO_LEASE, Lease
 
 
 class Appended(NamedTuple):
@@ -83,6 +84,7 @@ class ConsumerState:
     start_offset: int
     confirmed: Confirmed
     seen_unix_ms: int | None = None
+    lease: Lease = NO_LEASE
 
     @property
     def frontier(self) -> int:

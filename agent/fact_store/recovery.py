@@ -23,6 +23,7 @@ from agent.fact_store.held import Range
 from agent.fact_store.lifecycle import PRESENT, Event, Lifecycle, step
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import ConsumerState, PeerPosition
+from agent.lease import Lease
 
 DATABASE_ERROR = sqlite3.Error
 FIRST_ORIGIN = 1  # what a store that has just begun is in the table `origin`
@@ -101,9 +102,12 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
     ranges: dict[int, list[tuple[int, int]]] = {}
     for consumer, first_offset, last_offset in _rows(connection, "select_confirmed"):
         ranges.setdefault(consumer, []).append((first_offset, last_offset))
-    for number, name, zone, stream, state, start_offset, frontier, seen in _rows(connection, "select_consumers"):
+    for number, name, zone, stream, state, start_offset, frontier, seen, *lease in _rows(
+        connection, "select_consumers"
+    ):
         confirmed = Confirmed(frontier, tuple(ranges.get(number, ())))
-        consumer = ConsumerState(number, name, zone, stream, Lifecycle(state), start_offset, confirmed, seen)
+        lifecycle = Lifecycle(state)
+        consumer = ConsumerState(number, name, zone, stream, lifecycle, start_offset, confirmed, seen, Lease(*lease))
         if consumer.lifecycle in PRESENT:  # in the last life; in this one nobody has seen it
             consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.LOST))
         catalog.consumers[name] = consumer

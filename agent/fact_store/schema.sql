@@ -149,7 +149,7 @@ CREATE TABLE subject (
 ) STRICT, WITHOUT ROWID;
 
 -- Who reads a stream, how far the prefix without a hole is confirmed, and when it was last seen: written with its confirmations,
--- when its state changes, and at an orderly close.
+-- when its state changes, and at an orderly close. The lease says which of several instances that use its name may go on.
 CREATE TABLE consumer (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -159,7 +159,9 @@ CREATE TABLE consumer (
     start_offset INTEGER NOT NULL,
     frontier INTEGER NOT NULL CHECK (frontier >= start_offset),
     registered_unix_ms INTEGER NOT NULL,
-    seen_unix_ms INTEGER
+    seen_unix_ms INTEGER,
+    lease_epoch INTEGER NOT NULL DEFAULT 0 CHECK (lease_epoch >= 0),
+    lease_holder TEXT NOT NULL DEFAULT ''
 ) STRICT;
 
 -- What is confirmed beyond the frontier: ranges that neither overlap nor touch.

@@ -55,6 +55,7 @@ from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
 from agent.fact_store.upkeep import Upkeep
 from agent.fact_store.work import Call
 from agent.fact_store.writer import OnCommit, Writer
+from agent.lease import LEASE_EPOCH_MAX, Lease, Shown
 from agent.message import (
     CONSUMER,
     PRODUCER,
@@ -367,12 +368,25 @@ class FactStore:
         """
         return self._call("remove", partial(consumers.remove, name=name, force=force, now=now))
 
-    def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:
+    def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
+        """Which lease of a consumer is in force once an instance of it has shown its own (agent/lease.py), durable where that is a
+        new one. UnknownConsumer, and ConsumerFenced for one whose place was taken, through the future.
+        """
+        if shown.epoch is not None and not 0 <= shown.epoch <= LEASE_EPOCH_MAX:
+            raise ValueError(f"a lease has an epoch of 0 to {LEASE_EPOCH_MAX}, not {shown.epoch}")
+        return self._call("hold", partial(consumers.hold_lease, name=consumer, shown=shown))
+
+    def confirm(
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
+    ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the future is the frontier after it, durable.
 
-        Without `first_offset` everything up to `last_offset`. UnknownConsumer, ConfirmBeyondLog, ConfirmRefused through it.
+        Without `first_offset` everything up to `last_offset`. `shown` is the lease of the instance that confirms; without, the
+        consumer's name is enough. UnknownConsumer, ConsumerFenced, ConfirmBeyondLog, ConfirmRefused through it.
         """
-        run = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
+        run = partial(
+            consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset, shown=shown
+        )
         confirming = self._call("confirm", run)
         confirming.add_done_callback(partial(self._confirmed, consumer))
         return confirming

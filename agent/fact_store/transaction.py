@@ -189,12 +189,13 @@ class Transaction:
         return added
 
     def set_consumer(self, consumer: ConsumerState) -> None:
-        """A consumer's new state and what it has confirmed; writes the difference only."""
+        """A consumer's new state, lease, and what it has confirmed; writes the difference only."""
         known = self.catalog.consumers[consumer.name]
-        changing = ("lifecycle", "frontier", "seen_unix_ms")
+        changing = ("lifecycle", "frontier", "seen_unix_ms", "lease")
         if any(getattr(known, name) != getattr(consumer, name) for name in changing):
-            values = (consumer.lifecycle.value, consumer.frontier, consumer.seen_unix_ms, consumer.id)
-            self._execute(QUERIES["update_consumer"], values)
+            lease = consumer.lease
+            values = (consumer.lifecycle.value, consumer.frontier, consumer.seen_unix_ms, lease.epoch, lease.holder)
+            self._execute(QUERIES["update_consumer"], (*values, consumer.id))
         before, after = set(known.confirmed.ranges), set(consumer.confirmed.ranges)
         for first_offset, _ in before - after:
             self._execute(QUERIES["delete_confirmed"], (consumer.id, first_offset))

@@ -144,6 +144,10 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
     labels = ("peer", "stream")
     named = [((p.zone, p.stream), p) for p in snapshot.peers]
     yield _gauge("bsfg_peer_up", "1 while the peer answers.", labels, [(n, float(p.connected)) for n, p in named])
+    yield _gauge(
+        *("bsfg_peer_fenced", "1 when another instance took this one's place.", labels),
+        [(n, float(p.fenced)) for n, p in named],
+    )
     yield _gauge("bsfg_peer_position_offset", "Received up to here.", labels, [(n, p.position) for n, p in named])
     yield _gauge("bsfg_peer_end_offset", "Known to be there.", labels, [(n, p.end_offset) for n, p in named])
     yield _gauge(

@@ -102,6 +102,7 @@ class PeerFigures:
     lag_seconds: float | None = None
     lag_seconds_max: float = 0.0
     trouble: str = ""
+    fenced: bool = False  # another instance of this node pulls in its place: it has stopped for good
 
 
 @dataclass(frozen=True, slots=True)

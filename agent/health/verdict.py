@@ -221,6 +221,11 @@ def _identity_reasons(broker: BrokerFigures) -> Iterator[Reason]:
 
 def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
     subject, lag = f"peer {peer.zone}/{peer.stream}", peer.lag_seconds
+    if peer.fenced:
+        text = f"fenced: another instance of this node pulls in its place, and this one has stopped ({peer.trouble})"
+        hint = "was this machine cloned? Stop the other one and restart this node, or stop this one (docs/operate/peers.md)"
+        yield Reason(Level.BROKEN, True, subject, text, hint)
+        return
     if not peer.connected:
         text = "no answer" + (" yet" if lag is None else "") + (f": {peer.trouble}" if peer.trouble else "")
         yield Reason(

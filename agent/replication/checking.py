@@ -72,6 +72,7 @@ def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: 
         more=answer.more,
         end_offset=answer.end_offset,
         definitions=numbers,
+        lease=answer.lease or 0,
         content=PageContent(answer.batches, sealed, definitions, answer.holes),
     )
 

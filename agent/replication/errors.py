@@ -150,6 +150,13 @@ _ROWS = (
         "Begin again at offset 0 of the present epoch.",
     ),
     ErrorRow(
+        "fenced",
+        Fault.OPERATOR,
+        False,
+        "Another instance under this consumer's name has taken a newer lease; final for the one that is told.",
+        "Two receivers use one name (a cloned machine?): stop one. To have the fenced one go on instead, start it again.",
+    ),
+    ErrorRow(
         "batch_exceeds_packet",
         Fault.OPERATOR,
         False,

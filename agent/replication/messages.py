@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from agent.appending import WARNING_CHARACTERS_MAX
+from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
 from agent.replication.errors import MalformedMessage
 
@@ -36,6 +37,7 @@ _Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
 _Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 _OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 
+_Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
 _Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -80,6 +82,7 @@ class FetchFacts(_Request, frozen=True, tag="FetchFacts", tag_field="operation")
     epoch: _Epoch | None = None
     after_offset: _Offset | None = None
     confirm: Confirm | None = None
+    lease: _Lease | None = None
     definitions_known: dict[_OriginName, _Offset] = {}
 
     def check(self) -> None:
@@ -133,6 +136,7 @@ class ConfirmReceipt(_Request, frozen=True, tag="ConfirmReceipt", tag_field="ope
     offset: _Position
     first_offset: _Position | None = None
     epoch: _Epoch | None = None
+    lease: _Lease | None = None
 
     @property
     def confirm(self) -> Confirm:
@@ -277,9 +281,11 @@ class _PageAnswer(_Answer, frozen=True):
 
 
 class FetchAnswer(_PageAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
-    """A consumer's page; one without offsets and without definitions means that nothing came while waiting."""
+    """A consumer's page; one without offsets and without definitions means that nothing came while waiting. `lease` is the asker's,
+    where he showed or asked for one."""
 
     frontier: _Offset
+    lease: _Lease | None = None
 
 
 class RangeAnswer(_PageAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
@@ -290,6 +296,7 @@ class ConfirmAnswer(_Answer, frozen=True, tag="ConfirmReceipt", tag_field="opera
     """The frontier after the confirmation, durable before it was answered."""
 
     cursor_advanced_to: _Offset
+    lease: _Lease | None = None
 
 
 class CursorAnswer(_Answer, frozen=True, tag="GetCursor", tag_field="operation"):

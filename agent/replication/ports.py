@@ -21,12 +21,13 @@ from typing import Literal, Protocol
 
 from agent.appending import AppendOutcome, Precondition
 from agent.batch import Batch, Origin
+from agent.lease import Lease, Shown
 from agent.message import Message
 from agent.replication.checking import Position, ReceivedDefinition
 
 
 class Consumer(Protocol):
-    """A registered reader: whose it is, what it reads, and up to where it has confirmed."""
+    """A registered reader: whose it is, what it reads, up to where it has confirmed, and which instance of it may go on."""
 
     @property
     def zone(self) -> str: ...
@@ -34,6 +35,8 @@ class Consumer(Protocol):
     def stream(self) -> str: ...
     @property
     def frontier(self) -> int: ...
+    @property
+    def lease(self) -> Lease: ...
 
 
 class StreamBounds(Protocol):
@@ -115,8 +118,15 @@ class ServingStore(Protocol):
         1970); the same registration again returns what stands."""
         ...
 
-    def confirm(self, consumer: str, last_offset: int, first_offset: int | None = None) -> Future[int]:
-        """Merge a confirmed range; the frontier after it, durable before it is returned."""
+    def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
+        """The lease in force after an instance has shown its own, durable; an exception for one whose place was taken."""
+        ...
+
+    def confirm(
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
+    ) -> Future[int]:
+        """Merge a confirmed range; the frontier after it, durable before it is returned. Who shows an old lease confirms nothing,
+        also if the new one was taken a moment ago."""
         ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:

@@ -91,6 +91,7 @@ class PullStatistics:
     lost_reason: str | None
     offset: int
     frontier: int
+    lease: int
     peer_end_offset: int
     is_caught_up: bool
     facts_stored: int
@@ -140,6 +141,7 @@ class Puller:
             lost_reason=core.lost_reason,
             offset=core.stored_offset,
             frontier=core.frontier,
+            lease=core.lease,
             peer_end_offset=self._peer_end_offset,
             is_caught_up=core.is_caught_up and core.stored_offset >= self._peer_end_offset,
             facts_stored=self._facts_stored,
@@ -219,6 +221,7 @@ class Puller:
             epoch=effect.epoch,
             after_offset=effect.after_offset,
             confirm=confirm,
+            lease=effect.lease,
             definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
         )
         fetch_id = effect.fetch_id

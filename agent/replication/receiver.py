@@ -12,6 +12,9 @@ page is dropped.  Nothing is ever skipped: a page that the store refuses for now
 good is asked for again, rarely, until somebody has looked.  No answer of a peer, however wrong, can bring down more than
 itself: what does not fit is dropped and counted.
 
+Each life of a receiver asks the peer for a lease once, with its first fetches, and shows it from then on.  Told that another
+instance has a newer one, it stores what it has accepted and asks no more: two that took each other's place in turn would never end.
+
 Two things go on side by side, so there are two states, each with its table: what stands between us and the peer
 (`Asking`), and between us and our store (`Storing`).  Chance comes in as a value (`jitter`, 0 to 1).
 """
@@ -66,6 +69,7 @@ class Receiver:
         self.epoch = epoch
         self.stored_offset = offset
         self.frontier = 0
+        self.lease = 0
         self.is_caught_up = False
         self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
         self._definitions_stored = dict(definitions or {})
@@ -101,6 +105,8 @@ class Receiver:
         """What to do now that `event` has happened."""
         assert not self._effects
         match event:
+            case LinkUp() | LinkDown() | PageArrived() | FetchFailed() if self.asking is Asking.FENCED:
+                pass  # the peer is no longer our business
             case LinkUp():
                 self._to(Asking.HOLDING)
             case LinkDown():
@@ -144,12 +150,14 @@ class Receiver:
                 self.stored_offset if must_confirm else None,
                 dict(self._definitions_accepted),
                 wait_ms,
+                self.lease,
             )
         )
         self._to(Asking.WAITING)
 
     def _page_arrived(self, event: PageArrived, now_ms: int, jitter: float) -> None:
         page = event.page
+        self.lease = max(self.lease, page.lease)
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
         if self.asking is Asking.OFFLINE or (page.epoch != self.epoch and not is_newest):
             self.counters.pages_dropped += 1  # from before the connection broke, or the peer's store was replaced
@@ -234,6 +242,9 @@ class Receiver:
             return
         if event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
             self._restart(event.epoch)
+        elif event.code == "fenced":
+            self._lose(NoteKind.RECEIVER_FENCED, event.reason)
+            self._close(Asking.FENCED)
         elif event.is_retryable:
             self._back_off(event.code, event.reason, now_ms, jitter)
         else:
@@ -279,18 +290,23 @@ class Receiver:
         self._lose(kind, reason)
         self._ask_at_ms = now_ms + self._settings.blocked_ms
         self._open = None
-        if self.asking not in {Asking.OFFLINE, Asking.BLOCKED}:
+        if self.asking not in {Asking.OFFLINE, Asking.BLOCKED, Asking.FENCED}:
             self._to(Asking.BLOCKED)
 
     def _lose(self, kind: NoteKind, reason: str) -> None:
         """Say once why no facts come, and again only when a final reason replaces a passing one."""
         self._is_proven = False
+        if self.asking is Asking.FENCED:
+            self._effects.append(Note(kind, reason))  # of a page on its way to the store; why we stopped is said on
+            return
         if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
             self._effects.append(Note(kind, reason))
             self.lost_reason = reason
 
     def _answered(self) -> None:
         """The peer is there.  If our store refused its page, it counts as lost until a page has been stored."""
+        if self.asking is Asking.FENCED:
+            return
         self._failures = 0
         self._is_proven = True
         if self.lost_reason is not None and not self._is_page_refused:

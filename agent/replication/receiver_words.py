@@ -20,6 +20,7 @@ class Asking(Enum):
     HOLDING = "nothing asked: an accepted page must be stored first"
     BACKOFF = "the last fetch failed, or came back empty too soon; asks again in a while"
     BLOCKED = "the peer or our store refused for good; asks again rarely"
+    FENCED = "another instance of this node has taken our place; asks no more until the process is started again"
 
 
 class Storing(Enum):
@@ -33,9 +34,10 @@ class Storing(Enum):
 ASKING_TRANSITIONS: dict[Asking, frozenset[Asking]] = {
     Asking.OFFLINE: frozenset({Asking.HOLDING}),
     Asking.HOLDING: frozenset({Asking.WAITING, Asking.BLOCKED, Asking.OFFLINE}),
-    Asking.WAITING: frozenset({Asking.HOLDING, Asking.BACKOFF, Asking.BLOCKED, Asking.OFFLINE}),
+    Asking.WAITING: frozenset({Asking.HOLDING, Asking.BACKOFF, Asking.BLOCKED, Asking.FENCED, Asking.OFFLINE}),
     Asking.BACKOFF: frozenset({Asking.HOLDING, Asking.BLOCKED, Asking.OFFLINE}),
     Asking.BLOCKED: frozenset({Asking.HOLDING, Asking.OFFLINE}),
+    Asking.FENCED: frozenset(),
 }
 STORING_TRANSITIONS: dict[Storing, frozenset[Storing]] = {
     Storing.IDLE: frozenset({Storing.APPENDING}),
@@ -73,7 +75,8 @@ class Page:
     """A page as the decision needs it; `content` goes through to the store untouched.
 
     `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
-    to the highest number in it.  `end_offset` is where the peer's log ends, for information.
+    to the highest number in it.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the peer, 0
+    where it gives none.
     """
 
     epoch: str
@@ -83,6 +86,7 @@ class Page:
     more: bool
     end_offset: int = 0
     definitions: Mapping[str, int] = field(default_factory=dict)
+    lease: int = 0
     content: object = None
 
 
@@ -153,6 +157,8 @@ class Fetch:
     confirm_offset: int | None
     definitions_known: Mapping[str, int]
     wait_ms: int
+    lease: int = 0
+    """Ours at the peer; 0 asks for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,7 @@ class NoteKind(Enum):
     STORE_REFUSES = "store_refuses"
     STORE_ACCEPTS = "store_accepts"
     PAGE_REFUSED = "page_refused"
+    RECEIVER_FENCED = "receiver_fenced"
 
 
 @dataclass(frozen=True, slots=True)

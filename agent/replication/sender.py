@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from agent.lease import NO_LEASE, Lease, Shown, decide
 from agent.replication.errors import MalformedMessage
 from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts, FetchRange
 from agent.replication.page import ReadPlan, Refuse
@@ -71,6 +72,7 @@ class ConsumerView:
     zone: str
     stream: str
     frontier: int
+    lease: Lease = NO_LEASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,13 @@ class Admit:
     stream: str
     must_register: bool
     confirm: Confirm | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskStore:
+    """The lease changes, or seems to fence the caller: only the store, which takes one after the other, has the last word."""
+
+    shown: Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,12 @@ def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, con
     if after_offset is not None and after_offset > log.end_offset:
         return Refuse("offset_beyond_log", f"offset {after_offset} is named, the log ends at {log.end_offset}")
     return None
+
+
+def check_lease(consumer: ConsumerView, caller: Caller, epoch: int | None) -> Lease | AskStore:
+    """The lease of a caller who may go on as he is, which is nearly always; else what the store has to be asked."""
+    shown = Shown(caller.instance, epoch)
+    return consumer.lease if decide(consumer.lease, shown) == consumer.lease else AskStore(shown)
 
 
 def decide_fetch(

@@ -50,10 +50,7 @@ class Waiters:
         writer may not have seen anybody to wake.
         """
         loop = asyncio.get_running_loop()
-        earlier = self._by_key.get(key)
-        if earlier is not None:
-            _finish(earlier, _Reason.SUPERSEDED)
-            self._leave(key)
+        self.supersede(key)
         future: asyncio.Future[_Reason] = loop.create_future()
         self._by_key[key] = future
         self._by_stream.setdefault(stream, {})[key] = future
@@ -67,6 +64,13 @@ class Waiters:
             over.cancel()
             if self._by_key.get(key) is future:
                 self._leave(key)
+
+    def supersede(self, key: _Key) -> None:
+        """Whoever waits for this consumer waits in vain: a newer request or another instance has come."""
+        earlier = self._by_key.get(key)
+        if earlier is not None:
+            _finish(earlier, _Reason.SUPERSEDED)
+            self._leave(key)
 
     def _leave(self, key: _Key) -> None:
         del self._by_key[key]

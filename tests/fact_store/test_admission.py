@@ -9,10 +9,11 @@ import pytest
 
 from agent.appending import NO_PRECONDITION, Precondition
 from agent.fact_store import FactStore, admission
-from agent.fact_store.admission import LEASE_EPOCH_MAX, check_precondition, decide, next_lease_epoch
+from agent.fact_store.admission import check_precondition, decide, next_lease_epoch
 from agent.fact_store.errors import AcksRefused, FactsRefused
 from agent.fact_store.records import AppendOutcome
 from agent.fact_store.settings import StreamSettings
+from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope, Fact, Message, MessageError
 from tests.fact_store.making import OPERATIONAL, done, failed, ids_in, message, plant
 

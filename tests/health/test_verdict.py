@@ -177,3 +177,13 @@ def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
     verdict = assess(spoilt)
     assert (verdict.level, verdict.alert, len(verdict.reasons)) == (Level.BROKEN, True, 2)
     assert "7 MB" in str(verdict.reasons)
+
+
+def test_a_fenced_pull_is_an_alert(healthy: NodeSnapshot) -> None:
+    """One that stopped because a twin took its place says just that, once, however far behind it is: it never catches up by itself."""
+    peer = replace(healthy.peers[0], connected=False, lag_seconds=9e5, trouble="lease 3 is in force", fenced=True)
+    verdict = assess(replace(healthy, peers=(peer,)))
+    assert (verdict.level, verdict.alert) == (Level.BROKEN, True)
+    [reason] = verdict.reasons
+    assert "another instance of this node" in reason.text
+    assert "lease 3 is in force" in reason.text

@@ -214,7 +214,7 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
 
 def test_higher_minor_version_is_read() -> None:
     """Fields of a later minor version are ignored, wherever they stand."""
-    request = decode_request(request_with(version="1.7", lease={"epoch": 4}, confirm={"last_offset": 2, "why": []}))
+    request = decode_request(request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "why": []}))
     assert isinstance(request, FetchFacts)
     assert request.confirm == Confirm(last_offset=2)
 

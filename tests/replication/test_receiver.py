@@ -323,3 +323,39 @@ def possible(core: Receiver, event: object) -> Event | None:
         case _:
             assert isinstance(event, PageArrived | FetchFailed)
             return event
+
+
+def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
+    """Fetches ask for a lease (0) until an answer brings one, an older one counts for nothing, and it outlives the connection and
+    the peer's store: a new one would fence a twin each time the line is bad."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(0, 0, frontier=10))
+    assert [each.lease for each in driver.fetches] == [0, 0]
+    driver.answer(page(11, 20, lease=7, more=True))
+    driver.answer(page(21, 30, lease=6))
+    driver(Appended())
+    driver(Appended())
+    driver(LinkDown("gone"))
+    driver(LinkUp())
+    driver.answer(page(0, 0, epoch=TWO))
+    assert [each.lease for each in driver.fetches[2:]] == [7, 7, 7, 7]
+
+
+def test_a_fenced_receiver_stops_for_good() -> None:
+    """It says so once, stores what it had accepted, and neither time, nor a new connection, nor a page that comes late, nor its
+    own store's refusal makes it ask again or forget why it stopped."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    driver.answer(page(1, 10, more=True, lease=1))
+    driver.answer(page(11, 20, more=True))
+    refused = FetchFailed(driver.fetches[-1].fetch_id, "fenced", "lease 2 is in force", is_retryable=False)
+    assert driver(refused) == [Note(NoteKind.RECEIVER_FENCED, "lease 2 is in force")]
+    asked = len(driver.fetches)
+    assert kinds(driver(Appended())) == [Append]
+    for event in (LinkDown("gone"), LinkUp(), PageArrived(asked, page(21, 30)), Tick(), refused):
+        assert driver(event, 3_600_000) == []
+    assert driver(AppendFailed("forged", is_retryable=False)) == [Note(NoteKind.PAGE_REFUSED, "forged")]
+    assert driver.core.deadline_ms is None
+    assert (driver.core.asking, len(driver.fetches)) == (Asking.FENCED, asked)
+    assert (driver.core.stored_offset, driver.core.lost_reason) == (10, "lease 2 is in force")

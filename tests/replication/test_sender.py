@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.lease import NO_LEASE, Lease, Shown
 from agent.replication import sender
 from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.page import (
@@ -19,7 +20,18 @@ from agent.replication.page import (
     Selection,
     select_page,
 )
-from agent.replication.sender import Admit, Answer, Arrival, Caller, ConsumerView, Drop, DropReason, LogView, Park
+from agent.replication.sender import (
+    Admit,
+    Answer,
+    Arrival,
+    AskStore,
+    Caller,
+    ConsumerView,
+    Drop,
+    DropReason,
+    LogView,
+    Park,
+)
 
 STREAM = "facts.telemetry"
 NAME = "idmz.facts.telemetry"
@@ -320,3 +332,21 @@ def test_pages_always_move(
             if each.origin_zone == zone
             for offset in range(each.first_offset, each.last_offset + 1)
         ]
+
+
+@pytest.mark.parametrize(
+    "held, epoch, outcome",
+    [
+        (NO_LEASE, None, NO_LEASE),
+        (NO_LEASE, 0, AskStore(Shown("one", 0))),
+        (Lease(2, "one"), 2, Lease(2, "one")),
+        (Lease(2, "one"), 0, Lease(2, "one")),
+        (Lease(3, "two"), 2, AskStore(Shown("one", 2))),
+        (Lease(3, "two"), None, AskStore(Shown("one", None))),
+        (Lease(3, "two"), 4, AskStore(Shown("one", 4))),
+    ],
+)
+def test_leases(held: Lease, epoch: int | None, outcome: Lease | AskStore) -> None:
+    """Who holds the lease goes on without a word to the store; whatever would change it or fence somebody, the store decides."""
+    consumer = ConsumerView("idmz", STREAM, 10, held)
+    assert sender.check_lease(consumer, Caller("idmz", "one", b"12345678"), epoch) == outcome

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping
 
+from agent.lease import Lease, Shown
 from agent.replication import sender
 from agent.replication.messages import (
     Confirm,
@@ -26,7 +27,7 @@ from agent.replication.operations.context import Context, Outcome, Reply
 from agent.replication.page import Refuse
 from agent.replication.ports import Consumer
 from agent.replication.reading import PageAsked, PageRead, read_page
-from agent.replication.sender import Caller, ConsumerView, Drop, DropReason, LogView, Park
+from agent.replication.sender import AskStore, Caller, ConsumerView, Drop, DropReason, LogView, Park
 from agent.replication.waiters import Waiters
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ class Fetching:
             _log.info("consumer_registered", extra={"consumer": name, "peer": caller.zone, "stream": stream})
             consumer = _view(registered)
         assert consumer is not None
-        confirming = self._start_confirm(request.consumer_name, admitted.confirm)
+        lease = await self._lease(caller, request.consumer_name, request.lease, consumer)
+        confirming = self._start_confirm(caller, request.consumer_name, request.lease, admitted.confirm)
         if request.after_offset is None and confirming is not None:
             consumer = ConsumerView(consumer.zone, stream, await confirming)
         position = consumer.frontier if request.after_offset is None else request.after_offset
@@ -77,10 +79,13 @@ class Fetching:
         may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
         if confirming is not None and not may_run_ahead:
             await confirming
+        if (left := _view(store.consumer(request.consumer_name))) is not None:  # somebody else may have come meanwhile
+            await self._lease(caller, request.consumer_name, request.lease, left)
         if not isinstance(read, PageRead):
             return read
         store.seen(request.consumer_name, is_at_end=max(position, read.last_offset) >= read.end_offset)
-        return self._page(stream, self._frontier(request.consumer_name, consumer), read)
+        shown = None if request.lease is None else lease.epoch
+        return self._page(stream, self._frontier(request.consumer_name, consumer), read, shown)
 
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
         """The frontier once the confirmation is durable."""
@@ -93,9 +98,12 @@ class Fetching:
         refusal = sender.check_offsets(log, request.epoch, None, admitted.confirm)
         if refusal is not None:
             return self._told_ahead(caller, request.consumer_name, request.epoch, refusal)
-        confirming = self._start_confirm(request.consumer_name, admitted.confirm)
+        assert consumer is not None
+        lease = await self._lease(caller, request.consumer_name, request.lease, consumer)
+        confirming = self._start_confirm(caller, request.consumer_name, request.lease, admitted.confirm)
         assert confirming is not None
-        return Reply(ConfirmAnswer(**self._context.own, cursor_advanced_to=await confirming), [])
+        shown = None if request.lease is None else lease.epoch
+        return Reply(ConfirmAnswer(**self._context.own, cursor_advanced_to=await confirming, lease=shown), [])
 
     async def get_cursor(self, caller: Caller, request: GetCursor) -> Outcome:
         """Where a consumer stands."""
@@ -125,10 +133,25 @@ class Fetching:
             self._context.store.peer_is_ahead(caller.zone, why)
         return refusal
 
-    def _start_confirm(self, name: str, confirm: Confirm | None) -> asyncio.Future[int] | None:
+    async def _lease(self, caller: Caller, name: str, epoch: int | None, consumer: ConsumerView) -> Lease:
+        """The lease under which this caller goes on, durable; the store raises for one whose place was taken."""
+        found = sender.check_lease(consumer, caller, epoch)
+        if not isinstance(found, AskStore):
+            return found
+        lease = await asyncio.wrap_future(self._context.store.hold_lease(name, found.shown))
+        if lease != consumer.lease:
+            was = {"lease_before": consumer.lease.epoch, "lease": lease.epoch, "instance": lease.holder}
+            _log.info("lease_taken", extra={"consumer": name, "peer": caller.zone, **was})
+            self._waiters.supersede((caller.zone, name))  # it learns at once that it is fenced
+        return lease
+
+    def _start_confirm(
+        self, caller: Caller, name: str, epoch: int | None, confirm: Confirm | None
+    ) -> asyncio.Future[int] | None:
         if confirm is None:
             return None
-        confirming = asyncio.wrap_future(self._context.store.confirm(name, confirm.last_offset, confirm.first_offset))
+        shown, first = Shown(caller.instance, epoch), confirm.first_offset
+        confirming = asyncio.wrap_future(self._context.store.confirm(name, confirm.last_offset, first, shown=shown))
         confirming.add_done_callback(_seen)  # where the page fails first, nobody waits for this
         return confirming
 
@@ -164,7 +187,7 @@ class Fetching:
             return read_page(store, asked)
         return await self._context.in_thread(read_page, store, asked)
 
-    def _page(self, stream: str, frontier: int, read: PageRead) -> Reply:
+    def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None) -> Reply:
         answer = FetchAnswer(
             **self._context.own,
             stream=stream,
@@ -175,12 +198,13 @@ class Fetching:
             holes=read.holes,
             definitions=read.definitions,
             more=read.last_offset < read.end_offset,
+            lease=lease,
         )
         return Reply(answer, read.batches, read.facts)
 
 
 def _view(consumer: Consumer | None) -> ConsumerView | None:
-    return None if consumer is None else ConsumerView(consumer.zone, consumer.stream, consumer.frontier)
+    return None if consumer is None else ConsumerView(consumer.zone, consumer.stream, consumer.frontier, consumer.lease)
 
 
 def _seen(future: asyncio.Future[int]) -> None:

@@ -1,0 +1,173 @@
+"""Two receivers under one consumer name, through the real broker: the later one goes on, the other stops and says so.
+
+Seen to catch, with the product broken on purpose: a server that looks at no lease, a receiver that asks again after being fenced
+(the two then take each other's place for ever), one that asks for a new lease at each connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.replication.asker import Asker
+from agent.replication.errors import PeerRefused
+from agent.replication.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
+from agent.replication.puller import Puller
+from agent.replication.receiver_words import Asking, Settings
+from tests.replication.nodes import STREAM, Node, sealed
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+NAME = f"idmz.{STREAM}"
+IMPATIENT = Settings(wait_ms=300, answer_timeout_ms=300, backoff_ms_min=20, backoff_ms_max=100)
+
+
+def lease_of(plant: Node) -> int:
+    """The lease epoch in force at the plant."""
+    consumer = plant.store.consumer(NAME)
+    return 0 if consumer is None else consumer.lease.epoch
+
+
+async def fenced(puller: Puller) -> None:
+    """Until this one has stopped."""
+    await wait_until_async(lambda: puller.statistics().asking is Asking.FENCED, "the older receiver to be fenced")
+
+
+async def twins(broker: Mosquitto, folder: Path, facts: int) -> tuple[Node, Node]:
+    """idmz with the facts that a running plant has, and its image on another machine."""
+    one = Node.open(broker, "idmz", folder / "one")
+    one.pull("plant-a")
+    async with one.running():
+        await one.wait_end(facts)
+    one.store.close()
+    shutil.copytree(folder / "one", folder / "two")
+    return Node.open(broker, "idmz", folder / "one"), Node.open(broker, "idmz", folder / "two")
+
+
+def test_the_later_of_two_clones_goes_on(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A gateway's image is started beside it: the later one gets every fact, once; the earlier one is told, says so once, keeps
+    what it has and asks no more, also while new facts come. Started again, it takes the place back, and goes on where it was."""
+    caplog.set_level(logging.WARNING)
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        server = plant.serve({"idmz": [STREAM]})
+        async with plant.running():
+            await plant.append(0, 300)
+            one, two = await twins(broker, tmp_path, 300)
+            earlier, later = one.pull("plant-a"), two.pull("plant-a")
+            async with one.running():
+                await plant.append(300, 200)
+                await one.wait_end(500)
+                async with two.running():
+                    await fenced(earlier)
+                    await plant.append(500, 500)
+                    await two.wait_end(1_000)
+                    await wait_until_async(lambda: later.statistics().frontier == 1_000, "the confirmation")
+                assert server.statistics().refusals == {"fenced": 1}
+                assert one.store.end_offset(STREAM) == 500
+                assert (earlier.statistics().lease, later.statistics().lease, lease_of(plant)) == (2, 3, 3)
+                assert "fenced: consumer" in (earlier.statistics().lost_reason or "")
+            one.store.close()
+            one = Node.open(broker, "idmz", tmp_path / "one")
+            back = one.pull("plant-a")
+            async with one.running():
+                await one.wait_end(1_000)
+            assert (back.statistics().lease, back.statistics().facts_duplicate) == (4, 0)
+        assert sealed(one.store) == sealed(two.store) == sealed(plant.store)
+        for node in (plant, one, two):
+            node.store.close()
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records].count("receiver_fenced") == 1
+
+
+def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path) -> None:
+    """The plant is stopped and started again while one of two clones stands fenced: the other goes on with the lease it has, and
+    neither asks for a new one."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        async with plant.running():
+            await plant.append(0, 100)
+            one, two = await twins(broker, tmp_path, 100)
+            earlier, later = one.pull("plant-a", receiver=IMPATIENT), two.pull("plant-a", receiver=IMPATIENT)
+            stack = contextlib.AsyncExitStack()
+            await stack.enter_async_context(one.running())
+            await wait_until_async(lambda: earlier.statistics().lease == 2, "the first lease")
+            await stack.enter_async_context(two.running())
+            await fenced(earlier)
+        async with stack:
+            for facts in (200, 300):
+                plant.store.close()
+                plant = Node.open(broker, "plant-a", tmp_path)
+                server = plant.serve({"idmz": [STREAM]})
+                async with plant.running():
+                    await plant.append(facts - 100, 100)
+                    await two.wait_end(facts)
+                assert lease_of(plant) == 3
+                assert server.statistics().refusals == {}
+        assert (earlier.statistics().lease, later.statistics().lease) == (2, 3)
+        assert one.store.end_offset(STREAM) == 100
+        for node in (plant, one, two):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
+    """Whoever knows nothing of leases fetches and confirms as ever, until somebody asks for one; then he is fenced, by both
+    operations and also while his fetch waits, until he asks for one himself."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        await plant.append(0, 100)
+        foreign, leased = (Node.open(broker, "idmz", tmp_path / name) for name in ("foreign", "leased"))
+        page = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000)
+
+        async def refused(asker: Asker, request: FetchFacts | ConfirmReceipt) -> str:
+            with pytest.raises(PeerRefused) as raised:
+                await asker.ask(request, 10)
+            assert not raised.value.retryable
+            return raised.value.code
+
+        without, by_lease = foreign.asker("plant-a"), leased.asker("plant-a")
+        async with plant.running(), foreign.running(), leased.running():
+            answer = (await without.ask(page, 10)).answer
+            assert isinstance(answer, FetchAnswer)
+            assert answer.lease is None
+            answer = (await without.ask(ConfirmReceipt(consumer_name=NAME, offset=40), 10)).answer
+            assert answer == ConfirmAnswer(**_own(plant), cursor_advanced_to=40)
+            waits = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, wait_ms=20_000)
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(refused(without, waits))
+                server = plant.server
+                assert server is not None
+                await wait_until_async(lambda: server.statistics().parked == 1, "the fetch to wait")
+                asks = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, lease=0, wait_ms=1)
+                answer = (await by_lease.ask(asks, 10)).answer
+                assert isinstance(answer, FetchAnswer)
+                assert answer.lease == 1
+            assert waiting.result() == "fenced"
+            assert await refused(without, page) == "fenced"
+            assert await refused(without, ConfirmReceipt(consumer_name=NAME, offset=100)) == "fenced"
+            both = FetchFacts(consumer_name=NAME, limit=1_000, confirm=Confirm(last_offset=100), lease=0)
+            answer = (await without.ask(both, 10)).answer
+            assert isinstance(answer, FetchAnswer)
+            assert (answer.lease, answer.frontier) == (2, 100)
+            assert await refused(by_lease, ConfirmReceipt(consumer_name=NAME, offset=100, lease=1)) == "fenced"
+        for node in (plant, foreign, leased):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def _own(plant: Node) -> dict[str, str]:
+    return {"store_zone": plant.zone, "epoch": plant.store.epoch.hex()}
