@@ -40,6 +40,7 @@ from agent.health.verdict import assess
 from agent.ingest.supervisor import Ingest
 from agent.ingest.tag_file import load_tag_maps
 from agent.ingest.tag_map import TagMap
+from agent.last_values import look_up_in
 from agent.replication.asker import Asker
 from agent.replication.carrier import Access
 from agent.replication.identity import Identity, IdentityWatch
@@ -148,7 +149,13 @@ class Node:
             (StoreError,),
             _REFUSALS,
             appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
+            look_up=look_up_in(self._store.reader, self._queue_depth),
         )
+
+    def _queue_depth(self, stream: str) -> int:
+        """Facts of a stream that are known to be at peers and not yet here."""
+        pulls = [pull for each in self._pullers if (pull := each.statistics()).stream == stream]
+        return sum(max(0, pull.peer_end_offset - pull.offset) for pull in pulls)
 
     def _make_pullers(self) -> Iterator[Puller]:
         zone = self._settings.node.zone

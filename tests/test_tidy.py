@@ -44,7 +44,13 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),
     "agent.local": (*GROUND, "agent.fact_store", "agent.config"),  # the zone's own door
     "agent.figures": WHOLE,  # what the parts say of themselves, in health's words
-    "agent.node": (*WHOLE, "agent.local", "agent.figures"),
+    "agent.last_values": (
+        *GROUND,
+        "agent.fact_store",
+        "agent.query",
+        "agent.replication",
+    ),  # found here, asked for there
+    "agent.node": (*WHOLE, "agent.local", "agent.figures", "agent.last_values"),
     "agent.demo": (*WHOLE, "agent.local", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo"),
     "agent.cli": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo", "bench"),

@@ -435,6 +435,11 @@ class FactStore:
         """Identity of this life of the store, 16 random bytes."""
         return self.origin.epoch
 
+    @property
+    def reader(self) -> StoreReader:
+        """For who asks more than pages of it (`agent.query`), in threads of his own; it ends with the store."""
+        return self._reader
+
     def read(
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
     ) -> Page:

@@ -27,6 +27,9 @@ WAIT_MS_MAX = 60_000
 OFFSET_MAX = 2**63 - 1
 MESSAGES_MAX = 256
 """Messages of one append: as many small ones as fit a request, and their outcomes an answer."""
+SUBJECTS_MAX = 1000
+VALUES_MAX, VALUES_DEFAULT = 10_000, 1_000
+FRESH_MS_MAX, FRESH_MS_DEFAULT = 30 * 86_400_000, 60_000
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 _Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
@@ -38,6 +41,9 @@ _Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 _OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 
 _Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+_TimeText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+_Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_0-9]{1,64}\Z")]
 _Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -196,11 +202,57 @@ class AcquireLease(_Request, frozen=True, tag="AcquireLease", tag_field="operati
     producer: _Name
 
 
-Request = FetchFacts | FetchRange | ConfirmReceipt | GetCursor | GetBounds | ListStreams | AppendFact | AcquireLease
+class TagKey(_Part, frozen=True):
+    """What has a last value: what a zone says of a subject under a predicate. Ordered as these three are."""
+
+    zone: _Zone
+    subject: _Text
+    predicate: _Text
+
+    @property
+    def order(self) -> tuple[str, str, str]:
+        """Where it stands among others."""
+        return self.zone, self.subject, self.predicate
+
+
+class GetLatest(_Request, frozen=True, tag="GetLatest", tag_field="operation"):
+    """The last known value of each tag of a stream, by zone, subject and predicate, after a tag or from the first."""
+
+    stream: _Name
+    subjects: Annotated[list[_Text], msgspec.Meta(max_length=SUBJECTS_MAX)] = []
+    prefix: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    after: TagKey | None = None
+    limit: int = VALUES_DEFAULT
+    bytes_max: int = BYTES_MAX_DEFAULT
+    fresh_ms: int = FRESH_MS_DEFAULT
+
+    def check(self) -> None:
+        _check_range("limit", self.limit, 1, VALUES_MAX, "GetLatest")
+        _check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, BYTES_MAX_DEFAULT, "GetLatest")
+        _check_range("fresh_ms", self.fresh_ms, 0, FRESH_MS_MAX, "GetLatest")
+
+
+Request = (
+    FetchFacts
+    | FetchRange
+    | ConfirmReceipt
+    | GetCursor
+    | GetBounds
+    | ListStreams
+    | AppendFact
+    | AcquireLease
+    | GetLatest
+)
 REQUESTS: tuple[type[Request], ...] = (
-    *(FetchFacts, ConfirmReceipt, GetCursor, GetBounds, ListStreams),
-    *(AppendFact, AcquireLease),
+    FetchFacts,
     FetchRange,
+    ConfirmReceipt,
+    GetCursor,
+    GetBounds,
+    ListStreams,
+    AppendFact,
+    AcquireLease,
+    GetLatest,
 )
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -344,6 +396,48 @@ class LeaseAnswer(_Answer, frozen=True, tag="AcquireLease", tag_field="operation
     lease_epoch: _Position
 
 
+class LatestEntry(_Part, frozen=True):
+    """The last known value of a tag, and how stale what the answering node knows of its source is."""
+
+    zone: _Zone
+    subject: _Text
+    predicate: _Text
+    source: str
+    value: msgspec.Raw
+    value_type: _Word
+    quality: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    source_time: _TimeText
+    offset: _Position
+    as_of: _TimeText
+    staleness_ms: _Offset
+    mode: _Word
+    unit: str | None = None
+
+    @property
+    def key(self) -> TagKey:
+        """Whose value it is."""
+        return TagKey(zone=self.zone, subject=self.subject, predicate=self.predicate)
+
+
+class LatestAnswer(_Answer, frozen=True, tag="GetLatest", tag_field="operation"):
+    """Values in the order of their tags; `more`: ask on after the last of them.  A tag without a value within the last
+    `depth_facts` facts is not named."""
+
+    stream: _Name
+    end_offset: _Offset
+    queue_depth: _Offset
+    depth_facts: _Offset
+    values: Annotated[list[LatestEntry], msgspec.Meta(max_length=VALUES_MAX)] = []
+    more: bool = False
+
+    def last_after(self, before: TagKey | None) -> TagKey:
+        """The last tag, from which to ask on.  MalformedMessage where that leads nowhere."""
+        last = self.values[-1].key if self.values else None
+        if last is None or (before is not None and last.order <= before.order):
+            raise MalformedMessage("a page of values that is not beyond the one before", operation="GetLatest")
+        return last
+
+
 class ErrorBody(_Part, frozen=True):
     """A row of the error table, and a sentence that names the thing."""
 
@@ -361,12 +455,26 @@ class ErrorAnswer(_Answer, frozen=True):
 
 
 Answer = (
-    FetchAnswer | ConfirmAnswer | CursorAnswer | BoundsAnswer | StreamsAnswer | AppendAnswer | LeaseAnswer | RangeAnswer
+    FetchAnswer
+    | RangeAnswer
+    | ConfirmAnswer
+    | CursorAnswer
+    | BoundsAnswer
+    | StreamsAnswer
+    | AppendAnswer
+    | LeaseAnswer
+    | LatestAnswer
 )
 ANSWERS: tuple[type[Answer], ...] = (
-    *(FetchAnswer, ConfirmAnswer, CursorAnswer, BoundsAnswer, StreamsAnswer),
-    *(AppendAnswer, LeaseAnswer),
+    FetchAnswer,
     RangeAnswer,
+    ConfirmAnswer,
+    CursorAnswer,
+    BoundsAnswer,
+    StreamsAnswer,
+    AppendAnswer,
+    LeaseAnswer,
+    LatestAnswer,
 )
 
 

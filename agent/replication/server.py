@@ -18,6 +18,7 @@ from typing import Any
 from agent.replication import sender
 from agent.replication.carrier import Incoming
 from agent.replication.errors import MalformedMessage, TransportError
+from agent.replication.last_values import LookUp
 from agent.replication.link import Link
 from agent.replication.messages import (
     AcquireLease,
@@ -27,6 +28,7 @@ from agent.replication.messages import (
     FetchRange,
     GetBounds,
     GetCursor,
+    GetLatest,
     ListStreams,
     Request,
     operation_of,
@@ -34,6 +36,7 @@ from agent.replication.messages import (
 from agent.replication.operations.append import Appending
 from agent.replication.operations.context import Context, Outcome
 from agent.replication.operations.fetch import Fetching
+from agent.replication.operations.latest import LastValues
 from agent.replication.operations.ranges import Ranges
 from agent.replication.operations.streams import Streams
 from agent.replication.page import Refuse
@@ -66,7 +69,7 @@ class ServerStatistics:
 
 class Server:
     """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it may append
-    to; `refusals` the store's errors that have a code of their own to it; any other of `store_errors` is answered
+    to; `look_up` finds last values; `refusals` the store's errors that have a code of their own to it; any other of `store_errors` is answered
     `store_unavailable`."""
 
     def __init__(
@@ -78,6 +81,7 @@ class Server:
         refusals: Mapping[type[Exception], str] | None = None,
         *,
         appends: Mapping[str, frozenset[str]] | None = None,
+        look_up: LookUp | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._link = link
@@ -98,6 +102,8 @@ class Server:
             AppendFact: appending.append,
             AcquireLease: appending.acquire_lease,
         }
+        if look_up is not None:
+            self._handlers[GetLatest] = LastValues(self._context, look_up).get_latest
         self._group: asyncio.TaskGroup | None = None
         self._in_hand: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
@@ -157,7 +163,7 @@ class Server:
             if incoming.expiry_s is None:
                 outcome: Outcome = Refuse("bad_request", "the property MessageExpiryInterval is missing")
             else:
-                outcome = await self._handlers[type(request)](caller, request)
+                outcome = await self._carry_out(caller, request)
         except MalformedMessage as error:
             operation = error.operation
             outcome = Refuse(error.code, error.why)
@@ -177,6 +183,12 @@ class Server:
             case (answer, attachment, facts):
                 self._facts_sent += facts
                 self._send(caller, encode_answer(answer, attachment))
+
+    async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
+        handler = self._handlers.get(type(request))
+        if handler is None:  # this version knows the words, and this node has nothing to do it with
+            return Refuse("unknown_operation", f"{operation_of(request)} is not served here")
+        return await handler(caller, request)
 
     def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
         if (code := self._refused_as.get(type(error))) is not None:

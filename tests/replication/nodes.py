@@ -11,6 +11,7 @@ from agent.batch import BatchError
 from agent.fact_store.errors import StoreError
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
+from agent.last_values import look_up_in
 from agent.message import Sample, TagDefinition
 from agent.node import _REFUSALS
 from agent.replication import pki
@@ -65,7 +66,8 @@ class Node:
     def serve(self, exports: dict[str, Iterable[str]], appends: dict[str, Iterable[str]] | None = None) -> Server:
         """Answer these zones, which may read and append to these streams."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
-        self.server = Server(self.link, self.store, named, STORE_ERRORS, _REFUSALS, appends=open_to)
+        look_up = look_up_in(self.store.reader, lambda _: 0)
+        self.server = Server(self.link, self.store, named, STORE_ERRORS, _REFUSALS, appends=open_to, look_up=look_up)
         return self.server
 
     def asker(self, peer_zone: str) -> Asker:
