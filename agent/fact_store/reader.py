@@ -120,11 +120,11 @@ class StoreReader:
     def _end(
         self, connection: sqlite3.Connection, stream: int, page: Assembly, known: int | None, *, is_all: bool
     ) -> int:
-        """Where a stream ends: what the last row says, or the caller has known. Without such a caller what is held, counted
-        from its start, is compared when a page comes to the end: a hidden last row shows nowhere else."""
-        end_offset: int = connection.execute(QUERIES["select_end_offset"], (stream,)).fetchone()[0]
+        """Where a stream ends: as far as the caller has known, or what the last row says. Then what is held, counted from its start,
+        is compared when a page comes to the end: a hidden last row shows nowhere else."""
         if known is not None:
-            return max(known, end_offset)
+            return known
+        end_offset: int = connection.execute(QUERIES["select_end_offset"], (stream,)).fetchone()[0]
         if is_all and not page.batches:
             held = connection.execute(QUERIES["select_held_count"], (stream,)).fetchone()[0]
             if held != end_offset:

@@ -443,9 +443,13 @@ class FactStore:
     def read(
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
     ) -> Page:
-        """A page of whole batches, read in the calling thread; see `StoreReader.read`."""
-        known = self._writer.catalog.streams.get(stream)
-        end_offset = known.end_offset if known else 0
+        """A page of whole batches, read in the calling thread; see `StoreReader.read`.
+
+        Nothing beyond `end_offset`: a reader sees a commit some moments before `end_offset` tells of it, and a peer that confirmed in
+        those moments what it was served would be taken for one that has read another, longer life of this store.
+        """
+        end_offset = self.end_offset(stream)
+        until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
         return self._reader.read(
             stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import StoreReader
+from agent.fact_store import StoreReader, writer
 from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.records import PeerPosition, StreamInfo
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
@@ -103,6 +103,28 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
         reader.close()
         with pytest.raises(StoreClosed):
             reader.streams()
+
+
+def test_nothing_is_served_before_the_store_says_that_it_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a commit and the moment the rest of the process learns of it, a page ends where the store says it does: what a peer
+    confirms at once would else lie beyond its end, and be taken for another life of this store."""
+    pages, settle = list[tuple[int, int]](), writer.Writer._settle
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+
+        def look(self: writer.Writer, *, is_durable: bool) -> None:
+            settle(self, is_durable=is_durable)
+            page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+            pages.append((page.batches[-1].last_offset, page.end_offset))
+
+        monkeypatch.setattr(writer.Writer, "_settle", look)
+        done(store.append_samples(TELEMETRY, samples(2, 4), awaited=True))
+        assert store.end_offset(TELEMETRY) == 5
+        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert (page.batches[-1].last_offset, page.end_offset) == (5, 5)
+    assert pages[0] == (3, 3)
 
 
 def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
