@@ -38,9 +38,12 @@ _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _T = TypeVar("_T")
 
 
-class _RequestHead(msgspec.Struct):
+class _Version(msgspec.Struct):
     protocol: Annotated[str, msgspec.Meta(max_length=64)]
     version: Annotated[str, msgspec.Meta(max_length=16)]
+
+
+class _RequestHead(_Version):
     operation: Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -48,6 +51,9 @@ class _AnswerHead(_RequestHead):
     status: Literal["ok", "error"]
 
 
+_HeadT = TypeVar("_HeadT", bound=_RequestHead)
+
+_ANY_VERSION = msgspec.json.Decoder(_Version)
 _REQUEST_HEAD = msgspec.json.Decoder(_RequestHead)
 _ANSWER_HEAD = msgspec.json.Decoder(_AnswerHead)
 _REQUESTS: dict[str, msgspec.json.Decoder[Any]] = {operation_of(each): msgspec.json.Decoder(each) for each in REQUESTS}
@@ -68,8 +74,7 @@ def decode_request(payload: bytes) -> Request:
     """The request in `payload`; MalformedMessage, with the code to answer, for everything else."""
     if len(payload) > REQUEST_BYTES_MAX:
         raise _too_large(payload)
-    head = _decode(_REQUEST_HEAD, payload, "")
-    _check_version(head)
+    head = _decode_head(_REQUEST_HEAD, payload)
     decoder = _REQUESTS.get(head.operation)
     if decoder is None:
         raise MalformedMessage(f"operation {head.operation!r} is not known here", "unknown_operation", head.operation)
@@ -103,8 +108,7 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
     if header_bytes > HEADER_BYTES_MAX or attachment_at > len(payload):
         raise MalformedMessage(f"header of {header_bytes} bytes in an answer of {len(payload)}")
     header = memoryview(payload)[_LENGTH.size : attachment_at]
-    head = _decode(_ANSWER_HEAD, header, "")
-    _check_version(head)
+    head = _decode_head(_ANSWER_HEAD, header)
     if head.status == "error":
         return _decode(_ERROR, header, head.operation), []
     decoder = _ANSWERS.get(head.operation)
@@ -132,12 +136,27 @@ def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operati
         raise MalformedMessage(str(error), "bad_request", operation) from error
 
 
-def _check_version(head: _RequestHead) -> None:
+def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes | memoryview) -> _HeadT:
+    """What every message has; of another version the version is told, whatever else has changed with it."""
+    try:
+        head = _decode(decoder, data, "")
+    except MalformedMessage as error:
+        try:
+            version = _decode(_ANY_VERSION, data, "")
+        except MalformedMessage:
+            raise error from None
+        _check_version(version, "")
+        raise
+    _check_version(head, head.operation)
+    return head
+
+
+def _check_version(head: _Version, operation: str) -> None:
     """Another protocol or major is refused naming both; a higher minor is read, its additions ignored."""
     version = _VERSION.fullmatch(head.version)
     if head.protocol != PROTOCOL or version is None or int(version[1]) != MAJOR:
         raise MalformedMessage(
             f"the peer speaks {head.protocol!r} {head.version!r}, this node {PROTOCOL!r} {VERSION!r}",
             "unsupported_version",
-            head.operation,
+            operation,
         )

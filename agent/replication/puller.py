@@ -22,7 +22,7 @@ from functools import partial
 from agent.batch import Batch, Origin
 from agent.replication.asker import Asker
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
-from agent.replication.errors import MalformedMessage, TransportError
+from agent.replication.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
 from agent.replication.ports import PutResult, ReceivingStore
 from agent.replication.protocol import decode_answer
@@ -312,7 +312,7 @@ class Puller:
             assert isinstance(page.content, PageContent)
             page = replace(page, content=_Arrived(page.content, self._start_check(page.content)))
         except MalformedMessage as error:
-            self._tell(FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True))
+            self._tell(_unreadable(fetch_id, error))
         except PageRefused as error:
             self._tell(FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False))
         else:
@@ -341,6 +341,13 @@ class Puller:
             checked.set_exception(error)
             _seen(checked)
         return checked
+
+
+def _unreadable(fetch_id: int, error: MalformedMessage) -> FetchFailed:
+    """An answer in another major version stays one until somebody updates a node; any other may have been spoilt on its way."""
+    if error.code == "unsupported_version":
+        return FetchFailed(fetch_id, error.code, f"{error.why} {ERRORS[error.code].hint}", is_retryable=False)
+    return FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True)
 
 
 def _seen(future: asyncio.Future[list[Batch]]) -> None:

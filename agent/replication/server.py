@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.replication import sender
 from agent.replication.carrier import Incoming
-from agent.replication.errors import MalformedMessage, TransportError
+from agent.replication.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.last_values import LookUp
 from agent.replication.link import Link
 from agent.replication.messages import (
@@ -109,6 +109,7 @@ class Server:
         self._requests: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._drops: Counter[str] = Counter()
+        self._of_other_version = set[str]()
         self._facts_sent = 0
         self._bytes_sent = 0
         for zone in self._peers:
@@ -167,6 +168,7 @@ class Server:
         except MalformedMessage as error:
             operation = error.operation
             outcome = Refuse(error.code, error.why)
+            self._not_understood(caller, error)
         except self._store_errors as error:
             outcome = self._store_refused(caller, error)
         except TransportError as error:
@@ -189,6 +191,13 @@ class Server:
         if handler is None:  # this version knows the words, and this node has nothing to do it with
             return Refuse("unknown_operation", f"{operation_of(request)} is not served here")
         return await handler(caller, request)
+
+    def _not_understood(self, caller: Caller, error: MalformedMessage) -> None:
+        """A peer of another version is told with each request, and our own people once: somebody has to update a node."""
+        if error.code == "unsupported_version" and caller.zone not in self._of_other_version:
+            self._of_other_version.add(caller.zone)
+            hint = ERRORS[error.code].hint
+            _log.warning("peer_version_unsupported", extra={"peer": caller.zone, "reason": error.why, "hint": hint})
 
     def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
         if (code := self._refused_as.get(type(error))) is not None:
