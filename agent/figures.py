@@ -22,6 +22,7 @@ from agent.fact_store.forecast import StoreSpace
 from agent.fact_store.records import StreamInfo
 from agent.health.snapshot import (
     BrokerFigures,
+    CatchUpFigures,
     ConsumerFigures,
     IntegrityFigures,
     Latency,
@@ -170,6 +171,7 @@ class Figures:
             lag_seconds=lag_s if pull.last_answer_ms is not None else None,
             lag_seconds_max=caught.lag_s_max,
             trouble=pull.lost_reason or "",
+            catch_up=_catch_up(pull),
             fenced=pull.asking is Asking.FENCED,
         )
 
@@ -227,6 +229,13 @@ class Figures:
         now = datetime.now(UTC)
         ends = [link.statistics().identity_ends for link in self._links.values()]
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
+
+
+def _catch_up(pull: PullStatistics) -> CatchUpFigures | None:
+    state = pull.catch_up
+    if state is None:
+        return None
+    return CatchUpFigures(state.from_offset, state.percent, state.facts_per_s, state.seconds_left)
 
 
 def _fill_percent(space: StoreSpace | None) -> float | None:

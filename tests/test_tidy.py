@@ -88,8 +88,10 @@ CORES: tuple[str, ...] = (
         for name in (
             "appends",
             "broker_words",
+            "last_values",
             "page",
             "peer_words",
+            "progress",
             "protocol",
             "receiver",
             "rotation",

@@ -54,11 +54,22 @@ def text(found: dict[str, Any]) -> str:
         link = "fenced, stopped" if peer["fenced"] else link
         lines.append(
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
+            f"{_catch_up(peer)}"
         )
     for source in found["sources"]:
         link = "connected" if source["connected"] else f"not connected {source['trouble']}".rstrip()
         lines.append(f"  source    {source['name']:<24} {link}, {source['values_total']:,} values")
     return "\n".join(lines)
+
+
+def _catch_up(peer: dict[str, Any]) -> str:
+    """How far a pull that is far behind has come: from where, how fast, how long still."""
+    state = peer["catch_up"]
+    if state is None:
+        return ""
+    pace = "" if state["facts_per_s"] is None else f" at {state['facts_per_s']:,.0f} facts/s"
+    left = "" if state["seconds_left"] is None else f", {state['seconds_left']:,.0f} s left"
+    return f", catching up from {state['from_offset']:,}: {state['percent']:.1f} %{pace}{left}"
 
 
 def _room(stream: dict[str, Any]) -> str:

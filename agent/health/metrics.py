@@ -155,6 +155,14 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
         [(n, p.lag_seconds) for n, p in named],
     )
     yield _gauge(
+        *("bsfg_peer_catch_up_percent", "How far a pull that is far behind has come.", labels),
+        [(n, p.catch_up.percent if p.catch_up else None) for n, p in named],
+    )
+    yield _gauge(
+        *("bsfg_peer_catch_up_seconds_left", "Until it has caught up, at the pace of the last seconds.", labels),
+        [(n, p.catch_up.seconds_left if p.catch_up else None) for n, p in named],
+    )
+    yield _gauge(
         *("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.", labels),
         [(n, p.lag_seconds_max) for n, p in named],
     )

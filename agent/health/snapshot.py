@@ -90,6 +90,16 @@ class BrokerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUpFigures:
+    """How a pull that is far behind catches up; `seconds_left` is None while it is not known, or where it does not close in."""
+
+    from_offset: int
+    percent: float
+    facts_per_s: float | None
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFigures:
     """A stream we pull from another zone. `lag_seconds` is the age of the oldest fact that is there and not yet here; 0 when
     nothing is outstanding, growing while the peer cannot be asked, None before the first answer."""
@@ -103,6 +113,7 @@ class PeerFigures:
     lag_seconds_max: float = 0.0
     trouble: str = ""
     fenced: bool = False  # another instance of this node pulls in its place: it has stopped for good
+    catch_up: CatchUpFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

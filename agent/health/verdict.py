@@ -232,8 +232,22 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
             Level.BROKEN, False, subject, text, "facts wait at the peer and are lost only by their time to live"
         )
     behind = max(0, peer.end_offset - peer.position)
-    text = "" if lag is None else f"{_duration(lag)} behind, {behind} facts known to be outstanding"
+    text = "" if lag is None else f"{_duration(lag)} behind, {behind} facts known to be outstanding{_catching_up(peer)}"
+    if peer.connected and peer.catch_up is not None and peer.catch_up.seconds_left is not None:
+        hint = "it catches up by itself; a new zone, or one that was away, takes what it lacks page by page"
+        yield Reason(Level.LATE, alert=False, subject=subject, text=text or _catching_up(peer).lstrip("; "), hint=hint)
+        return
     yield from _judge("peer_lag", lag, subject, text, "it catches up by itself; look at the peer if this grows")
+
+
+def _catching_up(peer: PeerFigures) -> str:
+    """How far a pull that is far behind has come, and how long it will take."""
+    state = peer.catch_up
+    if state is None:
+        return ""
+    pace = "" if state.facts_per_s is None else f" at {state.facts_per_s:,.0f} facts/s"
+    left = "" if state.seconds_left is None else f", {_duration(state.seconds_left)} left"
+    return f"; {state.percent:.0f} % caught up{pace}{left}"
 
 
 def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float | None) -> Iterator[Reason]:

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from agent.batch import Batch, Origin
@@ -25,6 +25,7 @@ from agent.replication.checking import PageContent, PageRefused, Position, Recei
 from agent.replication.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
 from agent.replication.ports import PutResult, ReceivingStore
+from agent.replication.progress import CatchUp, Progress, Said
 from agent.replication.protocol import decode_answer
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
@@ -102,6 +103,8 @@ class PullStatistics:
     timeouts: int
     last_answer_ms: int | None
     """Monotonic clock."""
+    catch_up: CatchUp | None
+    """While this pull is far behind."""
 
 
 class Puller:
@@ -130,6 +133,9 @@ class Puller:
         self._facts_duplicate = 0
         self._peer_end_offset = 0
         self._last_answer_ms: int | None = None
+        self._progress = Progress()
+        self.begun = asyncio.Event()
+        """The peer has answered for the first time in this life, so it knows our consumer."""
 
     def statistics(self) -> PullStatistics:
         core = self._core or Receiver(self._settings.receiver, None, 0)
@@ -151,6 +157,7 @@ class Puller:
             pages_dropped=counters.pages_dropped,
             timeouts=counters.timeouts,
             last_answer_ms=self._last_answer_ms,
+            catch_up=self._progress.now,
         )
 
     async def run(self) -> None:
@@ -178,6 +185,19 @@ class Puller:
             for effect in core.handle(event, _now_ms(), self._chance()):
                 self._carry_out(effect)
             self._set_timer(core.deadline_ms)
+            if isinstance(event, Appended | PageArrived):
+                self._note_progress(core)
+
+    def _note_progress(self, core: Receiver) -> None:
+        said = self._progress.look(_now_ms(), core.stored_offset, self._peer_end_offset)
+        if said is None:
+            return
+        state = self._progress.now
+        assert state is not None
+        fields = {"peer": self._settings.peer_zone, "stream": self._settings.stream, "percent": round(state.percent, 1)}
+        _log.info(said.value, extra={**fields, **asdict(state)})
+        if said is Said.DONE:
+            self._progress.forget()
 
     def _relevant(self, counts: Mapping[Origin, int]) -> dict[str, int]:
         known = {str(origin): count for origin, count in counts.items() if origin.zone in self._settings.origins}
@@ -317,6 +337,7 @@ class Puller:
             self._tell(FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False))
         else:
             self._last_answer_ms = _now_ms()
+            self.begun.set()
             self._peer_end_offset = page.end_offset
             self._tell(PageArrived(fetch_id, page))
 

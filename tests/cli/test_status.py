@@ -1,9 +1,11 @@
 """`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to say."""
 
+from dataclasses import replace
+
 from agent.cli.status import text
 from agent.health.page import health_json
-from agent.health.snapshot import ConsumerFigures, NodeSnapshot, StreamFigures
-from agent.health.verdict import assess
+from agent.health.snapshot import CatchUpFigures, ConsumerFigures, NodeSnapshot, PeerFigures, StreamFigures
+from agent.health.verdict import Level, assess
 
 
 def told(snapshot: NodeSnapshot) -> str:
@@ -35,3 +37,16 @@ def test_limits_and_hours() -> None:
     said = told(snapshot(stream, consumer))
     assert "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h if nobody confirms, first loss in 90.0 h" in said
     assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
+
+
+def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
+    """From where, how far, how fast and how long still; while it closes in nobody has to act, however long it takes."""
+    state = CatchUpFigures(1_000, 25.0, 50_000.0, 180.0)
+    peer = PeerFigures("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0, catch_up=state)
+    closing = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
+    assert "1,000,000 of 4,000,000, catching up from 1,000: 25.0 % at 50,000 facts/s, 180 s left" in told(closing)
+    assert (assess(closing).level, assess(closing).alert) == (Level.LATE, False)
+    assert "25 % caught up at 50,000 facts/s, 3 min left" in assess(closing).summary()
+    stuck = replace(peer, catch_up=replace(state, seconds_left=None))
+    assert assess(replace(closing, peers=(stuck,))).alert
+    assert "25.0 % at 50,000 facts/s" in told(replace(closing, peers=(stuck,)))
