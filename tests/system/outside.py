@@ -1,0 +1,190 @@
+"""Those who stand outside: who appends and remembers what was acknowledged, and who reads the store files and complains.
+
+Nothing a node says of itself is taken on trust. A message counts as acknowledged when the door's answer has been read by the
+producer; samples have no such answer, so a batch of them counts from the moment it was seen in the plant's file.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from agent import batch, local
+from agent.fact_store.reader import StoreReader
+from agent.message import Envelope, Fact
+from tests.waiting import wait_until_async
+
+LIMIT_S = 90.0  # of one append, retries included: a frozen or killed node comes back before
+
+
+class Acknowledged(NamedTuple):
+    """A message whose appender was told that it is durable, and where."""
+
+    message_id: str
+    object_json: bytes
+    offset: int
+
+
+class Seen(NamedTuple):
+    """The last batch of a stream as it once lay in a file."""
+
+    stream: str
+    last_offset: int
+    digest: bytes
+
+
+class Producer:
+    """An application of a zone: appends one message after another through the node's socket, each again until it is acknowledged.
+
+    Used as a context manager; leaving it waits for the last answer.
+    """
+
+    def __init__(self, state_dir: Path, zone: str, to_zone: str, stream: str) -> None:
+        self.acknowledged: list[Acknowledged] = []
+        self.answers_lost = 0  # the message was stored, and the producer had not heard of it
+        self._place = (state_dir, zone, to_zone, stream)
+        self._stopping = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Self:
+        self._work = self._pool.submit(asyncio.run, self._produce())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopping.set()
+        try:
+            self._work.result()
+        finally:
+            self._pool.shutdown()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it goes on; what ended it is raised on leaving."""
+        return not self._work.done()
+
+    async def _produce(self) -> None:
+        number = 0
+        while not self._stopping.is_set():
+            number += 1
+            await wait_until_async(lambda number=number: self._append(number), f"message {number}", LIMIT_S)
+
+    async def _append(self, number: int) -> bool:
+        """Whether a message has been acknowledged by now."""
+        state_dir, zone, to_zone, stream = self._place
+        message_id, object_json = f"{zone}-{number}", b'{"n":%d}' % number
+        envelope = Envelope(message_id, zone, to_zone, 1_700_000_000_000 + number)
+        request = local.AppendFact(stream, envelope, Fact("order:line1/77", "step_completed", object_json))
+        try:
+            answer = await local.ask(state_dir, request)
+        except (FileNotFoundError, ConnectionRefusedError, local.LocalError, local.StateFolderUnusable):
+            return False
+        assert isinstance(answer, local.Appended), answer
+        assert answer.outcome in {"applied", "noop_already_applied"}, answer
+        self.answers_lost += answer.outcome == "noop_already_applied"
+        self.acknowledged.append(Acknowledged(message_id, object_json, answer.offset))
+        return True
+
+
+def last_batch(path: Path, stream: str) -> Seen | None:
+    """What a stream ends with at this moment."""
+    with contextlib.closing(StoreReader(path)) as reader:
+        end = reader.end_offset(stream)
+        page = reader.read(stream, max(end - 1, 0), 1, 1).batches
+    return Seen(stream, page[-1].last_offset, page[-1].sealed[-batch.DIGEST_BYTES :]) if page else None
+
+
+def complaints(
+    paths: Mapping[str, Path],
+    streams: Sequence[str],
+    seen: Sequence[Seen],
+    acknowledged: Mapping[str, Sequence[Acknowledged]],
+) -> list[str]:
+    """What is wrong with the store files of these zones, the first of which all facts come from; nodes must have stopped.
+
+    Every zone holds the first one's streams byte for byte, each chain whole from its first fact; all that was `seen` in the first
+    one's file and all that was `acknowledged`, by stream, once and in its order; consumers have confirmed everything without a
+    hole, and no store has an incident to tell of.
+    """
+    found, origin = list[str](), next(iter(paths))
+    for stream in streams:
+        logs = {zone: _log(path, stream, found) for zone, path in paths.items()}
+        found += [
+            f"{zone}: {stream} is not {origin}'s byte for byte" for zone, log in logs.items() if log != logs[origin]
+        ]
+        for zone, log in logs.items():
+            found += _forgotten(f"{zone}: {stream}", log, [one for one in seen if one.stream == stream])
+            if stream in acknowledged:
+                found += _unkept(f"{zone}: {stream}", log, acknowledged[stream])
+    for zone, path in paths.items():
+        found += [f"{zone}: {why}" for why in _bookkeeping(path, streams)]
+    return found
+
+
+def _log(path: Path, stream: str, found: list[str]) -> list[bytes]:
+    """Every batch of a stream; what is wrong with the log by itself is added to `found`."""
+    log, end, links = list[bytes](), 0, dict[batch.Origin, batch.Link]()
+    with contextlib.closing(StoreReader(path)) as reader:
+        while True:
+            page = reader.read(stream, end, 100_000, 8_000_000)
+            found += [f"{path}: {stream} has lost {hole}" for hole in page.holes]
+            for stored in page.batches:
+                parsed = batch.parse(stored.sealed)
+                batch.verify(parsed)
+                header = parsed.header
+                if stored.first_offset != end + 1 or stored.last_offset != end + header.count:
+                    found.append(f"{path}: {stream} {stored.first_offset}..{stored.last_offset} after {end}")
+                link = links.get(header.origin, batch.Link(stream, header.origin))
+                if (header.first_sequence, header.previous_digest) != (link.next_sequence, link.digest):
+                    found.append(f"{path}: {stream} the chain breaks at offset {stored.first_offset}")
+                end, links[header.origin] = stored.last_offset, parsed.link
+                log.append(stored.sealed)
+            if not page.batches:
+                return log
+
+
+def _forgotten(where: str, log: Sequence[bytes], seen: Sequence[Seen]) -> Iterator[str]:
+    """Batches that once were there, at their place, and are not now."""
+    end, here = 0, set[tuple[int, bytes]]()
+    for sealed in log:
+        end += batch.parse(sealed).header.count
+        here.add((end, sealed[-batch.DIGEST_BYTES :]))
+    for one in seen:
+        if (one.last_offset, one.digest) not in here:
+            yield f"{where} once had another batch before offset {one.last_offset}, or one that is gone"
+
+
+def _unkept(where: str, log: Sequence[bytes], acknowledged: Sequence[Acknowledged]) -> Iterator[str]:
+    """Acknowledged messages that are missing, twice, changed, elsewhere than was said, or out of order."""
+    messages = [one for sealed in log for one in batch.open_messages(batch.parse(sealed))]
+    there = [(one.envelope.message_id, one.fact.object_json) for one in messages]
+    for message_id, times in Counter(message_id for message_id, _ in there).items():
+        if times > 1:
+            yield f"{where} holds {message_id} {times} times"
+    for one in acknowledged:
+        if there[one.offset - 1 : one.offset] != [(one.message_id, one.object_json)]:
+            yield f"{where} does not hold {one.message_id} at offset {one.offset}, where it was acknowledged"
+    offsets = [one.offset for one in acknowledged]
+    if offsets != sorted(set(offsets)):
+        yield f"{where}: messages do not lie in the order in which they were appended"
+
+
+def _bookkeeping(path: Path, streams: Sequence[str]) -> Iterator[str]:
+    """Tables that do not say that everything is held once, without a hole, and confirmed."""
+    with contextlib.closing(StoreReader(path)) as reader:
+        ends = {stream: reader.end_offset(stream) for stream in streams}
+        for one in reader.consumers():
+            if one.stream in ends and (one.frontier != ends[one.stream] or one.confirmed.ranges):
+                yield f"{one.name} has confirmed to {one.frontier} and {one.confirmed.ranges}, not to {ends[one.stream]}"
+        yield from (f"incident: {incident}" for incident in reader.incidents())
+    query = (
+        "select name, first_sequence, count(*) from held join stream on stream.id = held.stream group by name, origin"
+    )
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        for name, first, ranges in connection.execute(query):
+            if (first, ranges) != (1, 1):
+                yield f"{name}: sequences are held in {ranges} ranges, from {first}"

@@ -1,0 +1,178 @@
+"""The checkers of the torture test complain: each on stores that break what it guards, and never on good ones."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.records import PeerPosition
+from agent.message import Envelope, Fact, Message
+from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, failed, sealed_in
+from tests.system.faults import KINDS, Fault, drawn, told
+from tests.system.outside import Acknowledged, Seen, _unkept, complaints, last_batch
+
+Told = tuple[dict[str, Path], list[Seen], list[Acknowledged]]
+
+
+def messages(*numbers: int) -> list[Message]:
+    """Messages as the producer writes them."""
+    return [
+        Message(Envelope(f"plant-{n}", "plant", "idmz", n), Fact("order:line1/77", "step_completed", b'{"n":%d}' % n))
+        for n in numbers
+    ]
+
+
+def record(path: Path, *numbers: int) -> list[Acknowledged]:
+    """The plant's store with these messages, a batch each, its reader in the zone above having confirmed all."""
+    acknowledged = []
+    with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        done(store.register_consumer("idmz.all", "idmz", OPERATIONAL))
+        for message in messages(*numbers):
+            answer = done(store.append_message(OPERATIONAL, message))
+            acknowledged.append(Acknowledged(message.envelope.message_id, message.fact.object_json, answer.offset))
+        done(store.confirm("idmz.all", store.end_offset(OPERATIONAL)))
+    return acknowledged
+
+
+def relay(source: Path, path: Path, leave_out: int = 0) -> None:
+    """Another zone's store with what the source holds, but for the last so many batches."""
+    with FactStore.open(source, "plant", settings=AT_ONCE) as store:
+        batches = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches
+        epoch = store.epoch
+    kept = batches[: len(batches) - leave_out]
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        position = PeerPosition(epoch, kept[-1].last_offset)
+        done(store.put_batches("plant", OPERATIONAL, [one.sealed for one in kept], [], position))
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Told:
+    """Two zones that hold the same four messages, and what was seen and told on the way."""
+    paths = {"plant": tmp_path / "plant.db", "idmz": tmp_path / "idmz.db"}
+    record(paths["plant"], 1, 2)
+    seen = last_batch(paths["plant"], OPERATIONAL)
+    assert seen is not None
+    acknowledged = record(paths["plant"], 1, 2, 3, 4)
+    relay(paths["plant"], paths["idmz"])
+    return paths, [seen], acknowledged
+
+
+def complained(given: Told) -> str:
+    """All complaints, in one text."""
+    paths, seen, acknowledged = given
+    return "\n".join(complaints(paths, [OPERATIONAL], seen, {OPERATIONAL: acknowledged}))
+
+
+def test_good_stores_give_no_reason_to_complain(good: Told) -> None:
+    """The same in both zones, all of it acknowledged: nothing to say."""
+    assert len(good[2]) == 4
+    assert complained(good) == ""
+
+
+def a_zone_lacks_a_batch(given: Told) -> None:
+    """The zone above never got the last one."""
+    given[0]["idmz"].unlink()
+    relay(given[0]["plant"], given[0]["idmz"], leave_out=1)
+
+
+def a_message_was_never_stored(given: Told) -> None:
+    """Acknowledged, and nowhere."""
+    given[2].append(Acknowledged("plant-5", b'{"n":5}', 5))
+
+
+def a_message_lies_elsewhere(given: Told) -> None:
+    """Acknowledged at an offset where another lies."""
+    given[2][1] = given[2][1]._replace(offset=3)
+
+
+def a_message_has_changed(given: Told) -> None:
+    """Another object than was acknowledged."""
+    given[2][1] = given[2][1]._replace(object_json=b'{"n":9}')
+
+
+def two_messages_changed_places(given: Told) -> None:
+    """Acknowledged in another order than they lie in."""
+    given[2][1:3] = given[2][2], given[2][1]
+
+
+def the_plant_was_another_once(given: Told) -> None:
+    """An observer saw another batch at that place."""
+    given[1][0] = given[1][0]._replace(digest=bytes(16))
+
+
+def not_all_is_confirmed(given: Told) -> None:
+    """One more message, and nobody has confirmed it."""
+    with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
+        done(store.append_message(OPERATIONAL, messages(5)[0]))
+    given[0]["idmz"].unlink()
+    relay(given[0]["plant"], given[0]["idmz"])
+
+
+def a_consumer_has_holes(given: Told) -> None:
+    """Two more messages, of which the second is confirmed."""
+    not_all_is_confirmed(given)
+    with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
+        done(store.append_message(OPERATIONAL, messages(6)[0]))
+        done(store.confirm("idmz.all", 6, 6))
+
+
+def a_store_has_begun_again(given: Told) -> None:
+    """A new epoch, which is an incident."""
+    with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
+        done(store.require_new_epoch("a test asks for it"))
+        failed(store.ended)
+    with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE):
+        pass
+
+
+@pytest.mark.parametrize(
+    "do, said",
+    [
+        (a_zone_lacks_a_batch, "idmz: facts.operational is not plant's byte for byte"),
+        (a_zone_lacks_a_batch, "idmz: facts.operational does not hold plant-4"),
+        (a_message_was_never_stored, "does not hold plant-5"),
+        (a_message_lies_elsewhere, "does not hold plant-2 at offset 3"),
+        (a_message_has_changed, "does not hold plant-2 at offset 2"),
+        (two_messages_changed_places, "not lie in the order"),
+        (the_plant_was_another_once, "once had another batch before offset 2"),
+        (not_all_is_confirmed, "plant: idmz.all has confirmed to 4"),
+        (a_consumer_has_holes, "idmz.all has confirmed to 4 and ((6, 6)"),
+        (a_store_has_begun_again, "plant: incident"),
+    ],
+)
+def test_each_wrong_is_told(good: Told, do: Callable[[Told], None], said: str) -> None:
+    """What is lost, doubled, changed, out of order, unconfirmed or begun anew is named with its zone."""
+    do(good)
+    assert said in complained(good)
+
+
+def test_a_message_twice_is_told(good: Told) -> None:
+    """No store takes the same batch twice, so the eyes that would see it are shown a log that no store has made."""
+    with contextlib.closing(StoreReader(good[0]["plant"])) as reader:
+        log = sealed_in(reader, OPERATIONAL)
+    assert not list(_unkept("here", log, good[2]))
+    assert "here holds plant-4 2 times" in list(_unkept("here", [*log, log[-1]], good[2]))
+
+
+def test_a_seed_brings_the_same_faults_again() -> None:
+    """Rounds depend on the seed alone, every kind comes equally often first, and no fault hits what another has down."""
+    rounds = drawn(7, 60, 3)
+    assert rounds == drawn(7, 60, 3) != drawn(8, 60, 3)
+    assert [sum(faults[0].kind == kind for faults in rounds) for kind in KINDS] == [10] * len(KINDS)
+    assert {len(faults) for faults in rounds} == {1, 2}
+    for first, second in (faults for faults in rounds if len(faults) == 2):
+        same_victim = first.victim == second.victim
+        assert second.at_s > first.at_s + first.lasts_s if same_victim else second.at_s >= first.at_s
+
+
+def test_the_fault_table_counts_every_fault() -> None:
+    """Each fault is counted, and a round's recovery stands with every kind that was in it."""
+    kill, freeze = Fault("kill idmz", 0, 1), Fault("freeze broker", 0, 1)
+    lines = told([(kill,), (kill, freeze)], [1.0, 3.0]).splitlines()
+    rows = {line[:16].rstrip(): line[16:].split() for line in lines}
+    assert rows["kill idmz"] == ["2", "1.00", "3.00"]
+    assert rows["freeze broker"] == ["1", "3.00", "3.00"]
+    assert rows["kill broker"] == ["0", "-", "-"]
+    assert rows["all rounds"] == ["3", "1.00", "3.00"]
