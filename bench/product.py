@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from bench.side import Options, door_of, say, usage
 from bench.stage import ASKING, SERVING, Door
 
 STREAM = "facts.telemetry"
-CONSUMER = f"{ASKING}.{STREAM}"
 BATCH_FACTS = 1000
 IN_FLIGHT = 50  # appends queued at once while filling: half of what the queue holds
 PAGE_BYTES = 4096 * 1024
@@ -47,6 +46,14 @@ PROBE_INTERVAL_NS = 10_000_000
 LOAD_RUNS = 100  # distinct runs of samples that the load repeats
 SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS, ballast_bytes=0)  # an empty file is no fact
 STORE_ERRORS = (StoreError, BatchError)
+
+
+def consumer_of(stream: str) -> str:
+    """The name under which the asking zone reads a stream."""
+    return f"{ASKING}.{stream}"
+
+
+CONSUMER = consumer_of(STREAM)
 
 
 def access(door: Door) -> Access:
@@ -66,13 +73,13 @@ def batches(file: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def fill(options: Options) -> dict[str, Any]:
-    """A backlog in `file` in batches of `batch_facts`, and the same bytes in `blobs`."""
+    """A backlog in `file` in batches of `batch_facts`, and the same bytes in `blobs`; repeats itself after `distinct_facts`, if given."""
     file, batch_facts = Path(options["file"]), options["batch_facts"]
     facts = 0
     with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
         store.define(definitions()).result()
         flying: list[Future[Any]] = []
-        for run in runs("A", options["seed"], options["facts"], batch_facts):
+        for run in _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts):
             flying.append(store.append_samples(STREAM, run, awaited=True))
             facts += len(run)
             if len(flying) == IN_FLIGHT:
@@ -90,13 +97,23 @@ def fill(options: Options) -> dict[str, Any]:
     return {"facts": facts, "batches": count, "sealed_bytes": size}
 
 
+def _backlog(facts: int, distinct_facts: int | None, seed: int, batch_facts: int) -> Iterator[list[Sample]]:
+    if distinct_facts is None or distinct_facts >= facts:
+        return runs("A", seed, facts, batch_facts)
+    return islice(cycle(list(runs("A", seed, distinct_facts, batch_facts))), facts // batch_facts)
+
+
 # -------------------------------------------------------------------------------------------------------------- serving
+
+
+OnConfirmed = Callable[[str, int, int], None]
+"""(consumer, frontier, now_ns), in the writer's thread."""
 
 
 class Watched:
     """A store as its server sees it, that tells when a confirmation is durable."""
 
-    def __init__(self, store: FactStore, on_confirmed: Callable[[int, int], None]) -> None:
+    def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
         self._store = store
         self._on_confirmed = on_confirmed
 
@@ -106,14 +123,14 @@ class Watched:
     def confirm(
         self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
     ) -> Future[int]:
-        """As the store's; `on_confirmed(frontier, now_ns)` is called in the writer's thread."""
+        """As the store's; `on_confirmed(consumer, frontier, now_ns)` is called in the writer's thread."""
         confirmed = self._store.confirm(consumer, last_offset, first_offset, shown=shown)
-        confirmed.add_done_callback(self._confirmed)
+        confirmed.add_done_callback(partial(self._confirmed, consumer))
         return confirmed
 
-    def _confirmed(self, future: Future[int]) -> None:
+    def _confirmed(self, consumer: str, future: Future[int]) -> None:
         if future.exception() is None:
-            self._on_confirmed(future.result(), time.monotonic_ns())
+            self._on_confirmed(consumer, future.result(), time.monotonic_ns())
 
 
 def serve(options: Options) -> None:
@@ -121,13 +138,13 @@ def serve(options: Options) -> None:
     done = threading.Event()
     noted: dict[str, int] = {}
 
-    def confirmed(frontier: int, now_ns: int) -> None:
+    def confirmed(_consumer: str, frontier: int, now_ns: int) -> None:
         if frontier == options["until"]:
             noted["confirmed_ns"] = now_ns
             done.set()
 
-    with _opened(Path(options["file"]), SERVING) as store:
-        asyncio.run(_serve(options, store, confirmed, partial(_tell_result, options, done, noted)))
+    with opened(Path(options["file"]), SERVING) as store:
+        asyncio.run(serve_while(options, store, confirmed, partial(_tell_result, options, done, noted)))
 
 
 def _tell_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
@@ -140,18 +157,20 @@ def _tell_result(options: Options, done: threading.Event, noted: dict[str, int],
     stopped.wait()
 
 
-async def _serve(
+async def serve_while(
     options: Options,
     store: FactStore,
-    on_confirmed: Callable[[int, int], None],
+    on_confirmed: OnConfirmed,
     work: Callable[[threading.Event], None],
 ) -> None:
     """A server that runs while `work` does, in a thread of its own, until the process is told to stop."""
-    with suppress(StoreError):  # no earlier round: no consumer
-        await asyncio.wrap_future(store.remove_consumer(CONSUMER, force=True, now=True))
+    streams = options.get("streams", [STREAM])
+    for stream in streams:
+        with suppress(StoreError):  # no earlier round: no consumer
+            await asyncio.wrap_future(store.remove_consumer(consumer_of(stream), force=True, now=True))
     link = Link(access(door_of(options)))
     watched: Any = Watched(store, on_confirmed)  # hands on what it does not know
-    server = Server(link, watched, {options["asking"]: frozenset({STREAM})}, STORE_ERRORS)
+    server = Server(link, watched, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
     async with _running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)
@@ -160,37 +179,37 @@ async def _serve(
 # -------------------------------------------------------------------------------------------------------------- pulling
 
 
-def pull_settings() -> PullSettings:
+def pull_settings(stream: str = STREAM) -> PullSettings:
     """As a node's: nothing is set that has a default."""
-    return PullSettings(SERVING, STREAM, CONSUMER, frozenset({SERVING}))
+    return PullSettings(SERVING, stream, consumer_of(stream), frozenset({SERVING}))
 
 
 def pull(options: Options) -> None:
     """Pull into a store until stopped."""
-    with _opened(Path(options["file"]), ASKING) as store:
+    with opened(Path(options["file"]), ASKING) as store:
         asyncio.run(_pull(options, store))
 
 
 async def _pull(options: Options, store: FactStore) -> None:
     door = door_of(options)
     link = Link(access(door))
-    settings = pull_settings()
     receiving: Any = store  # satisfies the port as it is
-    puller = Puller(Asker(link, SERVING), receiving, settings, STORE_ERRORS)
+    asker = Asker(link, SERVING)
+    streams = options.get("streams", [STREAM])
+    pullers = [Puller(asker, receiving, pull_settings(stream), STORE_ERRORS) for stream in streams]
     async with _running(link.run()):
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()
-        async with _running(puller.run()) as stopped:
+        async with _running(*(puller.run() for puller in pullers)) as stopped:
             say("READY")
             await asyncio.to_thread(stopped.wait)
-        found = puller.statistics()
+        found = [puller.statistics() for puller in pullers]
         say(
             "ENDED",
             {
                 "started_ns": started_ns,
-                "bytes_max": settings.bytes_max,
-                "facts_stored": found.facts_stored,
-                "pages": found.pages,
+                "facts_stored": sum(one.facts_stored for one in found),
+                "pages": sum(one.pages for one in found),
                 **usage(since_ns, door.port),
             },
         )
@@ -203,16 +222,17 @@ class Probes:
     """Facts on their way: when each append began, until its confirmation is durable."""
 
     def __init__(self) -> None:
+        self.begun_ns: list[int] = []
         self.lags_ns: list[int] = []
         self.appended = 0
         self._lock = threading.Lock()
         self._offsets: list[int] = []
         self._started_ns: list[int] = []
 
-    def append(self, store: FactStore, rows: list[Sample]) -> None:
+    def append(self, store: FactStore, rows: list[Sample], stream: str = STREAM) -> None:
         """Append rows and wait for nothing."""
         started_ns = time.monotonic_ns()
-        store.append_samples(STREAM, rows, awaited=True).add_done_callback(partial(self._appended, started_ns))
+        store.append_samples(stream, rows, awaited=True).add_done_callback(partial(self._appended, started_ns))
 
     def _appended(self, started_ns: int, future: Future[Any]) -> None:
         with self._lock:
@@ -224,6 +244,7 @@ class Probes:
         """Everything up to `frontier` has arrived."""
         with self._lock:
             count = bisect_right(self._offsets, frontier)
+            self.begun_ns.extend(self._started_ns[:count])
             self.lags_ns.extend(now_ns - started_ns for started_ns in self._started_ns[:count])
             del self._offsets[:count], self._started_ns[:count]
 
@@ -236,9 +257,13 @@ class Probes:
 def lag(options: Options) -> None:
     """Serve, and append a fact every 10 ms beside `load_facts_per_s` others; RESULT when all are confirmed."""
     probes = Probes()
-    with _opened(Path(options["file"]), SERVING) as store:
+
+    def confirmed(_consumer: str, frontier: int, now_ns: int) -> None:
+        probes.confirmed(frontier, now_ns)
+
+    with opened(Path(options["file"]), SERVING) as store:
         store.define(definitions()).result()
-        asyncio.run(_serve(options, store, probes.confirmed, partial(_probe, options, store, probes)))
+        asyncio.run(serve_while(options, store, confirmed, partial(_probe, options, store, probes)))
 
 
 def _probe(options: Options, store: FactStore, probes: Probes, stopped: threading.Event) -> None:
@@ -269,7 +294,8 @@ def _probe(options: Options, store: FactStore, probes: Probes, stopped: threadin
 
 
 @contextmanager
-def _opened(file: Path, zone: str) -> Iterator[FactStore]:
+def opened(file: Path, zone: str) -> Iterator[FactStore]:
+    """The store of a zone, closed at the end of the block."""
     with closing(FactStore.open(file, zone, settings=SETTINGS)) as store:
         yield store
 

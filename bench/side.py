@@ -8,6 +8,7 @@
     blobs-out   the bare loop's sending end
     blobs-in    the bare loop's receiving end
     grow        a store that grows, and goes on growing until the process is killed
+    drain       as serve, with a backlog, and live facts beside it; done when it is drained and all is confirmed
     ids         a store that is appended messages with random ids, until the process is killed
 
 It prints READY, then RESULT {...} once what it waits for has happened, and ENDED {...} when it is told to stop. Times are of
@@ -142,6 +143,12 @@ def _grow(options: Options) -> None:
     grow(options)
 
 
+def _drain(options: Options) -> None:
+    from bench.drain import drain
+
+    drain(options)
+
+
 def _ids(options: Options) -> None:
     from bench.ids import ids
 
@@ -157,6 +164,7 @@ ROLES: dict[str, Callable[[Options], None]] = {
     "blobs-out": _blobs_out,
     "blobs-in": _blobs_in,
     "grow": _grow,
+    "drain": _drain,
     "ids": _ids,
 }
 

@@ -108,6 +108,19 @@ def fetch(facts: int, seconds: float, seed: int, folder: Path | None, as_json: b
 
 
 @bench.command()
+@_facts_option(86_400_000)
+@_seconds_option(5.0)
+@_seed_option
+@_folder_option
+@json_option
+def drain(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """A day's backlog is drained while live facts keep coming, beside a bare loop that moves the same bytes."""
+    from bench import drain as benchmark
+
+    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
+
+
+@bench.command()
 @_facts_option(2_000_000)
 @_seconds_option(5.0)
 @_seed_option
