@@ -26,6 +26,7 @@ from agent.errors import BsfgError
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
+from agent.replication.bandwidth import BYTES_PER_SECOND_MIN
 
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 
@@ -104,7 +105,8 @@ class BrokerSettings:
 class PeerSettings:
     """[[peer]]: a node in another zone. `exports` are the streams it may fetch from us, `pulls` those we fetch from it,
     `relays` the zones, besides its own, whose facts it may hand to us, `appends` the streams to which it may append here, also
-    such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled."""
+    such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled. `bytes_per_second_max`
+    bounds what is pulled from it, all streams together; 0 is no limit."""
 
     zone: str
     broker: str
@@ -113,6 +115,7 @@ class PeerSettings:
     relays: tuple[str, ...] = ()
     appends: tuple[str, ...] = ()
     asks: bool = False
+    bytes_per_second_max: int = 0
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for name, zones in (("zone", (self.zone,)), ("relays", self.relays)):
@@ -123,6 +126,16 @@ class PeerSettings:
             for stream in streams:
                 if not STREAM.fullmatch(stream):
                     yield name, f"{stream!r} is not a stream name (1 to 64 of a-z, 0-9, . _ and -)"
+        if self.bytes_per_second_max != 0 and self.bytes_per_second_max < BYTES_PER_SECOND_MIN:
+            yield (
+                "bytes_per_second_max",
+                f"0 for no limit, or at least {BYTES_PER_SECOND_MIN:,}, which is one small page a second",
+            )
+        if self.bytes_per_second_max and not self.pulls:
+            yield (
+                "bytes_per_second_max",
+                "limits what is pulled, and nothing is pulled here; set it where the facts are pulled",
+            )
         if not (self.exports or self.pulls or self.appends or self.asks):
             why = "this peer neither gets nor gives anything; name streams in exports, pulls or appends, or remove it"
             yield "zone", f"{why} (asks = true if only commands of this node ask it)"

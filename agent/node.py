@@ -42,6 +42,7 @@ from agent.ingest.tag_file import load_tag_maps
 from agent.ingest.tag_map import TagMap
 from agent.last_values import look_up_in
 from agent.replication.asker import Asker
+from agent.replication.bandwidth import Bandwidth
 from agent.replication.carrier import Access
 from agent.replication.identity import Identity, IdentityWatch
 from agent.replication.link import Link
@@ -163,10 +164,12 @@ class Node:
             if not peer.pulls:
                 continue
             asker = Asker(self._links[peer.broker], peer.zone)
+            store = cast("ReceivingStore", self._store)
+            origins = frozenset({peer.zone, *peer.relays})
+            bandwidth = Bandwidth(peer.bytes_per_second_max) if peer.bytes_per_second_max else None
             for stream in peer.pulls:
-                origins = frozenset({peer.zone, *peer.relays})
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins)
-                yield Puller(asker, cast("ReceivingStore", self._store), settings, (StoreError,))
+                yield Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth)
 
     async def _until_the_store_fails(self) -> None:
         """Raises when the disk failed the store: nothing may go on without it."""

@@ -171,6 +171,24 @@ def test_a_rule_across_sections_is_told_beside_other_problems() -> None:
         (
             {
                 "node": {"zone": "a"},
+                "broker": [BROKER],
+                "peer": [{"zone": "c", "broker": "b", "pulls": ["s"], "bytes_per_second_max": 9600}],
+            },
+            "peer[0].bytes_per_second_max",
+            "0 for no limit, or at least 16,384",
+        ),
+        (
+            {
+                "node": {"zone": "a"},
+                "broker": [BROKER],
+                "peer": [{"zone": "c", "broker": "b", "exports": ["s"], "bytes_per_second_max": 100_000}],
+            },
+            "peer[0].bytes_per_second_max",
+            "set it where the facts are pulled",
+        ),
+        (
+            {
+                "node": {"zone": "a"},
                 "opcua": [{"name": "o", "url": "opc.tcp://h", "tags_file": "t", "security_mode": "x"}],
             },
             "opcua[0].security_mode",

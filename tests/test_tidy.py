@@ -87,6 +87,7 @@ CORES: tuple[str, ...] = (
         f"agent/replication/{name}.py"
         for name in (
             "appends",
+            "bandwidth",
             "broker_words",
             "last_values",
             "page",

@@ -21,6 +21,7 @@ from functools import partial
 
 from agent.batch import Batch, Origin
 from agent.replication.asker import Asker
+from agent.replication.bandwidth import Bandwidth
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
 from agent.replication.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
@@ -108,7 +109,7 @@ class PullStatistics:
 
 
 class Puller:
-    """One stream of one peer.  Made before the asker's link runs."""
+    """One stream of one peer.  Made before the asker's link runs; the pullers of one peer share its `bandwidth`, if it is limited."""
 
     def __init__(
         self,
@@ -117,10 +118,13 @@ class Puller:
         settings: PullSettings,
         store_errors: tuple[type[Exception], ...],
         chance: Callable[[], float] = random.random,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
+        self._bandwidth = bandwidth
         self._asker = asker
         self._store = store
         self._settings = settings
+        self._page_bytes = settings.bytes_max if bandwidth is None else bandwidth.page_bytes(settings.bytes_max)
         self._store_errors = store_errors
         self._chance = chance
         self._loop = asyncio.get_running_loop()
@@ -167,7 +171,7 @@ class Puller:
         position = store.peer_position(settings.peer_zone, settings.stream)
         counts = store.definition_counts()
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
-        self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts))
+        self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts), self._bandwidth)
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
                 self._asker.link.watch(lambda: self._tell(LinkUp()), lambda reason: self._tell(LinkDown(reason)))
@@ -236,7 +240,7 @@ class Puller:
             stream=settings.stream,
             start=settings.receiver.start,
             limit=settings.limit,
-            bytes_max=settings.bytes_max,
+            bytes_max=self._page_bytes,
             wait_ms=effect.wait_ms,
             epoch=effect.epoch,
             after_offset=effect.after_offset,
@@ -321,6 +325,8 @@ class Puller:
 
     def _answered(self, fetch_id: int, payload: bytes) -> None:
         settings = self._settings
+        if self._bandwidth is not None:
+            self._bandwidth.spend(len(payload), _now_ms())
         try:
             answer, sealed = decode_answer(payload)
             if isinstance(answer, ErrorAnswer):

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.replication.backoff import delay_ms
+from agent.replication.bandwidth import Bandwidth
 from agent.replication.receiver_words import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
@@ -54,15 +55,24 @@ PAGES_AHEAD_MAX = 2
 DEFINITION_PAGES_MAX = 64
 """Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
 
+_WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
+
 
 class Receiver:
     """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was;
-    `lost_reason` says why the peer gives no facts at present, None while it does."""
+    `bandwidth` is what all streams of the peer share, if it has a limit; `lost_reason` says why the peer gives no facts at present,
+    None while it does."""
 
     def __init__(
-        self, settings: Settings, epoch: str | None, offset: int, definitions: Mapping[str, int] | None = None
+        self,
+        settings: Settings,
+        epoch: str | None,
+        offset: int,
+        definitions: Mapping[str, int] | None = None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self._settings = settings
+        self._bandwidth = bandwidth
         self.asking = Asking.OFFLINE
         self.storing = Storing.IDLE
         self.counters = Counters()
@@ -95,7 +105,7 @@ class Receiver:
         times = []
         if self._open is not None:
             times.append(self._open.deadline_ms)
-        if self.asking in {Asking.BACKOFF, Asking.BLOCKED}:
+        if self.asking in _WAITS:
             times.append(self._ask_at_ms)
         if self.storing is Storing.PAUSED:
             times.append(self._append_at_ms)
@@ -135,6 +145,8 @@ class Receiver:
             return
         if self._appending is not None and not self._peer_has_more:
             return  # the request after this append confirms it, and then waits at the peer
+        if self._must_wait(now_ms):
+            return
         settings = self._settings
         self._last_fetch_id += 1
         self.counters.fetches += 1
@@ -154,6 +166,17 @@ class Receiver:
             )
         )
         self._to(Asking.WAITING)
+
+    def _must_wait(self, now_ms: int) -> bool:
+        """Whether the peer's bandwidth is used up; then it is asked as soon as there is some."""
+        if self._bandwidth is None:
+            return False
+        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, is_at_end=self.is_caught_up)
+        if self._ask_at_ms <= now_ms:
+            return False
+        self.counters.paced += 1
+        self._to(Asking.PACED)
+        return True
 
     def _page_arrived(self, event: PageArrived, now_ms: int, jitter: float) -> None:
         page = event.page
@@ -267,7 +290,7 @@ class Receiver:
         if self._open is not None and now_ms >= self._open.deadline_ms:
             self.counters.timeouts += 1
             self._back_off("timeout", "no answer", now_ms, jitter)
-        elif self.asking in {Asking.BACKOFF, Asking.BLOCKED} and now_ms >= self._ask_at_ms:
+        elif self.asking in _WAITS and now_ms >= self._ask_at_ms:
             self._to(Asking.HOLDING)
         if self.storing is Storing.PAUSED and now_ms >= self._append_at_ms:
             self._offer()

@@ -20,6 +20,7 @@ class Asking(Enum):
     HOLDING = "nothing asked: an accepted page must be stored first"
     BACKOFF = "the last fetch failed, or came back empty too soon; asks again in a while"
     BLOCKED = "the peer or our store refused for good; asks again rarely"
+    PACED = "the bytes a second that this peer may send are used up; asks in a while"
     FENCED = "another instance of this node has taken our place; asks no more until the process is started again"
 
 
@@ -33,10 +34,11 @@ class Storing(Enum):
 
 ASKING_TRANSITIONS: dict[Asking, frozenset[Asking]] = {
     Asking.OFFLINE: frozenset({Asking.HOLDING}),
-    Asking.HOLDING: frozenset({Asking.WAITING, Asking.BLOCKED, Asking.OFFLINE}),
+    Asking.HOLDING: frozenset({Asking.WAITING, Asking.PACED, Asking.BLOCKED, Asking.OFFLINE}),
     Asking.WAITING: frozenset({Asking.HOLDING, Asking.BACKOFF, Asking.BLOCKED, Asking.FENCED, Asking.OFFLINE}),
     Asking.BACKOFF: frozenset({Asking.HOLDING, Asking.BLOCKED, Asking.OFFLINE}),
     Asking.BLOCKED: frozenset({Asking.HOLDING, Asking.OFFLINE}),
+    Asking.PACED: frozenset({Asking.HOLDING, Asking.BLOCKED, Asking.OFFLINE}),
     Asking.FENCED: frozenset(),
 }
 STORING_TRANSITIONS: dict[Storing, frozenset[Storing]] = {
@@ -228,3 +230,5 @@ class Counters:
     pages_dropped: int = 0
     timeouts: int = 0
     restarts: int = 0
+    paced: int = 0
+    """Requests that waited for the peer's bandwidth."""

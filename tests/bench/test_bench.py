@@ -23,6 +23,7 @@ SMALL = {
     "append": ("--facts", "20000", "--seconds", "0.2"),
     "replicate": ("--facts", "40000", "--repeats", "1"),
     "lag": ("--seconds", "0.5"),
+    "drain": ("--facts", "200000", "--seconds", "0.5"),
     "fetch": ("--facts", "20000", "--seconds", "0.5"),
     "growth": ("--facts", "20000"),
     "ids": ("--ids", "100000"),

@@ -16,6 +16,7 @@ from agent.message import Sample, TagDefinition
 from agent.node import _REFUSALS
 from agent.replication import pki
 from agent.replication.asker import Asker
+from agent.replication.bandwidth import Bandwidth
 from agent.replication.carrier import Access
 from agent.replication.link import Link
 from agent.replication.puller import Puller, PullSettings
@@ -76,11 +77,19 @@ class Node:
             self.askers[peer_zone] = Asker(self.link, peer_zone)
         return self.askers[peer_zone]
 
-    def pull(self, peer_zone: str, relays: Iterable[str] = (), stream: str = STREAM, **settings: object) -> Puller:
+    def pull(
+        self,
+        peer_zone: str,
+        relays: Iterable[str] = (),
+        stream: str = STREAM,
+        bandwidth: Bandwidth | None = None,
+        **settings: object,
+    ) -> Puller:
         """Bring a stream of `peer_zone` here."""
         origins = frozenset({peer_zone, *relays})
         pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=Settings(wait_ms=2_000))
-        puller = Puller(self.asker(peer_zone), self.store, replace(pull, **settings), STORE_ERRORS)
+        asker, pull = self.asker(peer_zone), replace(pull, **settings)
+        puller = Puller(asker, self.store, pull, STORE_ERRORS, bandwidth=bandwidth)
         self.pullers.append(puller)
         return puller
 

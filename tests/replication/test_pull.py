@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from agent.fact_store.errors import StoreFull
 from agent.fact_store.settings import StreamSettings
 from agent.fact_store.store import FactStore
+from agent.message import Sample
+from agent.replication.bandwidth import BYTES_PER_SECOND_MIN, Bandwidth
 from agent.replication.receiver_words import Asking, Settings
 from tests.replication.nodes import STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
@@ -19,6 +22,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
 
+LIVE = "facts.live"
 IMPATIENT = Settings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500)
 
 
@@ -39,6 +43,34 @@ def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
         assert puller.statistics().facts_duplicate == 0
         plant.store.close()
         idmz.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path: Path) -> None:
+    """Two streams of one peer, a bandwidth that would need two minutes for the backlog of one of them: what is appended to the other
+    meanwhile arrives and is confirmed, fact after fact, while the backlog has hardly begun."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.serve({"idmz": [STREAM, LIVE]})
+        narrow = Bandwidth(BYTES_PER_SECOND_MIN)
+        draining = idmz.pull("plant-a", bandwidth=narrow)
+        live = idmz.pull("plant-a", stream=LIVE, bandwidth=narrow)
+        await define(plant.store, "line1/temperature")
+        for number in range(250):
+            noise = [Sample(1, number, os.urandom(8_000))]
+            await asyncio.wrap_future(plant.store.append_samples(STREAM, noise, awaited=True))
+        async with plant.running(), idmz.running():
+            await wait_until_async(lambda: draining.statistics().asking is Asking.PACED, "the drain to wait")
+            for number in range(5):
+                await asyncio.wrap_future(plant.store.append_samples(LIVE, samples(number, 1), awaited=True))
+                await idmz.wait_end(number + 1, LIVE)
+            await wait_until_async(lambda: frontier(plant, LIVE) == 5, "confirmation")
+            assert live.statistics().is_caught_up
+            assert 0 < idmz.store.end_offset(STREAM) < 200
+        for node in (plant, idmz):
+            node.store.close()
 
     asyncio.run(scenario())
 
@@ -193,9 +225,9 @@ def test_broker_restart(tmp_path: Path) -> None:
         asyncio.run(scenario(broker))
 
 
-def frontier(node: Node) -> int:
+def frontier(node: Node, stream: str = STREAM) -> int:
     """What idmz has confirmed here."""
-    consumer = node.store.consumer(f"idmz.{STREAM}")
+    consumer = node.store.consumer(f"idmz.{stream}")
     return 0 if consumer is None else consumer.frontier
 
 
