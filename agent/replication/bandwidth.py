@@ -11,6 +11,8 @@ backlog: the rate holds for both together, also where the live facts alone excee
 
 from __future__ import annotations
 
+from agent.replication.settings import BYTES_PER_SECOND_MIN
+
 PAGE_MS = 250
 """One page's worth of time: what a backlog's page may delay a live one on a conduit of just this rate."""
 SAVED_MS_MAX = 250
@@ -19,8 +21,6 @@ OVERDRAWN_MS_MAX = 2_000
 """How far a stream at the end of its log may overdraw: beyond any page of PAGE_MS, at the least rate and the least page."""
 PAGE_BYTES_MIN = 16 * 1024
 """Smaller pages would cost more in requests than they give in smoothness."""
-BYTES_PER_SECOND_MIN = 16_384
-"""Less, and a page of the least size would take longer than a stream at its end may overdraw."""
 
 
 class Bandwidth:

@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.replication.bandwidth import (
-    BYTES_PER_SECOND_MIN,
-    OVERDRAWN_MS_MAX,
-    PAGE_BYTES_MIN,
-    SAVED_MS_MAX,
-    Bandwidth,
-)
+from agent.replication.bandwidth import OVERDRAWN_MS_MAX, PAGE_BYTES_MIN, SAVED_MS_MAX, Bandwidth
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
     Appended,
@@ -24,6 +18,7 @@ from agent.replication.receiver_words import (
     Settings,
     Tick,
 )
+from agent.replication.settings import BYTES_PER_SECOND_MIN
 
 ONE = "1" * 32
 RATE = 100_000

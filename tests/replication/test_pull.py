@@ -14,8 +14,9 @@ from agent.fact_store.errors import StoreFull
 from agent.fact_store.settings import StreamSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample
-from agent.replication.bandwidth import BYTES_PER_SECOND_MIN, Bandwidth
+from agent.replication.bandwidth import Bandwidth
 from agent.replication.receiver_words import Asking, Settings
+from agent.replication.settings import BYTES_PER_SECOND_MIN
 from tests.replication.nodes import STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
