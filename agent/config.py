@@ -102,11 +102,21 @@ class BrokerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PullStart:
+    """Where a pull begins that has not begun yet: at the oldest fact the peer has, at its end, or at its end with the latest value of
+    each tag asked for beside it."""
+
+    stream: str
+    at: Literal["oldest", "end", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
 class PeerSettings:
     """[[peer]]: a node in another zone. `exports` are the streams it may fetch from us, `pulls` those we fetch from it,
     `relays` the zones, besides its own, whose facts it may hand to us, `appends` the streams to which it may append here, also
     such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled. `bytes_per_second_max`
-    bounds what is pulled from it, all streams together; 0 is no limit."""
+    bounds what is pulled from it, all streams together; 0 is no limit. `start` says where pulls begin that do not begin at the oldest
+    fact."""
 
     zone: str
     broker: str
@@ -116,6 +126,11 @@ class PeerSettings:
     appends: tuple[str, ...] = ()
     asks: bool = False
     bytes_per_second_max: int = 0
+    start: tuple[PullStart, ...] = ()
+
+    def start_of(self, stream: str) -> Literal["oldest", "end", "latest"]:
+        """Where the pull of a stream begins."""
+        return next((one.at for one in self.start if one.stream == stream), "oldest")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for name, zones in (("zone", (self.zone,)), ("relays", self.relays)):
@@ -136,6 +151,11 @@ class PeerSettings:
                 "bytes_per_second_max",
                 "limits what is pulled, and nothing is pulled here; set it where the facts are pulled",
             )
+        named = [one.stream for one in self.start]
+        if missing := sorted(set(named) - set(self.pulls)):
+            yield "start", f"{missing[0]!r} is not among pulls"
+        if len(set(named)) < len(named):
+            yield "start", "names a stream twice"
         if not (self.exports or self.pulls or self.appends or self.asks):
             why = "this peer neither gets nor gives anything; name streams in exports, pulls or appends, or remove it"
             yield "zone", f"{why} (asks = true if only commands of this node ask it)"

@@ -8,38 +8,33 @@ business of a peer that may read one of its streams.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Callable, Sequence
 
 from agent.fact_store.reader import StoreReader
-from agent.query.latest import LatestRow, shown
+from agent.heard import entry_of
+from agent.query.last_rows import ShownRow, shown, with_heard
 from agent.query.latest_search import latest
 from agent.query.scan import Scanner
-from agent.replication.last_values import LAST_DEPTH_FACTS, Found, LookUp, Wanted
-from agent.replication.messages import LatestEntry
+from agent.replication.last_values import Found, LookUp, Wanted
 
 
-def look_up_in(reader: StoreReader, queue_depth: Callable[[str], int]) -> LookUp:
-    """The way to look values up in a store. `queue_depth` says how many facts of a stream are known to be on their way to it."""
+def _nothing(_: str) -> Sequence[ShownRow]:
+    return ()
 
-    def look_up(stream: str, is_wanted: Wanted, fresh_ms: int) -> Found:
-        found = latest(
-            Scanner(reader),
-            time.time_ns(),
-            is_wanted,
-            streams=frozenset([stream]),
-            depth_facts=LAST_DEPTH_FACTS,
-            fresh_ms=fresh_ms,
-        )
-        values = [entry(row) for row in found.rows if row.known is not None]
-        return Found(values, found.depth_facts, queue_depth(stream))
+
+def look_up_in(
+    reader: StoreReader, queue_depth: Callable[[str], int], heard: Callable[[str], Sequence[ShownRow]] = _nothing
+) -> LookUp:
+    """The way to look values up in a store. `queue_depth` says how many facts of a stream are known to be on their way to it, `heard`
+    which values of a stream were told by others and are kept beside it."""
+
+    def look_up(stream: str, is_wanted: Wanted, fresh_ms: int, depth_facts: int) -> Found:
+        now_ns, streams = time.time_ns(), frozenset([stream])
+        found = latest(Scanner(reader), now_ns, is_wanted, streams=streams, depth_facts=depth_facts, fresh_ms=fresh_ms)
+        rows = [shown(row) for row in found.rows if row.known is not None]
+        others = [row for row in heard(stream) if is_wanted((row["zone"], row["subject"], row["predicate"]))]
+        if others:
+            rows = with_heard(rows, others, now_ns, fresh_ms)
+        return Found([entry_of(row) for row in rows], found.depth_facts, queue_depth(stream))
 
     return look_up
-
-
-def entry(row: LatestRow) -> LatestEntry:
-    """A value that was found, as it is sent."""
-    told = shown(row)
-    known = {name: told[name] for name in told if name not in {"stream", "value"}}  # type: ignore[literal-required]
-    return LatestEntry(value=msgspec.Raw(msgspec.json.encode(told["value"])), **known)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 from agent import local
@@ -37,6 +38,7 @@ from agent.fact_store.errors import (
 from agent.figures import Figures
 from agent.health import notify, server
 from agent.health.verdict import assess
+from agent.heard import heard_rows, is_kept, keep
 from agent.ingest.supervisor import Ingest
 from agent.ingest.tag_file import load_tag_maps
 from agent.ingest.tag_map import TagMap
@@ -44,10 +46,12 @@ from agent.last_values import look_up_in
 from agent.replication.asker import Asker
 from agent.replication.bandwidth import Bandwidth
 from agent.replication.carrier import Access
+from agent.replication.first_values import FirstValues
 from agent.replication.identity import Identity, IdentityWatch
 from agent.replication.link import Link
 from agent.replication.ports import ReceivingStore, ServingStore
 from agent.replication.puller import Puller, PullSettings
+from agent.replication.receiver_words import Settings
 from agent.replication.server import Server
 
 log = logging.getLogger(__name__)
@@ -103,6 +107,7 @@ class Node:
             for broker, identity in zip(settings.broker, identities, strict=True)
         }
         self._servers = [self._server(name, link) for name, link in self._links.items()]
+        self._first_values: list[FirstValues] = []
         self._pullers = list(self._make_pullers())
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
         self._figures = Figures(settings, store, self._links, self._servers, self._pullers, self._ingest)
@@ -125,6 +130,7 @@ class Node:
             if self._links:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
             pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
+            pulling += [group.create_task(each.run(), name="first values") for each in self._first_values]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
             door = local.Door(self._store)
@@ -150,7 +156,9 @@ class Node:
             (StoreError,),
             _REFUSALS,
             appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
-            look_up=look_up_in(self._store.reader, self._queue_depth),
+            look_up=look_up_in(
+                self._store.reader, self._queue_depth, partial(heard_rows, self._settings.node.state_dir)
+            ),
         )
 
     def _queue_depth(self, stream: str) -> int:
@@ -168,8 +176,14 @@ class Node:
             origins = frozenset({peer.zone, *peer.relays})
             bandwidth = Bandwidth(peer.bytes_per_second_max) if peer.bytes_per_second_max else None
             for stream in peer.pulls:
-                settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins)
-                yield Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth)
+                start = peer.start_of(stream)
+                receiver = Settings(start="oldest" if start == "oldest" else "end")
+                settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
+                puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth)
+                if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
+                    keep_here = partial(keep, self._settings.node.state_dir)
+                    self._first_values.append(FirstValues(asker, stream, origins, puller.begun, keep_here))
+                yield puller
 
     async def _until_the_store_fails(self) -> None:
         """Raises when the disk failed the store: nothing may go on without it."""

@@ -242,6 +242,19 @@ def test_a_peer_may_only_append_or_only_be_asked() -> None:
         assert read({**table, "peer": [{**idle, **some}]}, FILE).peer[0].exports == ()
 
 
+def test_where_pulls_begin() -> None:
+    """Each pull may begin elsewhere than at the oldest fact; a stream that is not pulled, or named twice, is a mistake."""
+    peer = {"zone": "idmz", "broker": "b", "pulls": ["facts.a", "facts.b"]}
+    table = {"node": {"zone": "p"}, "broker": [BROKER]}
+    start = [{"stream": "facts.b", "at": "latest"}]
+    (found,) = read({**table, "peer": [{**peer, "start": start}]}, FILE).peer
+    assert [found.start_of(stream) for stream in found.pulls] == ["oldest", "latest"]
+    for wrong in ([{"stream": "facts.c", "at": "end"}], start * 2):
+        assert set(problems_of({**table, "peer": [{**peer, "start": wrong}]})) == {"peer[0].start"}
+    found_wrong = problems_of({**table, "peer": [{**peer, "start": [{"stream": "facts.a", "at": "newest"}]}]})
+    assert set(found_wrong) == {"peer[0].start[0].at"}
+
+
 def test_the_page_on_retention_shows_the_defaults() -> None:
     """What docs/operate/retention.md says may be set is what is set without a word, and it names the streams' settings rightly."""
     page = (Path(__file__).resolve().parents[1] / "docs" / "operate" / "retention.md").read_text()

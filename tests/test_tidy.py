@@ -44,16 +44,18 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),
     "agent.local": (*GROUND, "agent.fact_store", "agent.config"),  # the zone's own door
     "agent.figures": WHOLE,  # what the parts say of themselves, in health's words
+    "agent.heard": (*GROUND, "agent.query", "agent.replication"),  # told by peers, shown beside our own
     "agent.last_values": (
         *GROUND,
         "agent.fact_store",
         "agent.query",
         "agent.replication",
+        "agent.heard",
     ),  # found here, asked for there
-    "agent.node": (*WHOLE, "agent.local", "agent.figures", "agent.last_values"),
+    "agent.node": (*WHOLE, "agent.local", "agent.figures", "agent.heard", "agent.last_values"),
     "agent.demo": (*WHOLE, "agent.local", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo"),
-    "agent.cli": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo", "bench"),
+    "agent.cli": (*WHOLE, "agent.query", "agent.local", "agent.heard", "agent.node", "agent.demo", "bench"),
 }
 
 # Modules that decide: values and a time in, values out.
@@ -82,7 +84,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_change", "tag_map")),
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
-    *(f"agent/query/{name}.py" for name in ("bounds", "facts", "latest", "plan", "times")),
+    *(f"agent/query/{name}.py" for name in ("bounds", "facts", "last_rows", "latest", "plan", "times")),
     *(
         f"agent/replication/{name}.py"
         for name in (

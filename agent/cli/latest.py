@@ -21,8 +21,9 @@ from agent.cli.sql import file_option, reader_of, tell_holes
 from agent.cli.table import lines
 from agent.config import load
 from agent.query.bounds import matches_glob
-from agent.query.latest import ShownRow, Tag, shown
-from agent.query.latest_search import DEPTH_FACTS, FRESH_MS, Latest
+from agent.query.last_rows import ShownRow, shown, with_heard
+from agent.query.latest import Tag
+from agent.query.latest_search import DEPTH_FACTS, FRESH_MS
 from agent.query.latest_search import latest as search
 from agent.query.scan import Scanner
 
@@ -80,13 +81,20 @@ def latest(
     with reader_of(config_file, store_file) as reader:
         scanner = Scanner(reader)
         streams = None if stream is None else scanner.checked([stream])
-        wanted, fresh_ms = matching(tag_glob, zone), int(fresh_s * 1000)
-        found = search(scanner, time.time_ns(), wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
-    _print([shown(row) for row in found.rows], as_json=as_json)
+        wanted, fresh_ms, now_ns = matching(tag_glob, zone), int(fresh_s * 1000), time.time_ns()
+        found = search(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
+    rows = [shown(row) for row in found.rows]
+    if store_file is None:
+        heard = [
+            row for row in _heard(config_file, stream) if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
+        ]
+        rows = with_heard(rows, heard, now_ns, fresh_ms) if heard else rows
+    _print(rows, as_json=as_json)
     if not as_json:
-        _tell_missing(found)
-    _tell_none(found.rows, tag_glob, zone)
-    sys.exit(tell_holes(scanner.effort) if found.rows else 1)
+        _tell_heard(rows)
+        _tell_missing([row for row in rows if row["source_time"] is None], depth)
+    _tell_none(rows, tag_glob, zone)
+    sys.exit(tell_holes(scanner.effort) if rows else 1)
 
 
 def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
@@ -110,7 +118,7 @@ def _print(rows: Sequence[ShownRow], *, as_json: bool) -> None:
         for row in rows:
             click.echo(json.dumps(row, ensure_ascii=False))
         return
-    for line in lines(COLUMNS, (_cells(row) for row in rows if row["offset"] is not None), "table"):
+    for line in lines(COLUMNS, (_cells(row) for row in rows if row["source_time"] is not None), "table"):
         click.echo(line)
 
 
@@ -142,10 +150,27 @@ def _tell_none(rows: Sequence[object], tag_glob: str, zone: str | None) -> None:
         click.echo(f"bsfg: no tag matches {tag_glob!r}" + (f" in zone {zone}" if zone else ""), err=True)
 
 
-def _tell_missing(found: Latest) -> None:
-    missing = found.missing
+def _heard(config_file: Path, stream: str | None) -> list[ShownRow]:
+    """What peers told of streams whose pulls began at the latest values."""
+    state_dir = load(config_file).node.state_dir
+    if not (state_dir / "heard").is_dir():  # as nearly everywhere: do not load what reads it
+        return []
+    from agent.heard import heard_rows
+
+    return heard_rows(state_dir, stream)
+
+
+def _tell_heard(rows: Sequence[ShownRow]) -> None:
+    for zone in sorted({row["via"] for row in rows if row["via"] is not None}):
+        count = sum(row["via"] == zone for row in rows)
+        click.echo(
+            f"bsfg: {count} of these values are not in this store: {zone} told of them (--json names them)", err=True
+        )
+
+
+def _tell_missing(missing: Sequence[ShownRow], depth_facts: int) -> None:
     if missing:
-        names = ", ".join(row.tag.subject.removeprefix("tag:") for row in missing[:MISSING_NAMED])
+        names = ", ".join(row["subject"].removeprefix("tag:") for row in missing[:MISSING_NAMED])
         more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
-        where = f"in the last {found.depth_facts:,} facts" if found.depth_facts else "in the store"
+        where = f"in the last {depth_facts:,} facts" if depth_facts else "in the store"
         click.echo(f"bsfg: no value {where} of {names}{more}", err=True)

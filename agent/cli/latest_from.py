@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from agent.cli.ask_peer import ask_peer
 from agent.config import NodeSettings
+from agent.heard import row_of
 from agent.query.bounds import matches_glob
-from agent.query.latest import ShownRow
-from agent.replication.messages import GetLatest, LatestAnswer, LatestEntry
+from agent.query.last_rows import ShownRow
+from agent.replication.messages import GetLatest, LatestAnswer
 
 
 def ask_latest(
@@ -24,18 +23,10 @@ def ask_latest(
     while True:
         request = GetLatest(stream=stream, prefix=literal_prefix(tag_glob), after=after, fresh_ms=fresh_ms)
         answer = ask_peer(settings, peer, request, LatestAnswer, answer_s)
-        rows += [as_row(each, stream) for each in answer.values if matches_glob(each.subject, [tag_glob])]
+        rows += [row_of(each, stream) for each in answer.values if matches_glob(each.subject, [tag_glob])]
         if not answer.more:
             return rows
         after = answer.last_after(after)
-
-
-def as_row(found: LatestEntry, stream: str) -> ShownRow:
-    """A value as our own would be shown."""
-    told = msgspec.structs.asdict(found)
-    told["value"] = msgspec.json.decode(bytes(found.value))
-    row: ShownRow = {**told, "stream": stream}  # type: ignore[typeddict-item]
-    return row
 
 
 def literal_prefix(tag_glob: str) -> str:

@@ -16,11 +16,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
 from agent.batch import Origin, Unpacked
-from agent.message import TagDefinition, Value, json_value, time_text
-from agent.query.facts import value_type
+from agent.message import TagDefinition, Value
 
 
 class Tag(NamedTuple):
@@ -53,46 +52,6 @@ class LatestRow:
     as_of_ns: int | None
     staleness_ms: int | None
     mode: Literal["fresh", "degraded"]
-
-
-class ShownRow(TypedDict):
-    """A row for programs: `value` as in a message, everything about it None where none was found, times as text."""
-
-    zone: str
-    subject: str
-    predicate: str
-    source: str
-    value: Any
-    value_type: str | None
-    unit: str | None
-    quality: int | None
-    source_time: str | None
-    stream: str | None
-    offset: int | None
-    as_of: str | None
-    staleness_ms: int | None
-    mode: str
-
-
-def shown(row: LatestRow) -> ShownRow:
-    """A row as programs and other nodes read it."""
-    known = row.known
-    return {
-        "zone": row.tag.zone,
-        "subject": row.tag.subject,
-        "predicate": row.tag.predicate,
-        "source": row.source,
-        "value": json_value(known.value) if known else None,
-        "value_type": value_type(known.value) if known else None,
-        "unit": known.unit or None if known else None,
-        "quality": known.quality if known else None,
-        "source_time": time_text(known.source_time_ns) if known else None,
-        "stream": known.stream if known else None,
-        "offset": known.offset if known else None,
-        "as_of": None if row.as_of_ns is None else time_text(row.as_of_ns),
-        "staleness_ms": row.staleness_ms,
-        "mode": row.mode,
-    }
 
 
 class Search:

@@ -13,9 +13,6 @@ import msgspec
 
 from agent.replication.messages import GetLatest, LatestEntry
 
-LAST_DEPTH_FACTS = 2_000_000
-"""Facts looked through for a peer, from the end of the stream: some tenths of a second where a tag is not found."""
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -26,9 +23,20 @@ class Found:
     queue_depth: int
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a peer's store (zone, epoch) knew last of a stream, and when it was asked."""
+
+    peer: str
+    epoch: str
+    stream: str
+    asked_unix_ms: int
+    values: Sequence[LatestEntry]
+
+
 Wanted = Callable[[tuple[str, str, str]], bool]
-LookUp = Callable[[str, Wanted, int], Found]
-"""(stream, which tags, fresh_ms) to what is known; touches the disk. Raises the store's errors."""
+LookUp = Callable[[str, Wanted, int, int], Found]
+"""(stream, which tags, fresh_ms, depth_facts) to what is known; touches the disk. Raises the store's errors."""
 
 
 def wanted_by(request: GetLatest) -> Wanted:

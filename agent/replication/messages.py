@@ -29,7 +29,11 @@ MESSAGES_MAX = 256
 """Messages of one append: as many small ones as fit a request, and their outcomes an answer."""
 SUBJECTS_MAX = 1000
 VALUES_MAX, VALUES_DEFAULT = 10_000, 1_000
+VALUES_BYTES_MAX = 768 * 1024
+"""They stand in the header of an answer, which has at most a mebibyte."""
 FRESH_MS_MAX, FRESH_MS_DEFAULT = 30 * 86_400_000, 60_000
+DEPTH_FACTS_MAX, DEPTH_FACTS_DEFAULT = 20_000_000, 2_000_000
+"""Facts looked through, from the end of the stream: some tenths of a second where a tag is not found, and some seconds."""
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 _Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
@@ -225,10 +229,12 @@ class GetLatest(_Request, frozen=True, tag="GetLatest", tag_field="operation"):
     limit: int = VALUES_DEFAULT
     bytes_max: int = BYTES_MAX_DEFAULT
     fresh_ms: int = FRESH_MS_DEFAULT
+    depth_facts: int = DEPTH_FACTS_DEFAULT
 
     def check(self) -> None:
         _check_range("limit", self.limit, 1, VALUES_MAX, "GetLatest")
-        _check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, BYTES_MAX_DEFAULT, "GetLatest")
+        _check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, VALUES_BYTES_MAX, "GetLatest")
+        _check_range("depth_facts", self.depth_facts, 1, DEPTH_FACTS_MAX, "GetLatest")
         _check_range("fresh_ms", self.fresh_ms, 0, FRESH_MS_MAX, "GetLatest")
 
 
@@ -407,11 +413,12 @@ class LatestEntry(_Part, frozen=True):
     value_type: _Word
     quality: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
     source_time: _TimeText
-    offset: _Position
     as_of: _TimeText
     staleness_ms: _Offset
     mode: _Word
     unit: str | None = None
+    offset: _Position | None = None
+    via: _Zone | None = None
 
     @property
     def key(self) -> TagKey:

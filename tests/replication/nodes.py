@@ -5,12 +5,14 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from agent.batch import BatchError
 from agent.fact_store.errors import StoreError
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
+from agent.heard import heard_rows
 from agent.last_values import look_up_in
 from agent.message import Sample, TagDefinition
 from agent.node import _REFUSALS
@@ -64,10 +66,15 @@ class Node:
         store = FactStore.open(folder / f"{zone}.db", zone, settings=settings or StoreSettings(), streams=streams)
         return cls(zone, store, Link(access(broker, zone)))
 
-    def serve(self, exports: dict[str, Iterable[str]], appends: dict[str, Iterable[str]] | None = None) -> Server:
-        """Answer these zones, which may read and append to these streams."""
+    def serve(
+        self,
+        exports: dict[str, Iterable[str]],
+        appends: dict[str, Iterable[str]] | None = None,
+        heard_in: Path = Path("/nonexistent"),
+    ) -> Server:
+        """Answer these zones, which may read and append to these streams; `heard_in` is where told values are kept."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
-        look_up = look_up_in(self.store.reader, lambda _: 0)
+        look_up = look_up_in(self.store.reader, lambda _: 0, partial(heard_rows, heard_in))
         self.server = Server(self.link, self.store, named, STORE_ERRORS, _REFUSALS, appends=open_to, look_up=look_up)
         return self.server
 

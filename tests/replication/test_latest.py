@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.message import Json, Sample, TagDefinition
-from agent.query.latest import shown
+from agent.query.last_rows import shown
 from agent.query.latest_search import latest
 from agent.query.scan import Scanner
 from agent.replication.asker import Asker
@@ -138,7 +138,7 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
     """One search at a time; a few wait, one more is told to ask later, and those that waited are answered."""
     may_go_on, begun = threading.Event(), list[str]()
 
-    def slow(stream: str, _wanted: object, _fresh_ms: int) -> Found:
+    def slow(stream: str, _wanted: object, *_: int) -> Found:
         begun.append(stream)
         assert may_go_on.wait(20)
         return Found([], 0, 7)

@@ -16,6 +16,9 @@ from agent.replication.sender import Caller, not_exported
 WAITING_MAX = 8
 """Searches that wait for the one before, some tenths of a second each: all are answered before their askers give up."""
 
+HEAD_BYTES = 2048
+"""Of an answer and its packet, besides the values."""
+
 
 class LastValues:
     """Answers with what `look_up` finds."""
@@ -37,10 +40,12 @@ class LastValues:
         try:
             async with self._turn:
                 end_offset = context.store.end_offset(request.stream)
-                found = await context.in_thread(self._look_up, request.stream, wanted_by(request), request.fresh_ms)
+                asked = request.stream, wanted_by(request), request.fresh_ms, request.depth_facts
+                found = await context.in_thread(self._look_up, *asked)
         finally:
             self._waiting -= 1
-        values, more = page_of(found.values, request.limit, request.bytes_max)
+        room = context.link.require().packet_bytes_max - HEAD_BYTES
+        values, more = page_of(found.values, request.limit, min(request.bytes_max, room))
         answer = LatestAnswer(
             **context.own,
             stream=request.stream,
