@@ -24,6 +24,7 @@ import threading  # tidy: for codec contexts kept per thread; nothing here start
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -111,6 +112,7 @@ DEFINITIONS_MAX = 2**32 - 1
 MAGIC = b"BSFB"
 _FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
 _FLAG_SLICE = 0x01
+_NAMES_MAX = 256  # streams and origins remembered, of at most 255 bytes each, whatever a stranger sends
 _ZSTD_LEVEL = 1  # level 3 wins 3 % of bytes for twice the time
 
 
@@ -491,13 +493,14 @@ def _read_header(sealed: bytes) -> tuple[Header, int]:
      definition_count, definitions_digest, content_bytes, body_bytes, zone_bytes, stream_bytes) = _FIXED.unpack_from(sealed)  # fmt: skip
     zone_at, stream_at = _FIXED.size, _FIXED.size + zone_bytes
     body_at = stream_at + stream_bytes
-    if kind not in _KINDS or codec not in _CODECS or flags & ~_FLAG_SLICE:
+    known_kind, known_codec = _KINDS.get(kind), _CODECS.get(codec)
+    if known_kind is None or known_codec is None or flags & ~_FLAG_SLICE:
         raise BatchError(f"kind {kind}, codec {codec}, flags {flags:#x}: one of them is unknown")
     if codec == Codec.RAW and content_bytes != body_bytes:
         raise BatchError("content: raw, but not as long as the body")
+    stream, origin = _names(sealed[stream_at:body_at], sealed[zone_at:stream_at], epoch)
     header = Header(
-        sealed[stream_at:body_at].decode("latin-1"), Origin(sealed[zone_at:stream_at].decode("latin-1"), epoch),
-        Kind(kind), Codec(codec), bool(flags & _FLAG_SLICE), first_sequence, count, time_min_ns, time_max_ns,
+        stream, origin, known_kind, known_codec, bool(flags & _FLAG_SLICE), first_sequence, count, time_min_ns, time_max_ns,
         previous_digest, Definitions(definition_count, definitions_digest), content_bytes,
     )  # fmt: skip
     if why := _wrong_header(header):
@@ -505,14 +508,23 @@ def _read_header(sealed: bytes) -> tuple[Header, int]:
     return header, body_at
 
 
+@lru_cache(_NAMES_MAX)
+def _names(stream: bytes, zone: bytes, epoch: bytes) -> tuple[str, Origin]:
+    """Stream and origin: the batches of a page name the same ones, so they are made once."""
+    return stream.decode("latin-1"), Origin(zone.decode("latin-1"), epoch)
+
+
+@lru_cache(_NAMES_MAX)
+def _are_names(stream: str, zone: str) -> bool:
+    return STREAM.fullmatch(stream) is not None and ZONE.fullmatch(zone) is not None
+
+
 def _wrong_header(header: Header) -> str:
     """Why no batch may say this of itself, or nothing. Asked by the writer before sealing and by every reader."""
     origin, definitions = header.origin, header.definitions
     starts_chain = header.first_sequence == 1 and not header.is_slice
-    if not ZONE.fullmatch(origin.zone):
-        return f"zone: {origin.zone!r}"
-    if not STREAM.fullmatch(header.stream):
-        return f"stream: {header.stream!r}"
+    if not _are_names(header.stream, origin.zone):
+        return f"stream: {header.stream!r}" if ZONE.fullmatch(origin.zone) else f"zone: {origin.zone!r}"
     if len(origin.epoch) != EPOCH_BYTES:
         return f"epoch: {len(origin.epoch)} bytes"
     if not 1 <= header.count <= FACTS_MAX:
@@ -534,5 +546,5 @@ def _wrong_header(header: Header) -> str:
     return ""
 
 
-_KINDS = frozenset(Kind)
-_CODECS = frozenset(Codec)
+_KINDS = {int(kind): kind for kind in Kind}
+_CODECS = {int(codec): codec for codec in Codec}
