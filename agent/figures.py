@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -29,7 +30,10 @@ from agent.health.snapshot import (
     NodeSnapshot,
     PeerFigures,
     RequestFigures,
+    ServingFigures,
     SourceFigures,
+    SpanFigures,
+    StoreFigures,
     StreamFigures,
 )
 from agent.health.watchdog import Progress
@@ -38,6 +42,7 @@ from agent.replication.link import Link, LinkStatistics
 from agent.replication.puller import Puller, PullStatistics
 from agent.replication.receiver_words import Asking
 from agent.replication.server import Server
+from agent.telemetry import BOUNDS_S, SpanStatistics, Telemetry
 
 REFRESH_S = 1.0
 CERTIFICATE_REFRESHES = 60  # certificates are looked at once a minute
@@ -74,11 +79,13 @@ class Figures:
         servers: Sequence[Server],
         pullers: Sequence[Puller],
         ingest: Ingest,
+        telemetry: Telemetry,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._store = store
         self._links, self._servers, self._pullers, self._ingest = links, servers, pullers, ingest
+        self._telemetry = telemetry
         self._clock_s = clock_s
         self._started_unix_ms = _now_unix_ms()
         self._caught: dict[tuple[str, str], _Caught] = {}
@@ -111,6 +118,9 @@ class Figures:
             peers=tuple(self._peer(puller.statistics()) for puller in self._pullers),
             sources=tuple(_source(source) for source in self._ingest.statistics()),
             requests=self._requests(),
+            serving=self._serving(),
+            store=self._store_figures(),
+            spans=tuple(_span(one) for one in self._telemetry.statistics()),
             certificate_days_left=remembered.certificate_days_left,
             integrity=self._integrity(),
         )
@@ -173,6 +183,13 @@ class Figures:
             trouble=pull.lost_reason or "",
             catch_up=_catch_up(pull),
             fenced=pull.asking is Asking.FENCED,
+            facts_stored_total=pull.facts_stored,
+            facts_duplicate_total=pull.facts_duplicate,
+            pages_total=pull.pages,
+            pages_late_total=pull.pages_late,
+            pages_dropped_total=pull.pages_dropped,
+            timeouts_total=pull.timeouts,
+            restarts_total=pull.restarts,
         )
 
     def _requests(self) -> RequestFigures:
@@ -185,6 +202,33 @@ class Figures:
             appends_total=counted.appends,
             append_failures_total=counted.appends_failed,
             append_latency=Latency(latency.counts, latency.sum_s, latency.bounds_s),
+        )
+
+    def _serving(self) -> ServingFigures:
+        """All brokers together."""
+        counted = [server.statistics() for server in self._servers]
+        return ServingFigures(
+            requests=_sums(one.requests for one in counted),
+            refusals=_sums(one.refusals for one in counted),
+            drops=_sums(one.drops for one in counted),
+            facts_sent_total=sum(one.facts_sent for one in counted),
+            bytes_sent_total=sum(one.bytes_sent for one in counted),
+            waiting=sum(one.parked for one in counted),
+        )
+
+    def _store_figures(self) -> StoreFigures:
+        counted = self._store.statistics()
+        return StoreFigures(
+            facts_appended_total=counted.facts_appended,
+            facts_received_total=counted.facts_received,
+            facts_duplicate_total=counted.facts_duplicate,
+            commits_total=counted.commits,
+            queue_facts=counted.queue_facts,
+            queue_facts_max=counted.queue_facts_max,
+            queue_bytes=counted.queue_bytes,
+            queue_bytes_max=counted.queue_bytes_max,
+            file_bytes=counted.file_bytes,
+            log_bytes=counted.wal_bytes,
         )
 
     # ---------------------------------------------------------------------------------------------- in a thread, from disk
@@ -263,7 +307,24 @@ def _stream(info: StreamInfo, space: StoreSpace | None) -> StreamFigures:
 
 
 def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
-    return BrokerFigures(name, link.is_up, link.connects, link.down_reason or "", link.identity_trouble)
+    return BrokerFigures(
+        name=name,
+        connected=link.is_up,
+        connects_total=link.connects,
+        failures_total=link.failures,
+        strangers_total=link.strangers,
+        trouble=link.down_reason or "",
+        identity_trouble=link.identity_trouble,
+    )
+
+
+def _span(span: SpanStatistics) -> SpanFigures:
+    stopped = Latency(span.counts, span.sum_s, BOUNDS_S)
+    return SpanFigures(span.span.value, span.started, span.failed, span.discarded, stopped)
+
+
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sum((Counter(one) for one in counts), Counter[str]()))
 
 
 def _source(source: SourceStatistics) -> SourceFigures:

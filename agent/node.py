@@ -53,6 +53,7 @@ from agent.replication.ports import ReceivingStore, ServingStore
 from agent.replication.puller import Puller, PullSettings
 from agent.replication.receiver_words import Settings
 from agent.replication.server import Server
+from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +107,14 @@ class Node:
             broker.name: Link(_access(broker, identity, settings.node.zone), identity=identity)
             for broker, identity in zip(settings.broker, identities, strict=True)
         }
+        self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._first_values: list[FirstValues] = []
         self._pullers = list(self._make_pullers())
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
-        self._figures = Figures(settings, store, self._links, self._servers, self._pullers, self._ingest)
+        self._figures = Figures(
+            settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry
+        )
 
     async def run(self, stop: asyncio.Event, mistake: asyncio.Future[None]) -> None:
         """Run all parts until `stop`, then end them in order. `mistake` fails when an assertion did outside of any task."""
@@ -159,6 +163,7 @@ class Node:
             look_up=look_up_in(
                 self._store.reader, self._queue_depth, partial(heard_rows, self._settings.node.state_dir)
             ),
+            telemetry=self._telemetry,
         )
 
     def _queue_depth(self, stream: str) -> int:
@@ -179,7 +184,7 @@ class Node:
                 start = peer.start_of(stream)
                 receiver = Settings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
-                puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth)
+                puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry)
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)
                     self._first_values.append(FirstValues(asker, stream, origins, puller.begun, keep_here))

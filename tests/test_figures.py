@@ -15,6 +15,7 @@ from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.figures import Figures
 from agent.ingest.supervisor import Ingest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+from agent.telemetry import Telemetry
 from tests.waiting import wait_until
 
 STREAM = "facts.operational"
@@ -23,7 +24,7 @@ STREAM = "facts.operational"
 def figures_of(store: FactStore, folder: Path) -> Figures:
     """Figures of a node without peers and sources."""
     settings = NodeSettings(IdentitySettings("plant-a", folder))
-    return Figures(settings, store, {}, (), (), Ingest("plant-a", (), {}, store, ()))
+    return Figures(settings, store, {}, (), (), Ingest("plant-a", (), {}, store, ()), Telemetry())
 
 
 def with_a_consumer_behind(folder: Path) -> FactStore:

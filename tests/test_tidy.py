@@ -20,7 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # --- what the house looks like ----------------------------------------------------------------------------------------
 
 # Who may import whom, floor by floor: a part knows only parts named above it.
-GROUND = ("agent.errors", "agent.message", "agent.lease", "agent.appending", "agent.columns", "agent.batch")
+GROUND = (
+    "agent.errors",
+    "agent.message",
+    "agent.lease",
+    "agent.telemetry",
+    "agent.appending",
+    "agent.columns",
+    "agent.batch",
+)
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
 WHOLE = (*GROUND, *PARTS, "agent.config")
 KNOWS: dict[str, tuple[str, ...]] = {
@@ -29,6 +37,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.file_hints": (),
     "agent.message": ("agent.errors",),
     "agent.lease": ("agent.errors", "agent.message"),
+    "agent.telemetry": (),
     "agent.appending": ("agent.errors", "agent.message"),
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),

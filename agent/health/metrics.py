@@ -34,6 +34,34 @@ _CONSUMER_GAUGES = (
     ("bsfg_consumer_held_hours", "How long its oldest unconfirmed fact has waited.", "hours_held"),
     ("bsfg_consumer_hours_until_ttl_loss", "Until its oldest fact is dropped unconfirmed.", "hours_until_ttl_loss"),
 )
+_PEER_COUNTERS = (
+    ("bsfg_peer_facts_stored", "Facts received and stored.", "facts_stored_total"),
+    ("bsfg_peer_facts_duplicate", "Facts received that were held already.", "facts_duplicate_total"),
+    ("bsfg_peer_pages", "Pages taken.", "pages_total"),
+    ("bsfg_peer_pages_late", "Of them, in answer to a request that had been given up.", "pages_late_total"),
+    ("bsfg_peer_pages_dropped", "Pages that were not at our position.", "pages_dropped_total"),
+    ("bsfg_peer_timeouts", "Requests that nobody answered in time.", "timeouts_total"),
+    ("bsfg_peer_restarts", "Readings begun anew because the peer's store had become another.", "restarts_total"),
+)
+_BROKER_COUNTERS = (
+    ("bsfg_broker_connects", "Connections made.", "connects_total"),
+    ("bsfg_broker_connect_failures", "Tries that came to no connection.", "failures_total"),
+    ("bsfg_broker_strangers", "Messages that nobody here had asked for.", "strangers_total"),
+)
+_STORE_COUNTERS = (
+    ("bsfg_store_facts_appended", "Facts recorded here.", "facts_appended_total"),
+    ("bsfg_store_facts_received", "Facts of peers stored.", "facts_received_total"),
+    ("bsfg_store_facts_duplicate", "Facts that were held already.", "facts_duplicate_total"),
+    ("bsfg_store_commits", "Commits.", "commits_total"),
+)
+_STORE_GAUGES = (
+    ("bsfg_store_queue_facts", "Facts that wait for the next commit.", "queue_facts"),
+    ("bsfg_store_queue_facts_max", "Facts that may wait; more slow their source.", "queue_facts_max"),
+    ("bsfg_store_queue_bytes", "Bytes that wait for the next commit.", "queue_bytes"),
+    ("bsfg_store_queue_bytes_max", "Bytes that may wait; more slow their source.", "queue_bytes_max"),
+    ("bsfg_store_file_bytes", "Size of the database.", "file_bytes"),
+    ("bsfg_store_log_bytes", "Size of its write-ahead log.", "log_bytes"),
+)
 
 
 def render(snapshot: NodeSnapshot) -> bytes:
@@ -67,6 +95,9 @@ def families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield from _streams_and_consumers(snapshot)
     yield from _peers(snapshot)
     yield from _requests(snapshot)
+    yield from _serving(snapshot)
+    yield from _store(snapshot)
+    yield from _spans(snapshot)
     yield from _sources(snapshot)
 
 
@@ -138,9 +169,8 @@ def _streams_and_consumers(snapshot: NodeSnapshot) -> Iterator[Metric]:
 def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
     reached = [((b.name,), b) for b in snapshot.brokers]
     yield _gauge("bsfg_broker_up", "1 while connected.", ("broker",), [(n, float(b.connected)) for n, b in reached])
-    yield _counter(
-        "bsfg_broker_connects", "Connections made.", ("broker",), [(n, b.connects_total) for n, b in reached]
-    )
+    for name, text, field in _BROKER_COUNTERS:
+        yield _counter(name, text, ("broker",), [(n, getattr(b, field)) for n, b in reached])
     labels = ("peer", "stream")
     named = [((p.zone, p.stream), p) for p in snapshot.peers]
     yield _gauge("bsfg_peer_up", "1 while the peer answers.", labels, [(n, float(p.connected)) for n, p in named])
@@ -166,6 +196,8 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
         *("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.", labels),
         [(n, p.lag_seconds_max) for n, p in named],
     )
+    for name, text, field in _PEER_COUNTERS:
+        yield _counter(name, text, labels, [(n, getattr(p, field)) for n, p in named])
 
 
 def _requests(snapshot: NodeSnapshot) -> Iterator[Metric]:
@@ -177,10 +209,52 @@ def _requests(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _histogram("bsfg_append_latency_seconds", "From asked to durable.", asked.append_latency)
 
 
+def _serving(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    served = snapshot.serving
+    for name, text, label, rows in (
+        ("bsfg_requests", "Requests of other zones.", "operation", served.requests),
+        ("bsfg_request_refusals", "Requests answered with an error.", "code", served.refusals),
+        ("bsfg_request_drops", "Messages that got no answer.", "reason", served.drops),
+    ):
+        yield _counter(name, text, (label,), [((value,), count) for value, count in sorted(rows.items())])
+    yield _counter("bsfg_facts_sent", "Facts in answers.", (), [((), served.facts_sent_total)])
+    yield _counter("bsfg_bytes_sent", "Bytes of answers.", (), [((), served.bytes_sent_total)])
+    yield _gauge("bsfg_fetches_waiting", "Fetches that wait for facts now.", (), [((), served.waiting)])
+
+
+def _store(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    for name, text, field in _STORE_COUNTERS:
+        yield _counter(name, text, (), [((), getattr(snapshot.store, field))])
+    for name, text, field in _STORE_GAUGES:
+        yield _gauge(name, text, (), [((), getattr(snapshot.store, field))])
+
+
+def _spans(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    """How steps of replication began and ended, and how long those took that stopped."""
+    rows = [
+        ((span.name, event), count)
+        for span in snapshot.spans
+        for event, count in (
+            ("start", span.started_total),
+            ("stop", span.stopped.count),
+            ("exception", span.failed_total),
+            ("discarded", span.discarded_total),
+        )
+    ]
+    yield _counter("bsfg_spans", "Steps of replication, by how they began and ended.", ("span", "event"), rows)
+    durations = HistogramMetricFamily("bsfg_span_seconds", "Of spans that stopped.", labels=("span",))
+    for span in snapshot.spans:
+        durations.add_metric([span.name], _buckets(span.stopped), span.stopped.sum_s)
+    yield durations
+
+
 def _histogram(name: str, text: str, latency: Latency) -> Metric:
+    return HistogramMetricFamily(name, text, buckets=_buckets(latency), sum_value=latency.sum_s)
+
+
+def _buckets(latency: Latency) -> list[tuple[str, float]]:
     bounds = [str(bound) for bound in latency.bounds_s] + ["+Inf"]
-    buckets = list(zip(bounds, (float(total) for total in accumulate(latency.counts)), strict=True))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=latency.sum_s)
+    return list(zip(bounds, (float(total) for total in accumulate(latency.counts)), strict=True))
 
 
 def _sources(snapshot: NodeSnapshot) -> Iterator[Metric]:

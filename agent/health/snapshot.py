@@ -7,7 +7,8 @@ that the node cannot know is None, never a made-up number. Counters count since 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # From a tenth of an fsync on good flash to the time after which a caller has long given up.
@@ -85,6 +86,8 @@ class BrokerFigures:
     name: str
     connected: bool
     connects_total: int = 0
+    failures_total: int = 0  # tries that came to no connection
+    strangers_total: int = 0  # messages that nobody here had asked for
     trouble: str = ""
     identity_trouble: str = ""  # why the certificate in its files is not the one in force
 
@@ -114,6 +117,13 @@ class PeerFigures:
     trouble: str = ""
     fenced: bool = False  # another instance of this node pulls in its place: it has stopped for good
     catch_up: CatchUpFigures | None = None
+    facts_stored_total: int = 0
+    facts_duplicate_total: int = 0
+    pages_total: int = 0
+    pages_late_total: int = 0
+    pages_dropped_total: int = 0
+    timeouts_total: int = 0
+    restarts_total: int = 0  # because the peer's store had become another
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,46 @@ class RequestFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class ServingFigures:
+    """What was asked by other zones: requests by operation, those answered with an error by its code, those not answered by the
+    reason; facts and bytes in answers; fetches that wait for facts now."""
+
+    requests: Mapping[str, int] = field(default_factory=dict)
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    drops: Mapping[str, int] = field(default_factory=dict)
+    facts_sent_total: int = 0
+    bytes_sent_total: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """What the store took in, what waits for its disk now and may at most, and its files: the database and its write-ahead log."""
+
+    facts_appended_total: int = 0
+    facts_received_total: int = 0
+    facts_duplicate_total: int = 0
+    commits_total: int = 0
+    queue_facts: int = 0
+    queue_facts_max: int = 0
+    queue_bytes: int = 0
+    queue_bytes_max: int = 0
+    file_bytes: int = 0
+    log_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpanFigures:
+    """One kind of step of replication (agent/telemetry.py): how many began, failed or were discarded, how long the others took."""
+
+    name: str
+    started_total: int = 0
+    failed_total: int = 0
+    discarded_total: int = 0
+    stopped: Latency = Latency()
+
+
+@dataclass(frozen=True, slots=True)
 class IntegrityFigures:
     """What the store found damaged in this life, what it looked at, and what lies set aside beside it."""
 
@@ -166,6 +216,9 @@ class NodeSnapshot:
     peers: tuple[PeerFigures, ...] = ()
     sources: tuple[SourceFigures, ...] = ()
     requests: RequestFigures = RequestFigures()
+    serving: ServingFigures = ServingFigures()
+    store: StoreFigures = StoreFigures()
+    spans: tuple[SpanFigures, ...] = ()
     certificate_days_left: float | None = None
     integrity: IntegrityFigures = IntegrityFigures()
 

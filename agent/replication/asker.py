@@ -44,7 +44,6 @@ class Asker:
         self._request_topic = request_topic(peer_zone, own_zone)
         self._response_topic = response_topic(peer_zone, own_zone, secrets.token_hex(8))
         self._open: OrderedDict[bytes, OnAnswer] = OrderedDict()
-        self.strangers = 0
         link.route(self._response_topic, self._answered)
 
     def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
@@ -83,7 +82,7 @@ class Asker:
     def _answered(self, incoming: Incoming) -> None:
         on_answer = self._open.pop(incoming.correlation or b"", None)
         if on_answer is None or incoming.is_retained:
-            self.strangers += 1
+            self.link.count_stranger()
             return
         on_answer(incoming.payload)
 

@@ -40,7 +40,8 @@ class LinkStatistics:
     is_up: bool
     connects: int
     failures: int
-    unrouted: int
+    strangers: int
+    """Messages that nobody here had asked for."""
     down_reason: str | None
     identity_trouble: str = ""
     identity_ends: datetime | None = None
@@ -66,7 +67,7 @@ class Link:
         self._up = asyncio.Event()
         self._connects = 0
         self._failures = 0
-        self._unrouted = 0
+        self._strangers = 0
         self._down_reason: str | None = "not connected yet"
         self._is_running = False
 
@@ -94,13 +95,17 @@ class Link:
             raise ConnectionLost(str(self.access), self._down_reason or "not connected")
         return self.connection
 
+    def count_stranger(self) -> None:
+        """A message came that nobody here had asked for, or not any more."""
+        self._strangers += 1
+
     def statistics(self) -> LinkStatistics:
         identity = self._identity
         return LinkStatistics(
             self.connection is not None,
             self._connects,
             self._failures,
-            self._unrouted,
+            self._strangers,
             self._down_reason,
             "" if identity is None else identity.trouble,
             None if identity is None else identity.ends,
@@ -181,7 +186,7 @@ class Link:
     def _dispatch(self, message: Incoming) -> None:
         handler = self._routes.get(message.topic)
         if handler is None:
-            self._unrouted += 1
+            self.count_stranger()
         else:
             handler(message)
 

@@ -28,6 +28,7 @@ from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
 from agent.replication.ports import PutResult, ReceivingStore
 from agent.replication.progress import CatchUp, Progress, Said
 from agent.replication.protocol import decode_answer
+from agent.replication.pull_spans import PullSpans
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
     Append,
@@ -46,6 +47,7 @@ from agent.replication.receiver_words import (
     Settings,
     Tick,
 )
+from agent.telemetry import Telemetry
 
 EVENTS_MAX = 512
 """Answers to every request still remembered, and a few more: what does not fit is an answer, and is asked for again."""
@@ -102,6 +104,7 @@ class PullStatistics:
     pages_late: int
     pages_dropped: int
     timeouts: int
+    restarts: int
     last_answer_ms: int | None
     """Monotonic clock."""
     catch_up: CatchUp | None
@@ -119,9 +122,11 @@ class Puller:
         store_errors: tuple[type[Exception], ...],
         chance: Callable[[], float] = random.random,
         bandwidth: Bandwidth | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._bandwidth = bandwidth
         self._asker = asker
+        self._telemetry = telemetry or Telemetry()
         self._store = store
         self._settings = settings
         self._page_bytes = settings.bytes_max if bandwidth is None else bandwidth.page_bytes(settings.bytes_max)
@@ -160,6 +165,7 @@ class Puller:
             pages_late=counters.pages_late,
             pages_dropped=counters.pages_dropped,
             timeouts=counters.timeouts,
+            restarts=counters.restarts,
             last_answer_ms=self._last_answer_ms,
             catch_up=self._progress.now,
         )
@@ -172,21 +178,25 @@ class Puller:
         counts = store.definition_counts()
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
         self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts), self._bandwidth)
+        spans = PullSpans(self._telemetry, settings.peer_zone, settings.stream, is_new=position is None)
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
                 self._asker.link.watch(lambda: self._tell(LinkUp()), lambda reason: self._tell(LinkDown(reason)))
-                await self._drive(self._core)
+                await self._drive(self._core, spans)
         finally:
             self._checker = None
             if self._timer is not None:
                 self._timer.cancel()
 
-    async def _drive(self, core: Receiver) -> None:
+    async def _drive(self, core: Receiver, spans: PullSpans) -> None:
         while True:
             event = await self._events.get()
             if self._crash is not None:
                 raise self._crash
-            for effect in core.handle(event, _now_ms(), self._chance()):
+            effects = core.handle(event, _now_ms(), self._chance())
+            spans.after(event, core, self._peer_end_offset)
+            for effect in effects:
+                spans.carried_out(effect)
                 self._carry_out(effect)
             self._set_timer(core.deadline_ms)
             if isinstance(event, Appended | PageArrived):

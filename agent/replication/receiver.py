@@ -100,6 +100,11 @@ class Receiver:
         self._effects: list[Effect] = []
 
     @property
+    def open_fetch_id(self) -> int | None:
+        """The request whose answer is awaited."""
+        return None if self._open is None else self._open.fetch_id
+
+    @property
     def deadline_ms(self) -> int | None:
         """When to call `handle(Tick())`, if nothing else happens before; None for never."""
         times = []

@@ -44,6 +44,7 @@ from agent.replication.ports import ServingStore
 from agent.replication.protocol import decode_request, encode_answer, encode_error
 from agent.replication.sender import Arrival, Caller, Drop, DropReason
 from agent.replication.topics import request_topic, response_topic
+from agent.telemetry import Span, Telemetry
 
 REQUESTS_PER_ZONE_MAX = 64
 """Requests of one zone in hand, parked ones included; what comes beyond is dropped and asked for again."""
@@ -82,13 +83,16 @@ class Server:
         *,
         appends: Mapping[str, frozenset[str]] | None = None,
         look_up: LookUp | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._link = link
         self._store = store
         self._peers = frozenset([*exports, *(appends or {})])
         self._store_errors = store_errors
-        self._context = Context(link, store, {zone: exports.get(zone, frozenset()) for zone in self._peers})
+        self._telemetry = telemetry or Telemetry()
+        exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
+        self._context = Context(link, store, exported, self._telemetry)
         self._fetching = Fetching(self._context)
         streams, appending = Streams(self._context), Appending(self._context, appends or {})
         ranges = Ranges(self._context)
@@ -157,6 +161,7 @@ class Server:
 
     async def _handle(self, caller: Caller, incoming: Incoming) -> None:
         operation = ""
+        span = self._telemetry.start(Span.SERVE, peer=caller.zone)
         try:
             request = decode_request(incoming.payload)
             operation = operation_of(request)
@@ -173,18 +178,22 @@ class Server:
             outcome = self._store_refused(caller, error)
         except TransportError as error:
             self._not_sent(caller, error)
+            self._telemetry.fail(span, "answer_not_sent")
             return
         finally:
             self._in_hand[caller.zone] -= 1
         match outcome:
             case Drop(reason):
                 self._drops[reason.value] += 1
+                self._telemetry.discard(span, reason.value)
             case Refuse(code, message):
                 self._refusals[code] += 1
                 self._send(caller, encode_error(self._store.zone, self._context.epoch, operation, code, message))
-            case (answer, attachment, facts):
+                self._telemetry.fail(span, code)
+            case (answer, attachment, facts, waited_ns):
                 self._facts_sent += facts
                 self._send(caller, encode_answer(answer, attachment))
+                self._telemetry.stop(span, waited_ns, operation=operation, facts=facts)
 
     async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
         handler = self._handlers.get(type(request))

@@ -13,6 +13,7 @@ from agent.replication.messages import Answer
 from agent.replication.page import Refuse
 from agent.replication.ports import ServingStore
 from agent.replication.sender import Drop
+from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
 
@@ -23,6 +24,7 @@ class Reply(NamedTuple):
     answer: Answer
     attachment: list[bytes]
     facts: int = 0
+    waited_ns: int = 0  # of the time it took, for facts to be written
 
 
 Outcome = Reply | Refuse | Drop
@@ -42,6 +44,7 @@ class Context:
     link: Link
     store: ServingStore
     exports: Mapping[str, frozenset[str]]
+    telemetry: Telemetry = field(default_factory=Telemetry)
     epoch: str = field(init=False)
     readers: Executor | None = None  # while the server runs
 

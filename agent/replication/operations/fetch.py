@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from agent.lease import Lease, Shown
 from agent.replication import sender
@@ -29,6 +30,7 @@ from agent.replication.ports import Consumer
 from agent.replication.reading import PageAsked, PageRead, read_page
 from agent.replication.sender import AskStore, Caller, ConsumerView, Drop, DropReason, LogView, Park
 from agent.replication.waiters import Waiters
+from agent.telemetry import Span, Started
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class Fetching:
         if request.after_offset is None and confirming is not None:
             consumer = ConsumerView(consumer.zone, stream, await confirming)
         position = consumer.frontier if request.after_offset is None else request.after_offset
-        read = await self._read_when_due(caller, request, stream, position, arrived_ms)
+        read, waited_ns = await self._read_when_due(caller, request, stream, position, arrived_ms)
         may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
         if confirming is not None and not may_run_ahead:
             await confirming
@@ -85,7 +87,9 @@ class Fetching:
             return read
         store.seen(request.consumer_name, is_at_end=max(position, read.last_offset) >= read.end_offset)
         shown = None if request.lease is None else lease.epoch
-        return self._page(stream, self._frontier(request.consumer_name, consumer), read, shown)
+        return self._page(stream, self._frontier(request.consumer_name, consumer), read, shown)._replace(
+            waited_ns=waited_ns
+        )
 
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
         """The frontier once the confirmation is durable."""
@@ -152,8 +156,20 @@ class Fetching:
             return None
         shown, first = Shown(caller.instance, epoch), confirm.first_offset
         confirming = asyncio.wrap_future(self._context.store.confirm(name, confirm.last_offset, first, shown=shown))
-        confirming.add_done_callback(_seen)  # where the page fails first, nobody waits for this
+        span = self._context.telemetry.start(Span.CONFIRM, consumer=name, peer=caller.zone, offset=confirm.last_offset)
+        confirming.add_done_callback(
+            partial(self._confirmed, span)
+        )  # where the page fails first, nobody waits for this
         return confirming
+
+    def _confirmed(self, span: Started, confirming: asyncio.Future[int]) -> None:
+        telemetry = self._context.telemetry
+        if confirming.cancelled():
+            telemetry.discard(span, "the node is being stopped")
+        elif (error := confirming.exception()) is not None:
+            telemetry.fail(span, str(error))
+        else:
+            telemetry.stop(span)
 
     def _frontier(self, name: str, before: ConsumerView) -> int:
         """The frontier as it is now, durable: another request may have moved it while this one waited, and a page that is read
@@ -163,29 +179,32 @@ class Fetching:
 
     async def _read_when_due(
         self, caller: Caller, request: FetchFacts, stream: str, position: int, arrived_ms: int
-    ) -> PageRead | Refuse | Drop:
-        """Wait for facts as long as the request says, then read; the connection's packet size of that moment counts."""
+    ) -> tuple[PageRead | Refuse | Drop, int]:
+        """Wait for facts as long as the request says, then read; the connection's packet size of that moment counts. Also returns
+        how long it waited, in ns."""
         store, waiters = self._context.store, self._waiters
         until_ms = arrived_ms + request.wait_ms
-        has_waited = False
+        waited_ns = 0
         while True:
             end_offset, parked = store.end_offset(stream), waiters.count(caller.zone)
             decision = sender.decide_fetch(request, stream, position, end_offset, parked, until_ms, _now_ms())
             if isinstance(decision, Refuse):
-                return decision
+                return decision, waited_ns
             if not isinstance(decision, Park):
                 break
             key = (caller.zone, request.consumer_name)
-            has_waited = True
+            began_ns = time.monotonic_ns()
             wait_s = max(0, decision.until_ms - _now_ms()) / 1000
             store.seen(request.consumer_name, is_at_end=True, waits_ms=int(wait_s * 1000))
-            if await waiters.wait(key, stream, wait_s, lambda: store.end_offset(stream) > position):
-                return Drop(DropReason.SUPERSEDED)
+            is_superseded = await waiters.wait(key, stream, wait_s, lambda: store.end_offset(stream) > position)
+            waited_ns += time.monotonic_ns() - began_ns
+            if is_superseded:
+                return Drop(DropReason.SUPERSEDED), waited_ns
         packet_bytes_max = self._context.link.require().packet_bytes_max
         asked = PageAsked(decision.plan, caller.zone, request.definitions_known, packet_bytes_max)
-        if has_waited:  # what it waited for was written a moment ago and lies in memory: the hop would take longer
-            return read_page(store, asked)
-        return await self._context.in_thread(read_page, store, asked)
+        if waited_ns:  # what it waited for was written a moment ago and lies in memory: the hop would take longer
+            return read_page(store, asked), waited_ns
+        return await self._context.in_thread(read_page, store, asked), 0
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None) -> Reply:
         answer = FetchAnswer(
@@ -205,11 +224,6 @@ class Fetching:
 
 def _view(consumer: Consumer | None) -> ConsumerView | None:
     return None if consumer is None else ConsumerView(consumer.zone, consumer.stream, consumer.frontier, consumer.lease)
-
-
-def _seen(future: asyncio.Future[int]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 def _now_ms() -> int:

@@ -1,0 +1,86 @@
+"""docs/reference/metrics.md names every metric there is, with its labels, and no other; also every span.
+
+Run this file as a program to write the table anew.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent.health.metrics import families
+from agent.health.snapshot import (
+    BrokerFigures,
+    CatchUpFigures,
+    ConsumerFigures,
+    NodeSnapshot,
+    PeerFigures,
+    ServingFigures,
+    SourceFigures,
+    SpanFigures,
+    StreamFigures,
+)
+from agent.telemetry import Span
+
+PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
+TABLE = re.compile(r"(<!-- metrics: from agent/health/metrics.py -->\n)\n*(?:\|[^\n]*\n)*\n*")
+
+
+def known(figures: Any) -> Any:
+    """The same figures with every one known that may be unknown."""
+    unknown = {each.name: 1.0 for each in fields(figures) if getattr(figures, each.name) is None}
+    inner = {each.name: getattr(figures, each.name) for each in fields(figures) if each.name not in unknown}
+    return replace(figures, **unknown, **{name: known(one) for name, one in inner.items() if is_dataclass(one)})
+
+
+def everything() -> NodeSnapshot:
+    """A node of which every figure is known."""
+    return known(
+        NodeSnapshot(
+            *("idmz", "0" * 32, 0, 0, 0.0),
+            streams=(known(StreamFigures("s", 1, 1, 1)),),
+            consumers=(known(ConsumerFigures("c", "s", "z", "online", 1, 0)),),
+            brokers=(BrokerFigures("b", True),),
+            peers=(known(PeerFigures("p", "s", True, 1, 1, catch_up=CatchUpFigures(0, 1.0, 1.0, 1.0))),),
+            sources=(known(SourceFigures("o", "opcua", True)),),
+            serving=ServingFigures({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
+            spans=tuple(SpanFigures(span) for span in Span),
+        )
+    )
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Name, kind, labels and meaning of each metric, as a scrape shows them."""
+    for family in families(everything()):
+        assert family.samples, family.name
+        labels = dict.fromkeys(name for sample in family.samples for name in sample.labels if name != "le")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        yield f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation
+
+
+def written(page: str) -> str:
+    """The page with its table as it should be."""
+    lines = ["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in rows()]
+    page, found = TABLE.subn(lambda match: match[1] + "\n" + "\n".join(lines) + "\n\n", page)
+    assert found == 1
+    return page
+
+
+def test_every_metric_is_on_the_page_and_no_other() -> None:
+    """The table is what a scrape of a node gives of which everything is known, line by line; no metric named on the page is made up."""
+    page = PAGE.read_text("utf-8")
+    assert page == written(page), "run: python -m tests.health.test_metrics_page"
+    named = set(re.findall(r"bsfg_[a-z_]+", page))
+    assert named == {row[0].strip("`") for row in rows()}
+
+
+def test_every_span_is_on_the_page() -> None:
+    """The table of spans has those of the code, in its order."""
+    section = PAGE.read_text("utf-8").split("## Spans")[1]
+    assert re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE) == list(Span)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")

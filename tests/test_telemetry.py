@@ -1,0 +1,81 @@
+"""Spans counted and timed, on a clock that the test turns."""
+
+import logging
+
+import pytest
+
+from agent.telemetry import BOUNDS_S, Span, SpanStatistics, Telemetry
+
+MS = 1_000_000
+
+
+class Clock:
+    """Nanoseconds, when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = 5
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def of(telemetry: Telemetry, span: Span) -> SpanStatistics:
+    """What was counted of one span."""
+    return next(one for one in telemetry.statistics() if one.span is span)
+
+
+def test_ends_are_told_apart_and_only_stops_are_timed() -> None:
+    """Each start ends in its own column or is still open; a duration without what it waited falls into its bucket."""
+    clock = Clock()
+    telemetry = Telemetry(clock)
+    spans = [telemetry.start(Span.FETCH) for _ in range(5)]
+    clock.now_ns += 300 * MS
+    telemetry.stop(spans[0])
+    telemetry.stop(spans[1], waited_ns=297 * MS)
+    telemetry.fail(spans[2], "busy")
+    telemetry.discard(spans[3], "too late")
+    fetches = of(telemetry, Span.FETCH)
+    assert (fetches.started, fetches.stopped, fetches.failed, fetches.discarded) == (5, 2, 1, 1)
+    assert {BOUNDS_S[at]: count for at, count in enumerate(fetches.counts) if count} == {0.5: 1, 0.005: 1}
+    assert fetches.sum_s == pytest.approx(0.303)
+    assert of(telemetry, Span.APPEND) == SpanStatistics(Span.APPEND, 0, 0, 0, 0, (0,) * (len(BOUNDS_S) + 1), 0.0)
+
+
+def test_a_duration_beyond_every_bound_is_counted() -> None:
+    """The last bucket takes what took longer than all of them."""
+    clock = Clock()
+    telemetry = Telemetry(clock)
+    started = telemetry.start(Span.BOOTSTRAP)
+    clock.now_ns += 3_600_000 * MS
+    telemetry.stop(started)
+    assert of(telemetry, Span.BOOTSTRAP).counts[-1] == 1
+
+
+def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
+    """Four events with span, fields and duration for who asks for them; at info there is nothing."""
+    clock = Clock()
+    telemetry = Telemetry(clock)
+
+    def all_ends() -> None:
+        for end in (
+            telemetry.stop,
+            lambda started: telemetry.fail(started, "busy"),
+            lambda started: telemetry.discard(started, "late"),
+        ):
+            started = telemetry.start(Span.SERVE, peer="idmz")
+            clock.now_ns += 2 * MS
+            end(started)
+
+    with caplog.at_level(logging.INFO):
+        all_ends()
+    assert caplog.records == []
+    with caplog.at_level(logging.DEBUG, "agent.telemetry"):
+        all_ends()
+    told = [(one.message, one.__dict__.get("took_ms"), one.__dict__.get("reason")) for one in caplog.records]
+    begun = ("span_start", None, None)
+    assert told == [
+        *(begun, ("span_stop", 2.0, None)),
+        *(begun, ("span_exception", 2.0, "busy")),
+        *(begun, ("span_discarded", 2.0, "late")),
+    ]
+    assert {(one.__dict__["span"], one.__dict__["peer"]) for one in caplog.records} == {("serve", "idmz")}
