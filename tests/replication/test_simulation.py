@@ -20,10 +20,10 @@ from agent.replication.receiver_words import (
     PageArrived,
     Settings,
 )
-from tests.replication.simulation import Faults, Violation, World
+from tests.replication.simulation.pair import Faults, Violation, World
 from tests.sim import first_seed, scaled
 
-SEEDS = scaled(40, 1000)
+SEEDS = scaled(20, 1000)
 """Schedules per fault."""
 
 FAULTS: dict[str, Faults] = {

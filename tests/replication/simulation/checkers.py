@@ -1,0 +1,258 @@
+"""What must be true of every store, looked at from outside after each commit, each restart and at the end.
+
+    once        no batch lies twice in a stream
+    dense       offsets have no gaps, a store that was opened again holds what it held
+    order       batches of one origin come in the order they were sealed in, save what was told to be gone and came another way
+    chain       each batch names the one before it of its origin, and is the same bytes wherever it lies
+    frontier    never moves back, never passes the end of the log, is never asked to pass what the asker holds durably
+    holes       what a peer says is gone is gone: released by retention, or damaged by the disk
+    lost        at the end every batch a peer ever held is there, except what was told to be gone
+    acknowledged  at the end what an appender was told is safe is everywhere it belongs
+    version     nothing is taken from a peer of another major version
+
+That everything converges within a bound is checked by the network itself. A checker that is not content raises Violation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from agent.batch import NO_DIGEST, Origin, parse
+from agent.fact_store import FactStore
+from tests.replication.simulation import stepped
+
+if TYPE_CHECKING:
+    from tests.replication.simulation.network import Node, Pull
+
+STREAM = "facts.telemetry"
+EVERYTHING = 2**40
+_WATCH = """
+PRAGMA temp_store = MEMORY;
+CREATE TEMP TABLE put AS SELECT stream, first_offset, last_offset, origin, first_sequence, count, digest, previous_digest FROM batch LIMIT 0;
+CREATE TEMP TRIGGER put_batch AFTER INSERT ON main.batch BEGIN
+    INSERT INTO put VALUES (NEW.stream, NEW.first_offset, NEW.last_offset, NEW.origin, NEW.first_sequence, NEW.count, NEW.digest,
+        NEW.previous_digest);
+END
+"""
+"""Beside the store's file, what was put into it: a batch may come and be released within one commit."""
+_ROWS = """SELECT b.first_offset, b.last_offset, o.zone, o.epoch, b.first_sequence, b.count, b.digest, b.previous_digest
+FROM {} b JOIN origin o ON o.id = b.origin JOIN stream s ON s.id = b.stream
+WHERE s.name = ? AND b.first_offset > ? ORDER BY b.first_offset"""
+
+
+class Violation(AssertionError):
+    """A checker's complaint."""
+
+
+class Key(NamedTuple):
+    """A batch for ever: its origin and its first sequence."""
+
+    origin: Origin
+    first_sequence: int
+
+
+@dataclass(slots=True)
+class Row:
+    """A batch as it lies in one store."""
+
+    first_offset: int
+    last_offset: int
+    key: Key
+    last_sequence: int
+    digest: bytes
+    previous_digest: bytes
+
+
+@dataclass
+class Log:
+    """Everything one node's stream was ever seen to hold, in the order of offsets; what a restored image took away is gone."""
+
+    rows: list[Row] = field(default_factory=list)
+    keys: set[Key] = field(default_factory=set)
+    highest: dict[Origin, int] = field(default_factory=dict)
+    frontiers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def end_offset(self) -> int:
+        return self.rows[-1].last_offset if self.rows else 0
+
+    def add(self, row: Row) -> None:
+        """One more batch at the end."""
+        self.rows.append(row)
+        self.keys.add(row.key)
+        self.highest[row.key.origin] = max(row.last_sequence, self.highest.get(row.key.origin, 0))
+
+    def between(self, first_offset: int, last_offset: int) -> list[Row]:
+        """Batches that touch a range of offsets."""
+        return [row for row in self.rows if row.first_offset <= last_offset and first_offset <= row.last_offset]
+
+
+class Checkers:
+    """One for each world."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, Log] = {}
+        self.gone: set[Key] = set()
+        """Told to be gone by somebody, or taken away by a restored image before anybody else had it."""
+        self.acknowledged: set[Key] = set()
+        self.durable: dict[tuple[str, str, str], int] = {}
+        """How far an asker's stream of a peer's epoch was ever durable: (asking zone, peer, epoch)."""
+        self._perhaps: dict[str, list[Row]] = {}
+        self._told: dict[str, list[tuple[int, int]]] = {}
+        self._sealed: dict[tuple[Key, bytes], int] = {}
+        self._ends: dict[tuple[Origin, int], bytes] = {}
+
+    # ---------------------------------------------------------------------------------------------------- after each commit
+
+    def committed(self, node: Node) -> None:
+        """A store has committed."""
+        log = self.logs.setdefault(node.name, Log())
+        store = node.running
+        if store.end_offset(STREAM) > log.end_offset:
+            for row in _rows(store, "put", log.end_offset):
+                self._check_row(node, log, row)
+        self._resolve(node, log)
+        for consumer in store.consumers():
+            before = log.frontiers.get(consumer.name, 0)
+            if not before <= consumer.frontier <= store.end_offset(STREAM):
+                raise Violation(
+                    f"frontier: {consumer.name} at {node.name} from {before} to {consumer.frontier}, end {log.end_offset}"
+                )
+            log.frontiers[consumer.name] = consumer.frontier
+
+    def _check_row(self, node: Node, log: Log, row: Row) -> None:
+        where = f"{node.name} offset {row.first_offset}"
+        origin = row.key.origin
+        if row.first_offset != log.end_offset + 1:
+            raise Violation(f"dense: {where} where {log.end_offset + 1} is next")
+        if row.key in log.keys:
+            raise Violation(f"once: {where} holds {row.key} again")
+        if row.key.first_sequence <= log.highest.get(origin, 0) and row.key not in self.gone:
+            raise Violation(f"order: {where} holds {row.key} behind {log.highest[origin]}")
+        self._check_chain(where, row)
+        log.add(row)
+
+    def _check_chain(self, where: str, row: Row) -> None:
+        if (row.key.first_sequence == 1) != (row.previous_digest == NO_DIGEST):
+            raise Violation(f"chain: {where} begins at {row.key.first_sequence} after {row.previous_digest.hex()}")
+        if (row.key, row.digest) in self._sealed:
+            return
+        before = self._ends.get((row.key.origin, row.key.first_sequence - 1))
+        if before is not None and before != row.previous_digest:
+            raise Violation(f"chain: {where}: {row.key} does not follow the batch before it")
+        if (row.key.origin, row.last_sequence) in self._ends:
+            raise Violation(f"chain: {where}: {row.key} is not the batch that its origin sealed")
+        self._sealed[row.key, row.digest] = row.last_sequence
+        self._ends[row.key.origin, row.last_sequence] = row.digest
+
+    # --------------------------------------------------------------------------------------------------------- what happens
+
+    def told(self, node: Node, first_offset: int, last_offset: int) -> None:
+        """An appender was told that its facts are durable; which they are is seen after the commit."""
+        self._told.setdefault(node.name, []).append((first_offset, last_offset))
+
+    def _resolve(self, node: Node, log: Log) -> None:
+        for first_offset, last_offset in self._told.pop(node.name, ()):
+            if last_offset > log.end_offset:
+                raise Violation(
+                    f"acknowledged: offsets {first_offset} to {last_offset} of {node.name} are not in its file"
+                )
+            self.acknowledged.update(row.key for row in log.between(first_offset, last_offset))
+
+    def confirms(self, asker: Node, peer: Node, epoch: str | None, offset: int) -> None:
+        """A confirmation arrived at a peer."""
+        durable = self.durable.get((asker.zone, peer.zone, epoch or ""), 0)
+        if epoch is not None and offset > durable:
+            raise Violation(f"frontier: {asker.name} confirms {offset} to {peer.name}, {durable} is durable")
+
+    def stored(self, pull: Pull, epoch: str, offset: int, holes: list[tuple[int, int, str]]) -> None:
+        """A page is durable, and the position with it."""
+        asker, peer = pull.node, pull.peer
+        key = (asker.zone, peer.zone, epoch)
+        self.durable[key] = max(offset, self.durable.get(key, 0))
+        if peer.is_up and epoch != peer.running.epoch.hex():
+            return  # of a life that is over, which nobody can look at any more
+        for first, last, _ in holes:
+            for row in self.logs[peer.name].between(first, last):
+                is_gone = row.key in self.gone or row.key in peer.damaged or not peer.is_up
+                if not is_gone and row.last_offset > peer.released_offset:
+                    raise Violation(f"holes: {peer.name} told that {row.key} is gone, and it is not")
+                self.gone.add(row.key)
+
+    def perhaps(self, node: Node) -> None:
+        """A node dies in a commit; whether it is durable is known when it comes back."""
+        self._perhaps[node.name] = _rows(node.running, "put", self.logs[node.name].end_offset)
+
+    def reopened(self, node: Node, *, is_old: bool) -> None:
+        """A store was opened again: what it held is there, but for what retention has deleted. `is_old`, with files that were restored:
+        what it held since is not."""
+        store, released = node.running, node.released_offset
+        for statement in _WATCH.strip().split(";\n", 2):
+            stepped.writer_of(store).execute(statement)
+        found = {row.first_offset: row for row in _rows(store, "batch", 0)}
+        if is_old:
+            self._restored(node, [*found.values()])
+        log = self.logs.setdefault(node.name, Log())
+        for row in log.rows:
+            if row.last_offset > released and found.get(row.first_offset) != row:
+                raise Violation(f"acknowledged: {row.key} was durable at {node.name} and is not there any more")
+        found = {row.first_offset: row for row in self._perhaps.pop(node.name, ())} | found
+        for row in sorted(found.values(), key=lambda row: row.first_offset):
+            if log.end_offset < row.first_offset <= store.end_offset(STREAM):
+                self._check_row(node, log, row)
+        self.committed(node)
+        for pull in node.pulls:
+            position = store.peer_position(pull.peer.zone, STREAM)
+            if position is not None:
+                key = (node.zone, pull.peer.zone, position.epoch.hex())
+                self.durable[key] = max(position.offset, self.durable.get(key, 0))
+
+    def _restored(self, node: Node, found: list[Row]) -> None:
+        """What only this node held, and the image does not, is gone, and nobody can help that."""
+        released, before = node.released_offset, self.logs[node.name]
+        self.logs[node.name] = log = Log()
+        for row in [row for row in before.rows if row.last_offset <= released] + found:
+            log.add(row)
+        held = set[Key]().union(*(one.keys for one in self.logs.values()))
+        self.gone |= before.keys - held
+
+    # --------------------------------------------------------------------------------------------------------------- the end
+
+    def check_end(self, nodes: list[Node]) -> None:
+        """Everything has converged: who asked whom has what he had."""
+        for node in nodes:
+            self._check_bytes(node)
+            for pull in node.pulls:
+                wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
+                missing = wanted - self.logs[node.name].keys - self.gone
+                if missing:
+                    raise Violation(
+                        f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing)}"
+                    )
+        for node in nodes:
+            if node.is_sink:
+                missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
+                missing -= self.logs[node.name].keys
+                if missing:
+                    raise Violation(f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing)}")
+
+    def _check_bytes(self, node: Node) -> None:
+        """What a store serves is what was sealed, byte for byte."""
+        page = node.running.read(STREAM, 0, EVERYTHING, EVERYTHING)
+        for one in page.batches:
+            batch = parse(one.sealed)
+            key = Key(batch.header.origin, batch.header.first_sequence)
+            if (key, batch.digest) not in self._sealed:
+                raise Violation(f"chain: {node.name} serves {key}, which nobody sealed")
+
+
+def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:
+    """The table as it is, with the connection that wrote it: not through what is tested."""
+    origins: dict[tuple[str, bytes], Origin] = {}
+    rows = []
+    found = stepped.writer_of(store).execute(_ROWS.format(table), (STREAM, after_offset)).fetchall()
+    for first, last, zone, epoch, sequence, count, digest, previous in found:
+        origin = origins.setdefault((zone, epoch), Origin(zone, epoch))
+        rows.append(Row(first, last, Key(origin, sequence), sequence + count - 1, digest, previous))
+    return rows

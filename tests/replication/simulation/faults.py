@@ -1,0 +1,79 @@
+"""The named faults: how each bites, and how often it did.
+
+A fault of the network is a probability for each message, or a window in which a link is broken; one of a node or its disk happens
+at a mean interval. A world counts each by name when it is really injected, not when it might have been.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Which faults a world has. Probabilities are for each message, `_ms` mean intervals or lengths of virtual time; 0: never."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    delay_ms_max: int = 0
+    partition_one_way_ms: int = 0
+    partition_two_way_ms: int = 0
+    crash_ms: int = 0
+    torn_store_ms: int = 0
+    full_disk_ms: int = 0
+    restored_image_ms: int = 0
+    clock_jump_ms: int = 0
+    slow_consumer_ms_max: int = 0
+    fenced_twin: bool = False
+    version_minor: bool = False
+    version_major_ms: int = 0
+    retention_bytes: int = 0
+    damage_ms: int = 0
+
+
+NAMED: dict[str, Faults] = {
+    "none": Faults(),
+    "loss": Faults(loss=0.3),
+    "duplicate": Faults(duplicate=0.4),
+    "reorder": Faults(reorder=0.3),
+    "delay": Faults(delay_ms_max=9_000),
+    "partition_one_way": Faults(partition_one_way_ms=2_500),
+    "partition_two_way": Faults(partition_two_way_ms=2_500),
+    "crash": Faults(crash_ms=2_500),
+    "torn_store": Faults(torn_store_ms=2_500),
+    "full_disk": Faults(full_disk_ms=2_500),
+    "restored_image": Faults(restored_image_ms=4_000),
+    "clock_jump": Faults(clock_jump_ms=1_500),
+    "slow_consumer": Faults(slow_consumer_ms_max=3_000),
+    "fenced_twin": Faults(fenced_twin=True, crash_ms=6_000),
+    "version_minor": Faults(version_minor=True),
+    "version_major": Faults(version_major_ms=5_000),
+    "retention": Faults(retention_bytes=1_500, partition_two_way_ms=3_000, slow_consumer_ms_max=2_000),
+    "damage": Faults(damage_ms=1_500, partition_two_way_ms=4_000),
+    "everything": Faults(
+        loss=0.05,
+        duplicate=0.05,
+        reorder=0.05,
+        delay_ms_max=500,
+        partition_one_way_ms=8_000,
+        partition_two_way_ms=8_000,
+        crash_ms=8_000,
+        torn_store_ms=8_000,
+        full_disk_ms=8_000,
+        clock_jump_ms=5_000,
+        slow_consumer_ms_max=500,
+        version_minor=True,
+        retention_bytes=4_000,
+        damage_ms=8_000,
+    ),
+}
+"""One fault at a time, and nearly all at once. Retention and damage lose nothing unless somebody is late, so they come with what
+makes late."""
+
+
+def table(injected: Counter[str]) -> str:
+    """What was injected how often, for people."""
+    width = max(map(len, injected), default=0)
+    return "\n".join(f"  {name:<{width}}  {count:>9,}" for name, count in sorted(injected.items()))

@@ -1,0 +1,274 @@
+"""Zones, the ways between them and the faults, driven by one heap of events.
+
+A node has a real store (`stepped`) and the real cores; what its shells do is done by `serving` and `pulling`, in the same order,
+without waiting: a request and an answer travel as the bytes they are, a commit ends when its event comes, and a node that dies
+takes with it all that was only in memory. Chance comes from the seed alone, so a world runs again event by event.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.replication.receiver import Receiver
+from agent.replication.receiver_words import Settings
+from tests.replication.simulation import stepped
+from tests.replication.simulation.checkers import Checkers, Violation
+from tests.replication.simulation.faults import Faults
+from tests.replication.simulation.node import Node
+from tests.replication.simulation.pulling import Pull
+
+FAULTS_END_MS = 12_000
+CONVERGED_WITHIN_MS = 180_000
+"""After the faults: what blocks is tried again once a minute, and a chain of five passes it on four times."""
+EVENTS_MAX = 60_000
+LOOK_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who asks whom, as (asker, peer) by zone, and where facts are born."""
+
+    pulls: tuple[tuple[str, str], ...]
+    producers: tuple[str, ...]
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(zone for pull in self.pulls for zone in reversed(pull)))
+
+
+_CHAIN = ("plant", "idmz", "enterprise", "cloud", "archive")
+
+
+def _chain(length: int) -> Topology:
+    return Topology(tuple((_CHAIN[at + 1], _CHAIN[at]) for at in range(length - 1)), ("plant",))
+
+
+TOPOLOGIES: dict[str, Topology] = {
+    "chain_2": _chain(2),
+    "chain_3": _chain(3),
+    "chain_4": _chain(4),
+    "chain_5": _chain(5),
+    "diamond": Topology((("idmz", "plant"), ("enterprise", "plant"), ("enterprise", "idmz")), ("plant",)),
+    "plants": Topology(
+        (("idmz", "plant-a"), ("idmz", "plant-b"), ("idmz", "plant-c")), ("plant-a", "plant-b", "plant-c")
+    ),
+    "both_ways": Topology((("idmz", "plant"), ("plant", "idmz")), ("plant", "idmz")),
+    "ring": Topology((("idmz", "plant"), ("enterprise", "idmz"), ("plant", "enterprise")), ("plant", "enterprise")),
+}
+
+
+class World:
+    """One schedule. `run` ends when everything has converged; raises Violation."""
+
+    def __init__(
+        self,
+        seed: int,
+        topology: Topology,
+        faults: Faults,
+        folder: Path,
+        receiver: Callable[..., Receiver] = Receiver,
+        settings: Settings | None = None,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.faults = faults
+        self.folder = folder
+        self.receiver = receiver
+        self.settings = settings or Settings()
+        self.clock = stepped.Clock()
+        self.disks = stepped.Disks()
+        self.check = Checkers()
+        self.injected: Counter[str] = Counter()
+        self.events = 0
+        self.facts = 0
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._is_over = False
+        self._broken: dict[tuple[str, str], int] = {}
+        self.zones = frozenset(topology.zones)
+        self.nodes = self._make_nodes(topology)
+
+    def _make_nodes(self, topology: Topology) -> list[Node]:
+        asked = {peer for _, peer in topology.pulls}
+        nodes = {zone: Node(self, zone, zone, is_sink=zone not in asked) for zone in topology.zones}
+        for asker, peer in topology.pulls:
+            nodes[asker].pulls.append(Pull(nodes[asker], nodes[peer]))
+        for zone in topology.producers:
+            nodes[zone].is_producer = True
+        found = list(nodes.values())
+        if self.faults.fenced_twin:
+            for node in [one for one in found if one.is_sink]:
+                twin = Node(self, node.zone, f"{node.zone}-twin", is_sink=True)
+                twin.pulls = [Pull(twin, pull.peer) for pull in node.pulls]
+                found.append(twin)
+                self.injected["fenced_twin"] += 1
+        return found
+
+    # --- running
+
+    def run(self) -> None:
+        """Until faults have ended and everything has converged; raises Violation where it does not, or something else is wrong."""
+        with stepped.stepped(self.clock, self.chance, self.disks):
+            try:
+                for node in self.nodes:
+                    node.make()
+                    node.start()
+                self._schedule_faults()
+                self._run()
+                self.check.check_end(self.nodes)
+            finally:
+                for node in self.nodes:
+                    node.abandon()
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self) -> None:
+        self.at(FAULTS_END_MS, self._end_faults)
+        while not self._is_over:
+            self.events += 1
+            if self.events > EVENTS_MAX:
+                raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, somebody spins")
+            self.clock.now_ms, _, action = heapq.heappop(self._heap)
+            action()
+
+    def _look(self) -> None:
+        """Whether everything has converged since the faults have ended."""
+        left = list(self._left())
+        if left and self.now_ms > FAULTS_END_MS + CONVERGED_WITHIN_MS:
+            raise Violation(f"converges: not within {CONVERGED_WITHIN_MS} ms: {'; '.join(left)}")
+        self._is_over = not left
+        self.at(LOOK_MS, self._look)
+
+    def _left(self) -> Iterator[str]:
+        """What has not converged yet."""
+        down = [node for node in self.nodes if not node.is_up]
+        if down:
+            yield f"{down[0].name} is down"
+            return
+        for node in self.nodes:
+            for pull in node.pulls:
+                if (left := pull.left()) is not None:
+                    yield left
+
+    def at(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, action))
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms
+
+    @property
+    def faults_are_on(self) -> bool:
+        return self.now_ms < FAULTS_END_MS
+
+    # --- the network
+
+    def carry(self, source: Node, target: Node, action: Callable[[], None]) -> None:
+        """Bring a message from one node to another, or not."""
+        faults, chance = self.faults, self.chance
+        if not self.faults_are_on:
+            self.at(chance.randint(1, 10), action)
+            return
+        if self._broken.get((source.name, target.name), 0) > self.now_ms:
+            return
+        if chance.random() < faults.loss:
+            self.injected["loss"] += 1
+            return
+        copies = 1
+        if chance.random() < faults.duplicate:
+            self.injected["duplicate"] += 1
+            copies = 2
+        for _ in range(copies):
+            delay_ms = chance.randint(1, 20)
+            if faults.delay_ms_max:
+                self.injected["delay"] += 1
+                delay_ms = chance.randint(1, faults.delay_ms_max)
+            if chance.random() < faults.reorder:
+                self.injected["reorder"] += 1
+                delay_ms += chance.randint(50, 2_000)
+            self.at(delay_ms, action)
+
+    # --- faults
+
+    def _schedule_faults(self) -> None:
+        faults = self.faults
+        for name, interval_ms, action in (
+            ("partition_one_way", faults.partition_one_way_ms, self._cut_one_way),
+            ("partition_two_way", faults.partition_two_way_ms, self._cut),
+            ("crash", faults.crash_ms, self._crash),
+            ("torn_store", faults.torn_store_ms, self._tear),
+            ("full_disk", faults.full_disk_ms, self._fill),
+            ("restored_image", faults.restored_image_ms, self._restore),
+            ("clock_jump", faults.clock_jump_ms, self._jump),
+            ("version_major", faults.version_major_ms, self._upgrade),
+            ("damage", faults.damage_ms, self._damage),
+        ):
+            if interval_ms:
+                self._again(name, interval_ms, action)
+        if faults.version_minor:
+            self.chance.choice(self.nodes).version = "minor"
+            self.injected["version_minor"] += 1
+
+    def _again(self, name: str, interval_ms: int, action: Callable[[], bool]) -> None:
+        def happen() -> None:
+            if self.faults_are_on:
+                self.injected[name] += action()
+                self._again(name, interval_ms, action)
+
+        self.at(int(self.chance.expovariate(1 / interval_ms)) + 1, happen)
+
+    def _end_faults(self) -> None:
+        self._broken.clear()
+        for node in self.nodes:
+            node.end_faults()
+        self.at(LOOK_MS, self._look)
+
+    def _pull(self) -> Pull:
+        return self.chance.choice([pull for node in self.nodes for pull in node.pulls])
+
+    def _cut_one_way(self) -> bool:
+        pull = self._pull()
+        ends = (pull.node.name, pull.peer.name)
+        self._broken[ends if self.chance.random() < 0.5 else ends[::-1]] = self.now_ms + self.chance.randint(500, 6_000)
+        return True
+
+    def _cut(self) -> bool:
+        """The broker is away, or what lies before it; whoever is connected notices at once, later or never."""
+        pull, length_ms = self._pull(), self.chance.randint(500, 5_000)
+        ends = (pull.node.name, pull.peer.name)
+        self._broken[ends] = self._broken[ends[::-1]] = self.now_ms + length_ms
+        if self.chance.random() < 0.6:
+            pull.link_down()
+            self.at(length_ms, pull.link_up)
+        return True
+
+    def _crash(self) -> bool:
+        return self._hit(lambda node: node.kill(self.chance.choice(("idle", "committed"))))
+
+    def _tear(self) -> bool:
+        return self._hit(lambda node: node.kill("torn"))
+
+    def _restore(self) -> bool:
+        return self._hit(Node.restore)
+
+    def _fill(self) -> bool:
+        return self._hit(Node.fill)
+
+    def _jump(self) -> bool:
+        """Hours or years, forward or back."""
+        return self._hit(lambda node: node.jump(self.chance.choice((-1, 1)) * 10 ** self.chance.randint(4, 11)))
+
+    def _damage(self) -> bool:
+        return self._hit(Node.damage)
+
+    def _upgrade(self) -> bool:
+        return self._hit(Node.upgrade)
+
+    def _hit(self, action: Callable[[Node], bool]) -> bool:
+        """Do it to somebody; False where it could not be done."""
+        return action(self.chance.choice(self.nodes))

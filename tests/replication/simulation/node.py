@@ -1,0 +1,254 @@
+"""A node: its store, both of its sides, and what may befall them. What is only in memory ends with a life."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from agent.fact_store import FactStore
+from agent.fact_store.errors import StoreError, StoreForked
+from agent.fact_store.records import Appended
+from agent.fact_store.settings import StreamSettings
+from agent.message import Sample
+from tests.replication.simulation import stepped
+from tests.replication.simulation.checkers import STREAM, Key, Violation
+from tests.replication.simulation.serving import Serving
+
+if TYPE_CHECKING:
+    from tests.replication.simulation.network import World
+    from tests.replication.simulation.pulling import Pull
+
+DISK_MS_MAX = 8
+IDLE_MS = 4_000
+"""Between two looks of the writer at its store when nobody has anything for it."""
+
+
+class Node:
+    """One zone's node, or the second one that bears its name."""
+
+    def __init__(self, world: World, zone: str, name: str, *, is_sink: bool) -> None:
+        self.world = world
+        self.zone = zone
+        self.name = name
+        self.is_sink = is_sink
+        self.is_producer = False
+        self.pulls: list[Pull] = []
+        self.version = "same"
+        self.life = 0
+        self.serving: Serving | None = None
+        self.damaged: set[Key] = set()
+        self.wall_jump_ms = 0
+        self.is_writing = False
+        self._store: FactStore | None = None
+        self._folder = world.folder / f"{name}-0"
+
+    @property
+    def running(self) -> FactStore:
+        """The store; only while the node is up."""
+        assert self._store is not None
+        return self._store
+
+    @property
+    def is_up(self) -> bool:
+        return self._store is not None
+
+    @property
+    def released_offset(self) -> int:
+        """Up to where retention has let go of the stream."""
+        for stream in self.running.streams():
+            if stream.name == STREAM:
+                return stream.first_offset - 1
+        return 0
+
+    def receiver_now_ms(self) -> int:
+        """The clock by which the receiver is patient."""
+        return self.world.now_ms
+
+    # ----------------------------------------------------------------------------------------------------------------- life
+
+    def make(self) -> None:
+        """The empty store, for the first start."""
+        stepped.new_store(self._folder, self.zone, self.name)
+
+    def start(self, *, is_old: bool = False) -> None:
+        """Open the store and begin; `is_old`, with an image that was restored."""
+        size = self.world.faults.retention_bytes
+        policy = StreamSettings(
+            STREAM, keep_hours=0 if size else 24, bytes_max=size, on_full="drop_oldest" if size else "refuse"
+        )
+        self._set_wall()
+        self._store = stepped.open_store(self._folder, self.zone, policy)
+        self.world.check.reopened(self, is_old=is_old)
+        writer = stepped.writer_of(self._store)
+        writer.bell.ring = self._rung
+        self.serving = Serving(self)
+        for pull in self.pulls:
+            pull.start()
+        if self.is_producer:
+            self.after(self.world.chance.randint(1, 500), self._produce)
+        self.after(IDLE_MS, self._idle)
+
+    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Do it unless this life is over by then."""
+        life = self.life
+
+        def act() -> None:
+            if life == self.life and self._store is not None:
+                self._set_wall()
+                action()
+
+        self.world.at(delay_ms, act)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Do it next, as the event loop does with what another thread hands it."""
+        self.after(0, action)
+
+    def _set_wall(self) -> None:
+        self.world.clock.wall_jump_ms = self.wall_jump_ms
+
+    # -------------------------------------------------------------------------------------------------------------- writing
+
+    def _rung(self) -> None:
+        if not self.is_writing:
+            self.is_writing = True
+            self.after(self.world.chance.randint(1, DISK_MS_MAX), self._commit)
+
+    def _idle(self) -> None:
+        self._rung()
+        self.after(IDLE_MS, self._idle)
+
+    def _commit(self) -> None:
+        self.is_writing = False
+        store, check = self.running, self.world.check
+        stepped.writer_of(store).step()
+        if store.failure is not None:
+            self._failed(store.failure)
+            return
+        check.committed(self)
+        assert self.serving is not None
+        self.serving.grown()
+
+    def _failed(self, failure: StoreError) -> None:
+        """The process ends and is started again, as the store asks; whatever else ends a store is wrong here."""
+        if not isinstance(failure, StoreForked):
+            raise Violation(f"store: {self.name} ended: {failure}")
+        self.world.check.committed(self)
+        self.kill("idle")
+
+    def _produce(self) -> None:
+        world = self.world
+        if not world.faults_are_on:
+            return
+        first = world.facts + 1
+        world.facts += world.chance.randint(1, 12)
+        rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
+        with suppress(StoreError):
+            self.running.append_samples(STREAM, rows, awaited=True).add_done_callback(self._produced)
+        self.after(int(world.chance.expovariate(1 / 700)) + 5, self._produce)
+
+    def _produced(self, future: Future[Appended]) -> None:
+        if future.exception() is None:
+            self.world.check.told(self, future.result().first_offset, future.result().last_offset)
+
+    # --------------------------------------------------------------------------------------------------------------- faults
+
+    def kill(self, how: Literal["idle", "committed", "torn"]) -> bool:
+        """The process is gone: before its next commit, after it with nobody told, or within it, together with the power."""
+        if self._store is None:
+            return False
+        before = stepped.image_of(self._folder)
+        if how != "idle":
+            stepped.writer_of(self._store).die_in_commit()
+            self.world.check.perhaps(self)
+        after = stepped.image_of(self._folder)
+        self._again_with(stepped.torn(before, after, self.world.chance) if how == "torn" else after)
+        return True
+
+    def restore(self) -> bool:
+        """An image of the store is taken, and after a while put in the place of what the store has become since. The witness beside
+        it stays, as it lies where the image was not taken."""
+        if self._store is None:
+            return False
+        image = stepped.image_of(self._folder)
+        self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image))
+        return True
+
+    def _put_back(self, image: stepped.Image) -> None:
+        if self._store is None:
+            self.world.at(500, lambda: self._put_back(image))
+            return
+        self._store.close()
+        self._store = None
+        witness = f"{stepped.FILE}.witness"
+        self._again_with({**image, witness: stepped.image_of(self._folder)[witness]}, is_old=True)
+
+    def _again_with(self, image: stepped.Image, *, is_old: bool = False) -> None:
+        """Die, and be started with these files in a while."""
+        self.abandon()
+        self.life += 1
+        self.is_writing = False
+        shutil.rmtree(self._folder)
+        self._folder = self.world.folder / f"{self.name}-{self.life}"
+        stepped.write_image(self._folder, image)
+        self.world.at(self.world.chance.randint(1, 3_000), lambda: self.start(is_old=is_old))
+
+    def abandon(self) -> None:
+        """Let go of the store, if it is open."""
+        if self._store is not None:
+            stepped.abandon(self._store)
+        self._store = self.serving = None
+
+    def fill(self) -> bool:
+        """The disk is full for a while: as the store looks at it, or as SQLite meets it in the middle of a commit."""
+        if self._store is None:
+            return False
+        execute = stepped.writer_of(self._store).execute
+        if self.world.chance.random() < 0.5:
+            self.world.disks.set_full(self._folder, is_full=True)
+        else:
+            execute(f"PRAGMA max_page_count = {execute('PRAGMA page_count').fetchone()[0]}")
+        self.after(self.world.chance.randint(100, 4_000), self._empty)
+        return True
+
+    def _empty(self) -> None:
+        self.world.disks.set_full(self._folder, is_full=False)
+        stepped.writer_of(self.running).execute(f"PRAGMA max_page_count = {2**31}")
+
+    def jump(self, jump_ms: int) -> bool:
+        """The clock on the wall is set."""
+        self.wall_jump_ms = max(-stepped.WALL_START_MS, jump_ms)
+        return True
+
+    def damage(self) -> bool:
+        """The disk changes a bit of a batch, one that somebody has not read if there is one."""
+        if self._store is None:
+            return False
+        rows = [row for row in self.world.check.logs[self.name].rows if row.last_offset > self.released_offset]
+        late = [row for row in rows if any(row.last_offset > one.frontier for one in self._store.consumers())]
+        if not rows:
+            return False
+        row = self.world.chance.choice(late or rows)
+        if row.key in self.damaged:
+            return False
+        self.damaged.add(row.key)
+        stepped.flip_bit(self._store, STREAM, row.first_offset, self.world.chance)
+        return True
+
+    def upgrade(self) -> bool:
+        """The node is updated to a version nobody else speaks, and taken back after a while."""
+        self.version = "major"
+        self.world.at(self.world.chance.randint(500, 6_000), self._downgrade)
+        return True
+
+    def _downgrade(self) -> None:
+        self.version = "same"
+
+    def end_faults(self) -> None:
+        """What lasts longer than its moment ends now."""
+        if self.version == "major":
+            self._downgrade()
+        if self._store is not None:
+            self._empty()

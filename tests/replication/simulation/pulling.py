@@ -1,0 +1,234 @@
+"""The pulling side of a node, as `puller` drives the receiver's core: one stream of one peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agent.fact_store.errors import StoreError
+from agent.fact_store.records import PutResult
+from agent.replication.checking import PageContent, PageRefused, Position, check_batches, check_page
+from agent.replication.errors import MalformedMessage
+from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
+from agent.replication.protocol import decode_answer, encode_request
+from agent.replication.receiver import Receiver
+from agent.replication.receiver_words import (
+    Append,
+    Appended,
+    AppendFailed,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    LinkDown,
+    LinkUp,
+    Note,
+    PageArrived,
+    Tick,
+)
+from tests.replication.simulation.checkers import STREAM, Violation
+from tests.replication.simulation.other_version import answer_of, request_of
+
+if TYPE_CHECKING:
+    from tests.replication.simulation.node import Node
+
+LIMIT = 65_536
+PAGE_BYTES_MAX = 1_500
+"""A handful of the batches made here, so that a backlog is many pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A page's content, and why it was refused, if it was; from which version it came."""
+
+    content: PageContent
+    refused: PageRefused | None
+    version: str
+
+
+class Pull:
+    """One stream that a node pulls from a peer, in all lives of the node."""
+
+    def __init__(self, node: Node, peer: Node) -> None:
+        self.node = node
+        self.peer = peer
+        self.notes: list[Note] = []
+        self._core: Receiver | None = None
+        self._is_linked = False
+        self._tick_at: int | None = None
+
+    def start(self) -> None:
+        """The node has started; the broker is reached in a while."""
+        store, world = self.node.running, self.node.world
+        position = store.peer_position(self.peer.zone, STREAM)
+        epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
+        known = {str(origin): count for origin, count in store.definition_counts().items()}
+        self._core = world.receiver(world.settings, epoch, offset, known)
+        self._is_linked = False
+        self._tick_at = None
+        self.node.after(world.chance.randint(1, 1_000), self.link_up)
+
+    def link_up(self) -> None:
+        if self.node.is_up and not self._is_linked:
+            self._is_linked = True
+            self._tell(LinkUp())
+
+    def link_down(self) -> None:
+        if self.node.is_up and self._is_linked:
+            self._is_linked = False
+            self._tell(LinkDown("broker connection lost"))
+
+    def left(self) -> str | None:
+        """What there is still to do, if there is something."""
+        store, peer = self.node.running, self.peer.running
+        position, consumer = store.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
+        end = (peer.epoch, peer.end_offset(STREAM))
+        at = (position.epoch, position.offset) if position else (peer.epoch, 0)
+        frontier = consumer.frontier if consumer else 0
+        if (at == end and frontier == end[1]) or end[1] == 0:
+            return None
+        reason = self._core.lost_reason if self._core else None
+        return f"{self.node.name} has {at[1]} of {end[1]} of {self.peer.name}, confirmed {frontier} ({reason})"
+
+    # ------------------------------------------------------------------------------------------------------------- internal
+
+    @property
+    def _consumer_name(self) -> str:
+        return f"{self.node.zone}.{STREAM}"
+
+    def _tell(self, event: Event) -> None:
+        core, node = self._core, self.node
+        assert core is not None
+        for effect in core.handle(event, node.receiver_now_ms(), node.world.chance.random()):
+            self._carry_out(effect)
+        deadline_ms = core.deadline_ms
+        if deadline_ms is not None and deadline_ms != self._tick_at:
+            self._tick_at = deadline_ms
+            node.after(max(0, deadline_ms - node.receiver_now_ms()), lambda: self._tick(core, deadline_ms))
+
+    def _tick(self, core: Receiver, deadline_ms: int) -> None:
+        if core is self._core and self._tick_at == deadline_ms:
+            self._tick_at = None
+            self._tell(Tick())
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Fetch():
+                self._fetch(effect)
+            case Append():
+                delay_ms = self.node.world.faults.slow_consumer_ms_max
+                if delay_ms and self.node.world.faults_are_on:
+                    self.node.world.injected["slow_consumer"] += 1
+                    self.node.after(self.node.world.chance.randint(0, delay_ms), lambda: self._put(effect))
+                else:
+                    self._put(effect)
+            case Note():
+                self.notes.append(effect)
+
+    def _fetch(self, effect: Fetch) -> None:
+        node, peer, world = self.node, self.peer, self.node.world
+        request = FetchFacts(
+            consumer_name=self._consumer_name,
+            stream=STREAM,
+            limit=LIMIT,
+            bytes_max=PAGE_BYTES_MAX,
+            wait_ms=effect.wait_ms,
+            epoch=effect.epoch,
+            after_offset=effect.after_offset,
+            confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
+            definitions_known=dict(effect.definitions_known),
+        )
+        payload, life, fetch_id = request_of(node.version, encode_request(request)), node.life, effect.fetch_id
+
+        def answer(answered: bytes) -> None:
+            version = peer.version
+            arrived = answer_of(version, answered)
+            world.carry(peer, node, lambda: self._answered(life, fetch_id, arrived, version))
+
+        def refused() -> None:
+            self._failed(life, FetchFailed(fetch_id, "transport", "nobody serves there now", is_retryable=True))
+
+        def arrive() -> None:
+            if peer.serving is None:
+                world.carry(peer, node, refused)
+            else:
+                peer.serving.request(node, payload, answer)
+
+        world.carry(node, peer, arrive)
+
+    def _failed(self, life: int, event: FetchFailed) -> None:
+        if life == self.node.life and self.node.is_up and self._is_linked:
+            self._tell(event)
+
+    def _answered(self, life: int, fetch_id: int, payload: bytes, version: str) -> None:
+        if life != self.node.life or not self.node.is_up or not self._is_linked:
+            return
+        zones = self.node.world.zones
+        try:
+            answer, sealed = decode_answer(payload)
+            if isinstance(answer, ErrorAnswer):
+                error = answer.error
+                reason = f"{error.code}: {error.message}"
+                self._tell(FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch))
+                return
+            page = check_page(answer, sealed, self.peer.zone, STREAM, zones)
+            assert isinstance(page.content, PageContent)
+            page = replace(page, content=_Arrived(page.content, _refused(page.content, zones), version))
+        except MalformedMessage as error:
+            self._tell(FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True))
+        except PageRefused as error:
+            self._tell(FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False))
+        else:
+            self._tell(PageArrived(fetch_id, page))
+
+    def _put(self, effect: Append) -> None:
+        arrived = effect.page.content
+        assert isinstance(arrived, _Arrived)
+        if arrived.version == "major":
+            raise Violation(f"version: {self.node.name} takes a page of another major version")
+        if arrived.refused is not None:
+            self._told_soon(AppendFailed(str(arrived.refused), is_retryable=False))
+            return
+        definitions = []
+        for page in (*effect.definitions_before, effect.page):
+            assert isinstance(page.content, _Arrived)
+            definitions += page.content.content.definitions
+        position, holes = Position(bytes.fromhex(effect.epoch), effect.offset), list(arrived.content.holes)
+        try:
+            putting = self.node.running.put_batches(
+                self.peer.zone, STREAM, arrived.content.sealed, definitions, position, holes=holes, verify=False
+            )
+        except StoreError as error:
+            self._told_soon(AppendFailed(str(error), is_retryable=error.retryable))
+        else:
+            life = self.node.life
+            putting.add_done_callback(lambda future: self._stored(life, effect, holes, future))
+
+    def _stored(
+        self, life: int, effect: Append, holes: Sequence[tuple[int, int, str]], future: Future[PutResult]
+    ) -> None:
+        """Durable, whether somebody is left to hear of it or not."""
+        error = future.exception()
+        if error is None:
+            self.node.world.check.stored(self, effect.epoch, effect.offset, holes)
+            self.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in holes)
+            event: Event = Appended()
+        else:
+            assert isinstance(error, StoreError), error
+            event = AppendFailed(str(error), is_retryable=error.retryable)
+        if life == self.node.life:
+            self._told_soon(event)
+
+    def _told_soon(self, event: Event) -> None:
+        core = self._core
+        self.node.soon(lambda: self._tell(event) if core is self._core else None)
+
+
+def _refused(content: PageContent, zones: frozenset[str]) -> PageRefused | None:
+    try:
+        check_batches(content.entries, content.sealed, STREAM, zones, is_opened=True)
+    except PageRefused as error:
+        return error
+    return None

@@ -1,0 +1,168 @@
+"""The serving side of a node, as `operations.fetch` drives the sender's core, without waiting for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.fact_store.errors import StoreError
+from agent.fact_store.records import ConsumerState
+from agent.replication import sender
+from agent.replication.errors import MalformedMessage
+from agent.replication.messages import FetchAnswer, FetchFacts
+from agent.replication.page import Refuse
+from agent.replication.protocol import decode_request, encode_answer, encode_error
+from agent.replication.reading import PageAsked, PageRead, read_page
+from tests.replication.simulation.checkers import STREAM
+
+if TYPE_CHECKING:
+    from tests.replication.simulation.node import Node
+
+EXPORTS = frozenset({STREAM})
+PACKET_BYTES_MAX = 16 * 1024
+
+Send = Callable[[bytes], None]
+
+
+@dataclass(slots=True, eq=False)
+class Fetching:
+    """A fetch in hand: where its answer goes, until when it waits, from where it reads."""
+
+    request: FetchFacts
+    asker: Node
+    send: Send
+    until_ms: int
+    position: int = 0
+    confirming: Future[int] | None = None
+
+
+class Serving:
+    """One life of the serving side."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._store = node.running
+        self._parked: dict[tuple[str, str], Fetching] = {}
+
+    def request(self, asker: Node, payload: bytes, send: Send) -> None:
+        """A request of `asker` has arrived."""
+        try:
+            request = decode_request(payload)
+            assert isinstance(request, FetchFacts)
+            self._fetch(Fetching(request, asker, send, self._node.world.now_ms + request.wait_ms))
+        except MalformedMessage as error:
+            self._refuse(send, error.operation, Refuse(error.code, error.why))
+        except StoreError:
+            self._refuse(send, "FetchFacts", Refuse("store_unavailable", "the store cannot answer now"))
+
+    def grown(self) -> None:
+        """The store has committed: who waits for facts is served."""
+        for key, fetching in list(self._parked.items()):
+            if self._store.end_offset(STREAM) > fetching.position and self._parked.get(key) is fetching:
+                del self._parked[key]
+                self._answer(fetching)
+
+    # ------------------------------------------------------------------------------------------------------------ internal
+
+    def _fetch(self, fetching: Fetching) -> None:
+        request, store, zone = fetching.request, self._store, fetching.asker.zone
+        consumer = _view(store.consumer(request.consumer_name))
+        admitted = sender.admit_fetch(request, zone, EXPORTS, consumer, 0)
+        assert isinstance(admitted, sender.Admit), admitted
+        refusal = self.check_offsets(request)
+        if refusal is not None:
+            if request.epoch == store.epoch.hex() and refusal.code in {"confirm_beyond_log", "offset_beyond_log"}:
+                store.peer_is_ahead(zone, refusal.message)
+            self._refuse(fetching.send, "FetchFacts", refusal)
+            return
+        if consumer is None:
+            registering = store.register_consumer(request.consumer_name, zone, STREAM, request.starts)
+            registering.add_done_callback(lambda _: self._node.soon(lambda: self._registered(fetching, registering)))
+        else:
+            self._begin(fetching, consumer)
+
+    def check_offsets(self, request: FetchFacts) -> Refuse | None:
+        log = sender.LogView(self._store.epoch.hex(), self._store.end_offset(STREAM))
+        return sender.check_offsets(log, request.epoch, request.after_offset, request.confirm)
+
+    def _registered(self, fetching: Fetching, registering: Future[ConsumerState]) -> None:
+        error = registering.exception()
+        consumer = None if error else _view(registering.result())
+        if consumer is None:
+            self._refuse(fetching.send, "FetchFacts", Refuse("store_unavailable", str(error)))
+        else:
+            self._begin(fetching, consumer)
+
+    def _begin(self, fetching: Fetching, consumer: sender.ConsumerView) -> None:
+        request, confirm = fetching.request, fetching.request.confirm
+        if confirm is not None:
+            self._node.world.check.confirms(fetching.asker, self._node, request.epoch, confirm.last_offset)
+            fetching.confirming = self._store.confirm(request.consumer_name, confirm.last_offset, confirm.first_offset)
+        fetching.position = self.position(request, consumer)
+        self._answer(fetching)
+
+    def position(self, request: FetchFacts, consumer: sender.ConsumerView) -> int:
+        """After which offset to read."""
+        return consumer.frontier if request.after_offset is None else request.after_offset
+
+    def _answer(self, fetching: Fetching) -> None:
+        """Answer, or wait for facts."""
+        request, store, now_ms = fetching.request, self._store, self._node.world.now_ms
+        key = (fetching.asker.zone, request.consumer_name)
+        decision = sender.decide_fetch(
+            request, STREAM, fetching.position, store.end_offset(STREAM), len(self._parked), fetching.until_ms, now_ms
+        )
+        if isinstance(decision, sender.Park):
+            store.seen(request.consumer_name, is_at_end=True, waits_ms=fetching.until_ms - now_ms)
+            self._parked[key] = fetching  # an earlier one gets no answer
+            self._node.after(fetching.until_ms - now_ms, lambda: self._over(key, fetching))
+            return
+        assert isinstance(decision, sender.Answer), decision
+        read = self.read(PageAsked(decision.plan, fetching.asker.zone, request.definitions_known, PACKET_BYTES_MAX))
+        confirming = fetching.confirming
+        may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
+        if confirming is not None and not may_run_ahead and not confirming.done():
+            confirming.add_done_callback(lambda _: self._node.soon(lambda: self._send(fetching, read)))
+        else:
+            self._send(fetching, read)
+
+    def read(self, asked: PageAsked) -> PageRead | Refuse:
+        return read_page(self._store, asked)
+
+    def _over(self, key: tuple[str, str], fetching: Fetching) -> None:
+        if self._parked.get(key) is fetching:
+            del self._parked[key]
+            self._answer(fetching)
+
+    def _send(self, fetching: Fetching, read: PageRead | Refuse) -> None:
+        confirming, name, store = fetching.confirming, fetching.request.consumer_name, self._store
+        if confirming is not None and confirming.done() and confirming.exception() is not None:
+            read = Refuse("store_unavailable", str(confirming.exception()))
+        if isinstance(read, Refuse):
+            self._refuse(fetching.send, "FetchFacts", read)
+            return
+        store.seen(name, is_at_end=max(fetching.position, read.last_offset) >= read.end_offset)
+        consumer = store.consumer(name)
+        answer = FetchAnswer(
+            store_zone=store.zone,
+            epoch=store.epoch.hex(),
+            stream=STREAM,
+            frontier=consumer.frontier if consumer else 0,
+            end_offset=read.end_offset,
+            batches=read.entries,
+            omitted=read.omitted,
+            holes=read.holes,
+            definitions=read.definitions,
+            more=read.last_offset < read.end_offset,
+        )
+        fetching.send(encode_answer(answer, read.batches))
+
+    def _refuse(self, send: Send, operation: str, refusal: Refuse) -> None:
+        store = self._store
+        send(encode_error(store.zone, store.epoch.hex(), operation, refusal.code, refusal.message))
+
+
+def _view(consumer: ConsumerState | None) -> sender.ConsumerView | None:
+    return None if consumer is None else sender.ConsumerView(consumer.zone, consumer.stream, consumer.frontier)

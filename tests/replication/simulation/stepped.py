@@ -1,0 +1,266 @@
+"""Real fact stores under a clock that is moved by hand: the product's own code, but its threads are called instead of started.
+
+`stepped` makes every store that is opened inside it one of these. Work is queued as always; it is committed when `step` is called,
+by the code that the writer's thread runs, and its futures are answered there. A store's files lie in memory, so they can be
+copied at any moment: what a process leaves behind when it is killed, and what a disk remembers of the commit that was under way.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from agent.fact_store import FactStore, damage, housekeeping, opening, recovery, writer
+from agent.fact_store import store as store_module
+from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store.writer import Writer
+from agent.message import TagDefinition
+
+FILE = "facts.db"
+WALL_START_MS = 1_700_000_000_000
+PLENTY_BYTES = 2**40
+SECTOR_BYTES = 512
+SETTINGS = StoreSettings(ballast_bytes=0, disk_free_bytes_min=1024 * 1024)
+
+Image = dict[str, bytes]
+"""The files of a store by name, as one moment left them."""
+
+
+class Clock:
+    """The time of all nodes, in the place of the module `time`; on the wall each may see another (`wall_jump_ms` is whose turn
+    it is)."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.wall_jump_ms = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ms * 1_000_000
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1000
+
+    def time_ns(self) -> int:
+        return (WALL_START_MS + self.now_ms + self.wall_jump_ms) * 1_000_000
+
+
+class Bell:
+    """In the place of the writer's condition: nobody else runs, so nothing is locked; who is to be woken is called."""
+
+    def __init__(self) -> None:
+        self.ring: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> None:
+        """Nothing to lock."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to unlock."""
+
+    def notify(self) -> None:
+        self.ring()
+
+
+class Died(BaseException):
+    """The process died when its commit had been handed to the disk, before anybody was told."""
+
+
+class SteppedWriter(Writer):
+    """The writer without its thread."""
+
+    dies_in_commit = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.bell = Bell()
+        self._changed = self.bell  # type: ignore[assignment]
+
+    def start(self) -> None:
+        self.ended.set_running_or_notify_cancel()
+        self.housekeeping.start(writer.time.monotonic_ns())
+
+    def step(self) -> None:
+        """One commit of all that waits, then what the thread does between two."""
+        if self.failure is not None:
+            return
+        with self._changed:
+            self._group = self._queue.take(tuple(self._queue.waiting))
+        self._commit(self._group)
+        self._attend()
+        if self.failure is not None:
+            self._end()
+
+    def _settle(self, *, is_durable: bool) -> None:
+        if self.dies_in_commit and is_durable:
+            raise Died
+        super()._settle(is_durable=is_durable)
+
+    def die_in_commit(self) -> None:
+        """A commit of all that waits, of which nobody hears."""
+        self.dies_in_commit = True
+        with suppress(Died):
+            self.step()
+
+    def close(self) -> None:
+        self._is_closing = True
+        while self.failure is None and (self._queue.is_urgent or self._queue.waiting):
+            self.step()
+        if not self._has_ended:
+            self._end()
+
+    @property
+    def execute(self) -> Callable[..., sqlite3.Cursor]:
+        """The connection's own: a second one would be somebody else."""
+        return self._connection.execute
+
+    def abandon(self) -> None:
+        """As the kernel does with the connection of a process that was killed."""
+        self._is_closing = self._has_ended = True
+        with suppress(Exception):
+            self._connection.close()
+
+
+class Inline:
+    """A pool of threads without threads."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Nothing to start."""
+
+    def submit(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*arguments, **named))
+        except Exception as error:  # noqa: BLE001  the future's, as in a pool
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None:
+        """Nothing to stop."""
+
+
+class Upkeep(store_module.Upkeep):
+    """Begun, but without its thread."""
+
+    is_begun = True  # type: ignore[assignment]
+
+    def start(self) -> None:
+        """Nothing runs in the background."""
+
+
+class Disks:
+    """What each folder's disk has left."""
+
+    def __init__(self) -> None:
+        self._free: dict[Path, int] = {}
+
+    def free(self, folder: Path) -> int:
+        return self._free.get(folder, PLENTY_BYTES)
+
+    def set_full(self, folder: Path, *, is_full: bool) -> None:
+        self._free[folder] = 0 if is_full else PLENTY_BYTES
+
+
+@contextmanager
+def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytest.MonkeyPatch]:
+    """Stores opened here are stepped, see this clock, these disks, and no chance but this."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (store_module, writer, damage):
+            patch.setattr(module, "time", clock)
+        patch.setattr(store_module, "Writer", SteppedWriter)
+        patch.setattr(store_module, "Upkeep", Upkeep)
+        patch.setattr(store_module, "ThreadPoolExecutor", Inline)
+        for module in (store_module, housekeeping):
+            patch.setattr(module, "disk_free", disks.free)
+        for module in (opening, recovery):
+            patch.setattr(module.os, "urandom", chance.randbytes)
+        yield patch
+
+
+_templates: dict[tuple[str, str], Image] = {}
+
+
+def new_store(folder: Path, zone: str, name: str) -> None:
+    """The files of an empty store that knows one tag; `name` tells stores of one zone apart."""
+    if (zone, name) not in _templates:
+        with stepped(Clock(), random.Random(name), Disks()):  # the same epoch in every run
+            folder.mkdir(parents=True)
+            store = FactStore.open(folder / FILE, zone, settings=SETTINGS, unattended=True)
+            store.define([TagDefinition("tag:line1/t1")])
+            store.close()
+            _templates[zone, name] = image_of(folder)
+            shutil.rmtree(folder)
+    write_image(folder, _templates[zone, name])
+
+
+def open_store(folder: Path, zone: str, policy: StreamSettings) -> FactStore:
+    """As a node opens it."""
+    return FactStore.open(folder / FILE, zone, settings=SETTINGS, streams=[policy], unattended=True)
+
+
+def writer_of(store: FactStore) -> SteppedWriter:
+    """The writer of a store that was opened inside `stepped`; the simulation is the thread that owns it."""
+    found = store._writer
+    assert isinstance(found, SteppedWriter)
+    return found
+
+
+def abandon(store: FactStore) -> None:
+    """Let go of a store whose process is dead."""
+    store._reader.close()
+    writer_of(store).abandon()
+    os.close(store._lock_descriptor)
+
+
+def image_of(folder: Path) -> Image:
+    """What lies in a folder, apart from what the kernel keeps and SQLite makes anew."""
+    kept = (file for file in folder.iterdir() if not file.name.endswith(("-shm", ".lock")))
+    return {file.name: file.read_bytes() for file in kept}
+
+
+def write_image(folder: Path, image: Image) -> None:
+    """Lay an image into a folder that is made for it."""
+    folder.mkdir(parents=True)
+    for name, content in image.items():
+        (folder / name).write_bytes(content)
+
+
+def torn(before: Image, after: Image, chance: random.Random) -> Image:
+    """What a disk may hold when the power goes between two images, before the commit that made the second was synced: its log as it
+    was, and of the sectors that were added any, in any order."""
+    log = f"{FILE}-wal"
+    old, new = before.get(log, b""), after.get(log, b"")
+    if before[FILE] != after[FILE] or not new.startswith(old):
+        return after  # folded into the file meanwhile: SQLite has synced the log before that
+    left = bytearray(new[: len(old) + chance.randint(0, len(new) - len(old))])
+    for start in range(len(old), len(left), SECTOR_BYTES):
+        if chance.random() < 0.2:
+            left[start : start + SECTOR_BYTES] = bytes(len(left[start : start + SECTOR_BYTES]))
+    return {**after, log: bytes(left)}
+
+
+def flip_bit(store: FactStore, stream: str, first_offset: int, chance: random.Random) -> None:
+    """Change one bit of a stored batch. The trigger that would refuse it is away meanwhile."""
+    execute = writer_of(store).execute
+    (trigger,) = execute("SELECT sql FROM sqlite_master WHERE name = 'batch_update_refused'").fetchone()
+    number, body = execute(
+        "SELECT b.id, b.body FROM batch b JOIN stream s ON s.id = b.stream WHERE s.name = ? AND b.first_offset = ?",
+        (stream, first_offset),
+    ).fetchone()
+    changed = bytearray(body)
+    changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+    execute("BEGIN")
+    execute("DROP TRIGGER batch_update_refused")
+    execute("UPDATE batch SET body = ? WHERE id = ?", (bytes(changed), number))
+    execute(trigger)
+    execute("COMMIT")

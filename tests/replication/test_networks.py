@@ -1,0 +1,77 @@
+"""Zones in simulation with real stores: chains, the diamond, plants into one zone, both directions and a ring, under every named fault."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.replication.simulation.checkers import Violation
+from tests.replication.simulation.faults import NAMED, table
+from tests.replication.simulation.network import TOPOLOGIES, World
+from tests.sim import IS_LONG, first_seed, patient, scaled
+
+PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED]
+SCHEDULES = scaled(len(PAIRS), 10_000)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory: what a disk forgets is made by copying, so none is needed."""
+    shared = Path("/dev/shm")
+    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Ten thousand lives of a node say too much."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def world_of(seed: int, folder: Path) -> tuple[str, str, World]:
+    """Topology, fault and world of a seed: all of it, so that it can be replayed alone."""
+    topology, fault = PAIRS[seed % len(PAIRS)]
+    return topology, fault, World(seed, TOPOLOGIES[topology], NAMED[fault], folder / str(seed))
+
+
+@patient
+def test_networks_keep_their_promises(memory: Path) -> None:
+    """Whatever the network and whatever befalls it: nothing acknowledged is lost, nothing stored twice or out of order, frontiers and
+    chains are whole, gaps are told, and everything converges once the faults stop."""
+    first = first_seed(None if IS_LONG else 0)
+    injected, schedules, seconds = Counter[str](), Counter[str](), Counter[str]()
+    for seed in range(first, first + SCHEDULES):
+        topology, fault, world = world_of(seed, memory)
+        begun_s = time.process_time()
+        try:
+            world.run()
+        except Violation as error:
+            error.add_note(f"{topology} under {fault}, SEED={seed}")
+            raise
+        schedules[topology] += 1
+        seconds[topology] += time.process_time() - begun_s  # type: ignore[assignment]  # a sum like any other
+        injected += world.injected
+        assert world.check.acknowledged
+    print("schedules and how many a second of CPU:")
+    for name, count in schedules.items():
+        print(f"  {name:<10} {count:>6,}  {count / seconds[name]:6.1f}")
+    print(f"  {'all':<10} {schedules.total():>6,}  {schedules.total() / seconds.total():6.1f}")
+    print("injected:", table(injected), sep="\n")
+    assert set(NAMED) - {"none", "everything"} <= set(injected), "some fault never bit"
+
+
+def test_a_seed_is_a_schedule(memory: Path) -> None:
+    """The same seed runs the same events and injects the same faults, or no failure could be replayed."""
+    runs = []
+    for _ in range(2):
+        _, _, world = world_of(len(PAIRS) - 1, memory)
+        world.run()
+        sealed = [(row.key, row.digest) for log in world.check.logs.values() for row in log.rows]
+        runs.append((world.events, world.now_ms, world.injected, sealed))
+    assert runs[0] == runs[1]
