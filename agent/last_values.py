@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from agent.fact_store.reader import StoreReader
 from agent.heard import entry_of
+from agent.query.dictionary import Dictionary
 from agent.query.last_rows import ShownRow, shown, with_heard
 from agent.query.latest_search import latest
 from agent.query.scan import Scanner
@@ -26,11 +27,14 @@ def look_up_in(
     reader: StoreReader, queue_depth: Callable[[str], int], heard: Callable[[str], Sequence[ShownRow]] = _nothing
 ) -> LookUp:
     """The way to look values up in a store. `queue_depth` says how many facts of a stream are known to be on their way to it, `heard`
-    which values of a stream were told by others and are kept beside it."""
+    which values of a stream were told by others and are kept beside it. One search at a time: they share what they know of tags."""
+    dictionary = Dictionary(reader)  # definitions never change, and to read ten thousand of them takes half a second
 
     def look_up(stream: str, is_wanted: Wanted, fresh_ms: int, depth_facts: int) -> Found:
         now_ns, streams = time.time_ns(), frozenset([stream])
-        found = latest(Scanner(reader), now_ns, is_wanted, streams=streams, depth_facts=depth_facts, fresh_ms=fresh_ms)
+        found = latest(
+            Scanner(reader, dictionary), now_ns, is_wanted, streams=streams, depth_facts=depth_facts, fresh_ms=fresh_ms
+        )
         rows = [shown(row) for row in found.rows if row.known is not None]
         others = [row for row in heard(stream) if is_wanted((row["zone"], row["subject"], row["predicate"]))]
         if others:

@@ -48,9 +48,9 @@ class Effort:
 class Scanner:
     """Scans of one store up to the ends its streams had when this was made: several scans see the same facts."""
 
-    def __init__(self, reader: StoreReader) -> None:
+    def __init__(self, reader: StoreReader, dictionary: Dictionary | None = None) -> None:
         self.reader = reader
-        self.dictionary = Dictionary(reader)
+        self.dictionary = dictionary or Dictionary(reader)  # whoever asks again and again keeps his own
         bounds = reader.bounds()
         self.firsts: Mapping[str, int] = {name: first for name, (first, _) in bounds.items()}
         self.ends: Mapping[str, int] = {name: last for name, (_, last) in bounds.items()}

@@ -10,9 +10,11 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
+from agent import local
 from agent.cli import bsfg
+from agent.config import load
 from agent.fact_store.records import Outcome
-from tests.replication.nodes import Node
+from tests.replication.nodes import whole_node, write_node_toml
 from tests.support.mosquitto import Mosquitto
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/appending.md").read_text("utf-8")
@@ -56,16 +58,15 @@ def test_what_the_page_shows_of_another_node_works(tmp_path: Path, monkeypatch: 
     commands.append(["append", "--to", "plant-z", "a:b", "c", "1"])
 
     async def run(broker: Mosquitto) -> list[tuple[int, str]]:
-        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
-        idmz.serve({}, {"plant-a": ["facts.operational"]})
-        async with idmz.running():
+        allowed = 'zone = "plant-a"\nappends = ["facts.operational"]'
+        async with whole_node(tmp_path / "idmz", broker, "idmz", allowed) as file:
             said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
-        assert idmz.store.end_offset("facts.operational") == 1
-        idmz.store.close()
+        with local.open_store(load(file)) as store:
+            assert store.end_offset("facts.operational") == 1
         return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
 
     with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
-        write_node_toml(tmp_path, broker)
+        write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')
         said = asyncio.run(run(broker))
     expected = [
         (0, "applied: offset 1 of facts.operational, message_id order-77-released"),
@@ -74,24 +75,3 @@ def test_what_the_page_shows_of_another_node_works(tmp_path: Path, monkeypatch: 
     assert [(code, text in output) for (code, text), (_, output) in zip(expected, said, strict=True)] == [
         (code, True) for code, _ in said
     ], said
-
-
-def write_node_toml(folder: Path, broker: Mosquitto) -> None:
-    """plant-a, which asks idmz and pulls nothing from it, as the page has it."""
-    mine = broker.identity("plant-a")
-    (folder / "node.toml").write_text(
-        f"""[node]
-zone = "plant-a"
-[[broker]]
-name = "idmz"
-host = "{broker.host}"
-port = {broker.port}
-ca_file = "{mine.ca_file}"
-cert_file = "{mine.cert_file}"
-key_file = "{mine.key_file}"
-[[peer]]
-zone = "idmz"
-broker = "idmz"
-asks = true
-"""
-    )

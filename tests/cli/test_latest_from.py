@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.cli.latest_from import literal_prefix
 from agent.query.bounds import matches_glob
-from tests.cli.test_appending import write_node_toml
-from tests.replication.nodes import STREAM, Node
+from tests.replication.nodes import STREAM, Node, write_node_toml
 from tests.support.mosquitto import Mosquitto
 
 
@@ -36,7 +35,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
         return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
 
     with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
-        write_node_toml(tmp_path, broker)
+        write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')
         every, some, table, none, secret, both, own = asyncio.run(run(broker))
     assert [code for code, _ in (every, some, table, none, secret, both, own)] == [0, 0, 0, 1, 1, 2, 0]
     rows = [json.loads(text.splitlines()[0]) for _, text in (every, some, own)]

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from agent import local
 from agent.batch import BatchError
+from agent.config import load
 from agent.fact_store.errors import StoreError
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
@@ -16,6 +18,7 @@ from agent.heard import heard_rows
 from agent.last_values import look_up_in
 from agent.message import Sample, TagDefinition
 from agent.node import _REFUSALS
+from agent.node import Node as WholeNode
 from agent.replication import pki
 from agent.replication.asker import Asker
 from agent.replication.bandwidth import Bandwidth
@@ -134,6 +137,48 @@ class Node:
         await wait_until_async(
             lambda: self.store.end_offset(stream) >= end_offset, f"{self.zone} to reach {end_offset}"
         )
+
+
+@contextlib.asynccontextmanager
+async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> AsyncIterator[Path]:
+    """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer entry; gives its node.toml once it is connected."""
+    file = write_node_toml(folder, broker, zone, peer)
+    settings, stop = load(file), asyncio.Event()
+    with local.open_store(settings) as store:
+        node = WholeNode(settings, store, {})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
+            try:
+                async with asyncio.timeout(20):
+                    await node._links["site"].wait_up()
+                yield file
+            finally:
+                stop.set()
+
+
+def write_node_toml(folder: Path, broker: Mosquitto, zone: str, peer: str) -> Path:
+    """node.toml of a zone at this broker, with the lines of one peer's entry."""
+    mine = broker.identity(zone)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "node.toml"
+    file.write_text(
+        f"""[node]
+zone = "{zone}"
+[health]
+listen_port = 0
+[[broker]]
+name = "site"
+host = "{broker.host}"
+port = {broker.port}
+ca_file = "{mine.ca_file}"
+cert_file = "{mine.cert_file}"
+key_file = "{mine.key_file}"
+[[peer]]
+broker = "site"
+{peer}
+"""
+    )
+    return file
 
 
 async def define(store: FactStore, *names: str) -> list[int]:

@@ -12,13 +12,12 @@ from agent.cli import bsfg
 from agent.config import load
 from agent.heard import FOLDER, heard_rows, is_kept, keep
 from agent.message import Sample, TagDefinition
-from agent.node import Node as WholeNode
 from agent.replication.first_values import FirstValues
 from agent.replication.last_values import Told
 from agent.replication.messages import LatestEntry
-from tests.replication.nodes import STREAM, Node
+from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.test_latest import value
-from tests.support.mosquitto import Mosquitto, free_port
+from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 BASE_NS = 1_700_000_000_000_000_000
@@ -41,38 +40,7 @@ async def say(plant: Node, round_: int, tags: range) -> None:
     await asyncio.wrap_future(plant.store.append_samples(STREAM, rows, awaited=True))
 
 
-def node_toml(folder: Path, broker: Mosquitto) -> Path:
-    """idmz, whose pull begins at the latest values."""
-    mine = broker.identity("idmz")
-    folder.mkdir(exist_ok=True)
-    file = folder / "node.toml"
-    file.write_text(
-        f"""[node]
-zone = "idmz"
-[health]
-listen_port = {free_port()}
-[[broker]]
-name = "site"
-host = "{broker.host}"
-port = {broker.port}
-ca_file = "{mine.ca_file}"
-cert_file = "{mine.cert_file}"
-key_file = "{mine.key_file}"
-[[peer]]
-zone = "plant-a"
-broker = "site"
-pulls = ["{STREAM}"]
-start = [{{ stream = "{STREAM}", at = "latest" }}]
-"""
-    )
-    return file
-
-
-async def until_stopped(file: Path, stop: asyncio.Event) -> None:
-    """The whole node of a configuration."""
-    settings = load(file)
-    with local.open_store(settings) as store:
-        await WholeNode(settings, store, {}).run(stop, asyncio.get_running_loop().create_future())
+PULL = f'zone = "plant-a"\npulls = ["{STREAM}"]\nstart = [{{ stream = "{STREAM}", at = "latest" }}]'
 
 
 async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
@@ -86,7 +54,8 @@ async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
 def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Path) -> None:
     """The receiver's log begins behind the history; `bsfg latest` has every tag at once and says who told of it, until the log has
     a newer one; after a restart nothing is asked twice and nothing is missing."""
-    file = node_toml(tmp_path / "idmz", broker)
+    folder = tmp_path / "idmz"
+    file = folder / "node.toml"
 
     async def scenario() -> None:
         plant = await plant_with_history(broker, tmp_path / "plant")
@@ -95,23 +64,17 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
         server = plant.server
         assert server is not None
         async with plant.running():
-            stop = asyncio.Event()
-            running = asyncio.create_task(until_stopped(file, stop))
-            await wait_until_async(lambda: is_kept(file.parent / "state", "plant-a", STREAM), "the values")
-            assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
-            assert plant.store.consumers()[0].frontier == history
-            await say(plant, 200, range(1, 3))
-            await wait_until_async(lambda: plant.store.consumers()[0].frontier == history + 2, "what is new")
-            stop.set()
-            await running
+            async with whole_node(folder, broker, "idmz", PULL):
+                await wait_until_async(lambda: is_kept(folder / "state", "plant-a", STREAM), "the values")
+                assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
+                assert plant.store.consumers()[0].frontier == history
+                await say(plant, 200, range(1, 3))
+                await wait_until_async(lambda: plant.store.consumers()[0].frontier == history + 2, "what is new")
             asked = server.statistics().requests["GetLatest"]
-            stop = asyncio.Event()
-            running = asyncio.create_task(until_stopped(file, stop))
-            await say(plant, 300, range(2, 3))
-            await wait_until_async(lambda: plant.store.consumers()[0].frontier == history + 3, "what came after")
-            found = await shown(file)
-            stop.set()
-            await running
+            async with whole_node(folder, broker, "idmz", PULL):
+                await say(plant, 300, range(2, 3))
+                await wait_until_async(lambda: plant.store.consumers()[0].frontier == history + 3, "what came after")
+                found = await shown(file)
             assert server.statistics().requests["GetLatest"] == asked
         told = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}
         assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **told}
