@@ -133,12 +133,6 @@ def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
         foreign, leased = (Node.open(broker, "idmz", tmp_path / name) for name in ("foreign", "leased"))
         page = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000)
 
-        async def refused(asker: Asker, request: FetchFacts | ConfirmReceipt) -> str:
-            with pytest.raises(PeerRefused) as raised:
-                await asker.ask(request, 10)
-            assert not raised.value.retryable
-            return raised.value.code
-
         without, by_lease = foreign.asker("plant-a"), leased.asker("plant-a")
         async with plant.running(), foreign.running(), leased.running():
             answer = (await without.ask(page, 10)).answer
@@ -148,7 +142,7 @@ def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
             assert answer == ConfirmAnswer(**_own(plant), cursor_advanced_to=40)
             waits = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, wait_ms=20_000)
             async with asyncio.TaskGroup() as group:
-                waiting = group.create_task(refused(without, waits))
+                waiting = group.create_task(refusal(without, waits))
                 server = plant.server
                 assert server is not None
                 await wait_until_async(lambda: server.statistics().parked == 1, "the fetch to wait")
@@ -157,17 +151,51 @@ def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
                 assert isinstance(answer, FetchAnswer)
                 assert answer.lease == 1
             assert waiting.result() == "fenced"
-            assert await refused(without, page) == "fenced"
-            assert await refused(without, ConfirmReceipt(consumer_name=NAME, offset=100)) == "fenced"
+            assert await refusal(without, page) == "fenced"
+            assert await refusal(without, ConfirmReceipt(consumer_name=NAME, offset=100)) == "fenced"
             both = FetchFacts(consumer_name=NAME, limit=1_000, confirm=Confirm(last_offset=100), lease=0)
             answer = (await without.ask(both, 10)).answer
             assert isinstance(answer, FetchAnswer)
             assert (answer.lease, answer.frontier) == (2, 100)
-            assert await refused(by_lease, ConfirmReceipt(consumer_name=NAME, offset=100, lease=1)) == "fenced"
+            assert await refusal(by_lease, ConfirmReceipt(consumer_name=NAME, offset=100, lease=1)) == "fenced"
         for node in (plant, foreign, leased):
             node.store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosquitto, tmp_path: Path) -> None:
+    """One asks for a lease with a fetch that then waits; another asks while it does. The first is told at once that it is fenced,
+    and the second keeps what it got."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        server = plant.serve({"idmz": [STREAM]})
+        await plant.append(0, 100)
+        one, two = (Node.open(broker, "idmz", tmp_path / name) for name in ("one", "two"))
+        earlier, later = one.asker("plant-a"), two.asker("plant-a")
+        asks = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, after_offset=100, lease=0, wait_ms=20_000)
+        at_once = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, confirm=Confirm(last_offset=1), lease=0)
+        async with plant.running(), one.running(), two.running(), asyncio.TaskGroup() as group:
+            waiting = group.create_task(refusal(earlier, asks))
+            await wait_until_async(lambda: server.statistics().parked == 1, "the fetch to wait")
+            answer = (await later.ask(at_once, 10)).answer
+            assert isinstance(answer, FetchAnswer)
+            assert answer.lease == 2
+            assert await waiting == "fenced"
+            assert lease_of(plant) == 2
+        for node in (plant, one, two):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+async def refusal(asker: Asker, request: FetchFacts | ConfirmReceipt) -> str:
+    """The code with which a request is refused for good."""
+    with pytest.raises(PeerRefused) as raised:
+        await asker.ask(request, 10)
+    assert not raised.value.retryable
+    return raised.value.code
 
 
 def _own(plant: Node) -> dict[str, str]:

@@ -73,7 +73,10 @@ class Fetching:
             consumer = _view(registered)
         assert consumer is not None
         lease = await self._lease(caller, request.consumer_name, request.lease, consumer)
-        confirming = self._start_confirm(caller, request.consumer_name, request.lease, admitted.confirm)
+        shown = (
+            None if request.lease is None else lease.epoch
+        )  # from here on not 0, which would take another's place back
+        confirming = self._start_confirm(caller, request.consumer_name, shown, admitted.confirm)
         if request.after_offset is None and confirming is not None:
             consumer = ConsumerView(consumer.zone, stream, await confirming)
         position = consumer.frontier if request.after_offset is None else request.after_offset
@@ -82,11 +85,10 @@ class Fetching:
         if confirming is not None and not may_run_ahead:
             await confirming
         if (left := _view(store.consumer(request.consumer_name))) is not None:  # somebody else may have come meanwhile
-            await self._lease(caller, request.consumer_name, request.lease, left)
+            await self._lease(caller, request.consumer_name, shown, left)
         if not isinstance(read, PageRead):
             return read
         store.seen(request.consumer_name, is_at_end=max(position, read.last_offset) >= read.end_offset)
-        shown = None if request.lease is None else lease.epoch
         return self._page(stream, self._frontier(request.consumer_name, consumer), read, shown)._replace(
             waited_ns=waited_ns
         )
@@ -104,9 +106,9 @@ class Fetching:
             return self._told_ahead(caller, request.consumer_name, request.epoch, refusal)
         assert consumer is not None
         lease = await self._lease(caller, request.consumer_name, request.lease, consumer)
-        confirming = self._start_confirm(caller, request.consumer_name, request.lease, admitted.confirm)
-        assert confirming is not None
         shown = None if request.lease is None else lease.epoch
+        confirming = self._start_confirm(caller, request.consumer_name, shown, admitted.confirm)
+        assert confirming is not None
         return Reply(ConfirmAnswer(**self._context.own, cursor_advanced_to=await confirming, lease=shown), [])
 
     async def get_cursor(self, caller: Caller, request: GetCursor) -> Outcome:
