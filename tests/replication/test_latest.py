@@ -163,6 +163,24 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.system
+def test_a_node_that_has_no_search_says_so(broker: Mosquitto, tmp_path: Path) -> None:
+    """Where nobody handed in a way to look values up, the operation is refused as one that is not known there."""
+
+    async def run() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS)
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            with pytest.raises(PeerRefused) as refused:
+                await ask(asker)
+        assert (refused.value.code, refused.value.retryable) == ("unknown_operation", False)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
 def value(number: int, size: int = 10) -> LatestEntry:
     """Some value of tag `number`."""
     return LatestEntry(
