@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agent.appending import NO_PRECONDITION, Precondition
-from agent.batch import EPOCH_BYTES, Batch, BatchError, Origin, SampleColumns
+from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers
 from agent.fact_store.acks import Follower
 from agent.fact_store.acks import terms as terms_of
@@ -79,7 +79,6 @@ _FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or byte
 _MESSAGE_BYTES = 1000
 _PLAIN = frozenset({bool, int, float, type(None)})
 _OFFSET_MAX = 2**63 - 1
-_DEFINITIONS_INLINE_MAX = 16  # each is JSON to be read; of more, another thread's hop is the smaller part
 
 
 class FactStore:
@@ -309,7 +308,7 @@ class FactStore:
         `holes` are (first_offset, last_offset, reason) of what the peer says it no longer has; each becomes an incident.
 
         Bytes are parsed and, with `verify`, opened in another thread before the transaction; a `Batch` has been parsed by
-        whoever made it, and a page of them takes no thread's time. Through the future: BatchError, ForkError, DefinitionsMissing, StoreFull; at once: StoreBusy.
+        whoever made it. Through the future: BatchError, ForkError, DefinitionsMissing, StoreFull; at once: StoreBusy.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
@@ -322,21 +321,16 @@ class FactStore:
         page = partial(
             ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position, holes=tuple(holes)
         )
-        checking = partial(check, stream, sealed, definitions, is_opened=verify)
-        is_quick = not verify and len(definitions) <= _DEFINITIONS_INLINE_MAX
-        if is_quick and all(isinstance(one, Batch) for one in sealed):
-            checked = _done(checking)  # little is left to look at: the way to another thread would take longer
-        else:
-            try:
-                checked = self._checker.submit(checking)
-            except RuntimeError as error:  # `close` has come between
-                self._writer.release(call)
-                raise StoreClosed(f"{self.path} is closed") from error
+        try:
+            checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)
+        except RuntimeError as error:  # `close` has come between
+            self._writer.release(call)
+            raise StoreClosed(f"{self.path} is closed") from error
         checked.add_done_callback(partial(self._put_checked, call, page))
         return call.future
 
     def _put_checked(self, call: Call, page: Callable[..., ReceivedPage], checked: Future[list[Batch]]) -> None:
-        """Hand a checked page to the writer, in the room that was taken for it."""
+        """In the checking thread: hand a checked page to the writer, in the room that was taken for it."""
         if (error := checked.exception()) is not None:
             self._writer.release(call)
             call.future.set_exception(error)
@@ -585,16 +579,6 @@ def _space(
     writer: Writer, reader: StoreReader, settings: StoreSettings, policies: dict[str, StreamSettings]
 ) -> StoreSpace:
     return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms())
-
-
-def _done(work: Callable[[], T]) -> Future[T]:
-    """What a thread's pool would return, of work that is done at once."""
-    future: Future[T] = Future()
-    try:
-        future.set_result(work())
-    except (StoreError, BatchError) as error:
-        future.set_exception(error)
-    return future
 
 
 def _answered(outcome: T) -> Future[T]:

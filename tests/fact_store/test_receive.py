@@ -187,20 +187,6 @@ def test_content_is_opened_unless_told_otherwise(store: FactStore) -> None:
     assert done(store.put_batches("plant", TELEMETRY, [honest.sealed], origin.received(), position, verify=False))
 
 
-def test_what_was_checked_before_goes_straight_to_the_writer(store: FactStore) -> None:
-    """A page of parsed batches waits for no thread of the store's, and what may not be stored is refused through the future even so."""
-    store._checker.shutdown()
-    origin = Elsewhere()
-    whole = batch.parse(origin.seal(10))
-    position = PeerPosition(EPOCH, 10)
-    part = batch.cut(whole, 0, 5)
-    refused = store.put_batches("plant", TELEMETRY, [part], origin.received(), position, verify=False)
-    assert isinstance(failed(refused), BatchError)
-    put = store.put_batches("plant", TELEMETRY, [whole], origin.received(), position, verify=False)
-    assert done(put) == PutResult(10, 0, 10)
-    assert store.statistics().queue_bytes == 0
-
-
 def test_a_slice_cannot_be_stored(store: FactStore) -> None:
     """What was cut for a reader is not the batch, and would break the chain."""
     origin = Elsewhere()
