@@ -183,6 +183,7 @@ class Figures:
             trouble=pull.lost_reason or "",
             catch_up=_catch_up(pull),
             fenced=pull.asking is Asking.FENCED,
+            lease=pull.lease,
             facts_stored_total=pull.facts_stored,
             facts_duplicate_total=pull.facts_duplicate,
             pages_total=pull.pages,

@@ -178,6 +178,7 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
         *("bsfg_peer_fenced", "1 when another instance took this one's place.", labels),
         [(n, float(p.fenced)) for n, p in named],
     )
+    yield _gauge("bsfg_peer_lease_epoch", "Ours at the peer, 0 for none.", labels, [(n, p.lease) for n, p in named])
     yield _gauge("bsfg_peer_position_offset", "Received up to here.", labels, [(n, p.position) for n, p in named])
     yield _gauge("bsfg_peer_end_offset", "Known to be there.", labels, [(n, p.end_offset) for n, p in named])
     yield _gauge(

@@ -117,6 +117,7 @@ class PeerFigures:
     trouble: str = ""
     fenced: bool = False  # another instance of this node pulls in its place: it has stopped for good
     catch_up: CatchUpFigures | None = None
+    lease: int = 0  # ours at the peer; 0 where it gives none
     facts_stored_total: int = 0
     facts_duplicate_total: int = 0
     pages_total: int = 0

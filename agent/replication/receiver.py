@@ -154,7 +154,6 @@ class Receiver:
             return
         settings = self._settings
         self._last_fetch_id += 1
-        self.counters.fetches += 1
         wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that has just come is asked to say so at once
         timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
         self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms, wait_ms)

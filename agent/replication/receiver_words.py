@@ -224,7 +224,6 @@ class Accepted:
 class Counters:
     """What happened so far, for metrics."""
 
-    fetches: int = 0
     pages: int = 0
     pages_late: int = 0
     pages_dropped: int = 0
