@@ -16,12 +16,13 @@ test: export PYTHONASYNCIODEBUG = 1
 # Our own mistakes are asserts; an interpreter without them is refused, so none may be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test sim style types pytest format bench lock clean venv system
+.PHONY: help demo test sim fuzz style types pytest format bench lock clean venv system
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
 	echo 'make test           style, types and every test'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
+	echo 'make fuzz           every decoder of a peer'"'"'s bytes, a million inputs each, some 20 minutes; NAME=batch for one, RUNS=n'
 	echo 'make style types    those alone; "make format" repairs what it can'
 	echo 'make bench          the benchmarks, a JSON object each; NAME=append for one'
 	echo 'make lock           requirements.lock anew from the ranges in pyproject.toml'
@@ -46,6 +47,16 @@ pytest: system
 # No limit of time for one test; what each printed (its seed, its figures) is shown at the end.
 sim: system
 	SIM=1 $(VENV)/python -m pytest -q -rP -m sim -o timeout=0 -o faulthandler_timeout=0 $(PYTEST)
+
+# Coverage-guided; the corpus and whatever broke a decoder stay in build/fuzz. What is printed on the way goes to a log beside them.
+fuzz: venv
+	$(VENV)/python -c 'import atheris' 2>/dev/null || $(VENV)/python -m pip install --quiet --no-build-isolation -c requirements.lock -e '.[fuzz]'
+	for name in $(or $(NAME),request answer publish batch columns definition json); do \
+		mkdir -p build/fuzz/$$name; echo "$$name: $(or $(RUNS),1000000) inputs"; \
+		$(VENV)/python -m tests.fuzz.harness $$name build/fuzz/$$name -runs=$(or $(RUNS),1000000) $(if $(SEED),-seed=$(SEED)) \
+			>build/fuzz/$$name/log 2>&1 || { tail -n 40 build/fuzz/$$name/log; exit 1; }; \
+		grep -h 'stat::' build/fuzz/$$name/log; \
+	done
 
 format: venv
 	$(VENV)/ruff check --quiet --fix

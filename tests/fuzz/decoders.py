@@ -1,0 +1,234 @@
+"""The decoders that read a peer's bytes, each with what it may do with them: give a value that holds together, or its one error.
+
+`TARGETS` has for each decoder how it is called and what is asked of its value, seeds made of real messages (`seeds`), the way to
+spoil them (`hostile`), and how much memory an input may cost.
+"""
+
+import contextlib
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from agent import batch, columns
+from agent.errors import BsfgError
+from agent.message import Message, MessageError, TagDefinition, canonical_json, check_message, parse_json
+from agent.message import _is_plainly_canonical as is_plainly_canonical
+from agent.replication import messages as words
+from agent.replication.appends import Asked, asked_of
+from agent.replication.carrier import Incoming
+from agent.replication.errors import MalformedMessage
+from agent.replication.page import Refuse
+from agent.replication.protocol import decode_answer, decode_request, encode_answer, encode_error, encode_request
+from agent.replication.publish_packet import BadPacket, parse_publish
+from agent.replication.sender import Arrival, Caller, Drop, check_arrival
+from tests.fuzz import hostile, seeds
+
+KIB, MIB = 1024, 1024 * 1024
+CONTENT_BYTES_AT = 88  # in a batch's header
+
+
+class Target(NamedTuple):
+    """A decoder under test: bytes in, a value or its own error; and what is asked of the value. An input whose `size` is n bytes may
+    cost `bytes_free` + n * `bytes_per_byte` of memory while it is decoded, never more than `bytes_max`."""
+
+    decode: Callable[[bytes], Any]
+    error: type[BsfgError] | type[BadPacket]
+    check: Callable[[bytes, Any], None]
+    seeds: Callable[[], list[bytes]]
+    mutate: hostile.Mutate
+    bytes_free: int
+    bytes_per_byte: int
+    bytes_max: int
+    repair: Callable[[bytes], bytes] = bytes  # what the fuzzer's own changes need to be looked into
+    tell: Callable[[Any], Any] = str  # what is done with an error
+    size: Callable[[bytes], int] = len
+
+    def allows(self, payload: bytes) -> int:
+        """What an input may cost at its peak, in bytes."""
+        return min(self.bytes_max, self.bytes_free + self.size(payload) * self.bytes_per_byte)
+
+    def examine(self, payload: bytes) -> bool:
+        """Whether the input was taken; fails where it is neither taken, and then good, nor refused in the one way."""
+        try:
+            found = self.decode(payload)
+        except self.error as error:
+            self.tell(error)
+            return False
+        self.check(payload, found)
+        return True
+
+    def weigh(self, payload: bytes) -> int:
+        """The peak of memory while the input is decoded, in bytes; fails where that is more than is allowed."""
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(self.error):
+                self.decode(payload)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= self.allows(payload), f"{len(payload)} bytes cost {peak}, allowed are {self.allows(payload)}"
+        return peak
+
+
+# ----------------------------------------------------------------------------------------------------------------- requests
+
+
+def request(payload: bytes) -> tuple[words.Request, Asked | Refuse | None]:
+    """What the server does with a request before it asks the store."""
+    found = decode_request(payload)
+    return found, asked_of(found, "plant-a") if isinstance(found, words.AppendFact) else None
+
+
+def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse | None]) -> None:
+    """Written and read again it is the same; messages to append can be sealed, if they pass the checks."""
+    found, asked = decoded
+    try:
+        written = encode_request(found)
+    except MalformedMessage:
+        assert len(payload) > 32 * KIB  # what was written shortly may be long in our own writing
+    else:
+        assert decode_request(written) == found
+    if isinstance(found, words.FetchFacts):
+        assert found.starts in {"oldest", "end"} or isinstance(found.starts, int)
+    if isinstance(asked, Asked):
+        for message in asked.messages:
+            check_sealable(message)
+
+
+def tell_request(error: MalformedMessage) -> None:
+    """Every refusal can be told to the asker."""
+    told, _ = decode_answer(encode_error("plant-a", seeds.EPOCH, error.operation, error.code, str(error)))
+    assert isinstance(told, words.ErrorAnswer)
+
+
+def check_sealable(message: Message) -> None:
+    """A message that passes the checks can be sealed and opened again."""
+    try:
+        check_message(message)
+    except MessageError:
+        return
+    (opened,) = batch.open_messages(batch.parse(batch.seal_messages(seeds.LINK, [message]).sealed))
+    assert opened == message
+
+
+# ------------------------------------------------------------------------------------------------------------------ answers
+
+
+def check_answer(payload: bytes, decoded: tuple[words.Answer | words.ErrorAnswer, list[bytes]]) -> None:
+    """Written and read again it is the same, and its parts are exactly its attachment."""
+    found, attached = decoded
+    if isinstance(found, words.ErrorAnswer):
+        return
+    assert payload.endswith(b"".join(attached))
+    assert [len(part) for part in attached] == found.attached()
+    assert decode_answer(encode_answer(found, attached)) == (found, attached)
+
+
+# ------------------------------------------------------------------------------------------------------------------ packets
+
+
+def packet(payload: bytes) -> tuple[Incoming, int, int]:
+    """The first byte is the command, the rest what follows the length of a PUBLISH."""
+    return parse_publish(payload[0] if payload else 0x30, payload[1:])
+
+
+def check_packet(payload: bytes, decoded: tuple[Incoming, int, int]) -> None:
+    """What is delivered comes from a peer that can be answered, or is dropped."""
+    incoming, qos, identifier = decoded
+    assert 0 <= qos <= 3
+    assert 0 <= identifier <= 65535
+    assert payload.endswith(incoming.payload)
+    arrival = Arrival(incoming.topic, incoming.response_topic, incoming.correlation, incoming.is_retained)
+    assert isinstance(check_arrival(arrival, "plant-a", frozenset({"idmz"})), Caller | Drop)
+
+
+# ------------------------------------------------------------------------------------------------------------------ batches
+
+
+def sealed(payload: bytes) -> batch.Batch:
+    """What a receiver does with a batch before it stores it."""
+    parsed = batch.parse(payload)
+    batch.verify(parsed)
+    return parsed
+
+
+def check_sealed(payload: bytes, parsed: batch.Batch) -> None:
+    """Every way to open it works and they agree; what it holds can be sealed again."""
+    assert batch.split(payload + payload) == [payload, payload]
+    if parsed.header.kind is batch.Kind.MESSAGES:
+        assert len(batch.open_messages(parsed)) == parsed.header.count
+    else:
+        check_rows(batch.open_packed(parsed))
+    part = batch.cut(parsed, 0, 1)
+    batch.verify(batch.parse(part.sealed))
+
+
+def promised(payload: bytes) -> int:
+    """How much content a batch says it has, where it may; else its own length."""
+    content_bytes = int.from_bytes(payload[CONTENT_BYTES_AT : CONTENT_BYTES_AT + 4], "little")
+    return max(content_bytes if content_bytes <= batch.CONTENT_BYTES_MAX else 0, len(payload))
+
+
+def content(payload: bytes) -> columns.Unpacked:
+    """Packed columns of the frame that the seeds are made for."""
+    return columns.unpack(payload, seeds.FRAME)
+
+
+def check_content(_: bytes, unpacked: columns.Unpacked) -> None:
+    """What has been checked can be built on."""
+    check_rows(unpacked)
+
+
+def check_rows(unpacked: columns.Unpacked) -> None:
+    """Lists, arrays and look-ups hold the same facts, and those what the frame says of them."""
+    lists, arrays, (count, tag_max, *bounds_ns) = unpacked.columns(), unpacked.arrays(), unpacked.frame
+    assert [min(lists.source_times_ns), max(lists.source_times_ns)] == bounds_ns
+    assert 1 <= min(lists.tags) <= max(lists.tags) <= tag_max
+    assert {len(column) for column in lists} == {count}
+    assert lists.tags == arrays.tags.tolist()
+    assert lists.source_times_ns == arrays.source_times_ns.tolist()
+    assert lists.qualities == arrays.qualities.tolist()
+    assert unpacked.times_ns_at([count - 1]) == lists.source_times_ns[-1:]
+    assert unpacked.qualities_at([0]) == lists.qualities[:1]
+    assert repr(unpacked.values_at([count - 1])) == repr(lists.values[-1:])
+
+
+# --------------------------------------------------------------------------------------------------------------------- JSON
+
+
+def check_definition(_: bytes, found: TagDefinition) -> None:
+    """Written and read again it is the same."""
+    assert TagDefinition.from_json(found.to_json()) == found
+
+
+def json_object(payload: bytes) -> bytes:
+    """The canonical form of what an application sends."""
+    return canonical_json(parse_json("object", payload))
+
+
+def check_object(payload: bytes, canonical: bytes) -> None:
+    """The canonical form is its own; the quick look takes nothing else for canonical."""
+    assert json_object(canonical) == canonical
+    if is_plainly_canonical(payload):
+        assert canonical == payload
+
+
+# Free: what a decoder takes for itself, and the facts of a full batch that are told in a hundred bytes because all are equal. Per byte:
+# an object of Python for every three bytes of JSON or content, and the pieces that canonical JSON is put together from. Max: what the
+# limits of the format make of that; for a batch 25 times CONTENT_BYTES_MAX, as agent.batch says.
+TARGETS = {
+    "request": Target(
+        request, MalformedMessage, check_request, seeds.requests, hostile.json_text, 256 * KIB, 64, 5 * MIB, tell=tell_request
+    ),
+    "answer": Target(decode_answer, MalformedMessage, check_answer, seeds.answers, hostile.answer, 256 * KIB, 64, 80 * MIB),
+    "publish": Target(packet, BadPacket, check_packet, seeds.packets, hostile.publish, 64 * KIB, 64, 64 * MIB),
+    "batch": Target(
+        sealed, batch.BatchError, check_sealed, seeds.batches, hostile.sealed, 6 * MIB, 25, 25 * batch.CONTENT_BYTES_MAX,
+        repair=hostile.resealed, size=promised,
+    ),
+    "columns": Target(content, batch.BatchError, check_content, seeds.contents, hostile.content, 256 * KIB, 64, 64 * MIB),
+    "definition": Target(
+        TagDefinition.from_json, MessageError, check_definition, seeds.definitions, hostile.json_text, 256 * KIB, 64, 64 * MIB
+    ),
+    "json": Target(json_object, MessageError, check_object, seeds.objects, hostile.json_text, 256 * KIB, 64, 64 * MIB),
+}  # fmt: skip

@@ -1,0 +1,196 @@
+"""Real messages to begin with: what the product's own encoders make of a store with samples of every type and messages.
+
+Each function gives good inputs for one decoder of `decoders`; a test holds that none of them is refused.
+"""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import msgspec
+import zstandard
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from agent import batch
+from agent.columns import Frame
+from agent.fact_store import FactStore
+from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
+from agent.replication import messages as words
+from agent.replication.page import ReadPlan
+from agent.replication.protocol import encode_answer, encode_error, encode_request
+from agent.replication.publish_packet import PackedProperties
+from agent.replication.reading import PageAsked, PageRead, read_page
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+
+EPOCH = "0123456789abcdef" * 2
+LINK = batch.Link(OPERATIONAL, batch.Origin("plant-a", bytes(16)))
+FACTS = 12
+FRAME = Frame(FACTS, 9, 1_000, 12_000)  # what the header says of every content in `contents`
+VALUES = (1.5, -0.0, 7, -(2**63), True, None, "text", "grün", b"\x00\xff", Json(b"[1,2.5]"), 2**64 - 1, 3.25)
+OBJECTS = (
+    b'{"a":[1,2.5,-3,1e+30,null,true],"\\u0000":"\\"","\xc3\xa9":{}}',
+    b'{"n":9007199254740991,"step":"mash","x":{"y":[[],[[]]]}}',
+    b"[0.1,1e-7,123456789012]",
+    b'""',
+    b"0",
+)
+ENVELOPE = Envelope("m-1", "plant-a", "idmz", 1_700_000_000_000, "c-1", None, {"line": "1"}, "application/json", "s/1")
+
+
+def rows(values: tuple[object, ...]) -> list[Sample]:
+    """As many samples as FRAME has facts."""
+    return [
+        Sample(n % 9 + 1, 1_000 * (n + 1), values[n % len(values)], (0, 0x80000000)[n % 5 == 4]) for n in range(FACTS)
+    ]
+
+
+def definitions() -> list[bytes]:
+    """Tag definitions as their origin wrote them."""
+    full = TagDefinition("tag:line1/press", "value_sampled", "°C", "press", "ns=2;s=T1", "Double", "of the oil")
+    return [full.to_json(), TagDefinition("tag:line1/t").to_json()]
+
+
+def objects() -> list[bytes]:
+    """Objects of messages, canonical and not."""
+    return [*OBJECTS, b'{ "b": 1.0, "a": 12345678901234567890 }', *definitions()]
+
+
+@functools.cache
+def pages() -> list[PageRead]:
+    """What a store with both streams answers: whole batches, a slice, definitions."""
+    facts = [Fact("order:line1/77", "step_completed", one) for one in OBJECTS[1:]]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FactStore.open(Path(folder, "s.db"), "plant-a", settings=AT_ONCE) as store,
+    ):
+        done(store.define([TagDefinition(f"tag:line1/t{number}", unit="bar") for number in range(1, 10)]))
+        for values in ((1.0,), VALUES):
+            done(store.append_samples(TELEMETRY, rows(values), awaited=True))
+        for number, fact in enumerate(facts):
+            done(store.append_message(OPERATIONAL, Message(_numbered(number), fact)))
+        plans = [
+            ReadPlan(TELEMETRY, 0, 1_000, 100_000),
+            ReadPlan(TELEMETRY, 3, 4, 100_000),
+            ReadPlan(OPERATIONAL, 0, 9, 9_000),
+        ]
+        found = [read_page(store, PageAsked(plan, "idmz", {}, 2**20)) for plan in plans]
+    assert all(isinstance(page, PageRead) and page.batches for page in found)
+    return found  # type: ignore[return-value]
+
+
+def _numbered(number: int) -> Envelope:
+    return Envelope(
+        f"m-{number}", "plant-a", "idmz", 1_700_000_000_000 + number, labels={"line": "1"} if number % 2 else {}
+    )
+
+
+def requests() -> list[bytes]:
+    """Every operation, with few fields and with all of them."""
+    new = words.NewMessage(
+        envelope=ENVELOPE,
+        fact=words.NewFact(subject="order:line1/77", predicate="step_completed", object=msgspec.Raw(OBJECTS[0])),
+        producer="plant-a.mes",
+        lease_epoch=3,
+        base_offset=0,
+    )
+    tag = words.TagKey(zone="plant-a", subject="tag:line1/t1", predicate="value_sampled")
+    fetch = words.FetchFacts(
+        consumer_name="idmz.facts",
+        limit=1000,
+        stream=TELEMETRY,
+        start="2026-11-21T06:00:00Z",
+        epoch=EPOCH,
+        wait_ms=2000,
+        after_offset=10,
+        confirm=words.Confirm(last_offset=9, first_offset=3),
+        definitions_known={f"plant-a/{EPOCH}": 9},
+    )
+    found: list[words.Request] = [
+        fetch,
+        words.FetchFacts(consumer_name="c", limit=1),
+        words.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
+        words.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
+        words.GetCursor(consumer_name="idmz.facts"),
+        words.GetBounds(stream=TELEMETRY),
+        words.ListStreams(),
+        words.AppendFact(stream=OPERATIONAL, messages=[new, new], acks="quorum"),
+        words.AcquireLease(stream=OPERATIONAL, producer="plant-a.mes"),
+        words.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
+    ]
+    assert {type(one) for one in found} == set(words.REQUESTS)
+    return [encode_request(one) for one in found]
+
+
+def answers() -> list[bytes]:
+    """Every operation's answer, pages as the store gives them, and errors."""
+    own = {"store_zone": "plant-a", "epoch": EPOCH}
+    latest = words.LatestEntry(
+        zone="plant-a", subject="tag:line1/t1", predicate="value_sampled", source="press", value=msgspec.Raw(b"1.5"),
+        value_type="float", quality=0, source_time="2026-11-21T06:00:00Z", offset=7, as_of="2026-11-21T06:00:01Z",
+        staleness_ms=12, mode="fresh", unit="bar",
+    )  # fmt: skip
+    found: list[tuple[words.Answer, list[bytes]]] = [
+        (words.ConfirmAnswer(**own, cursor_advanced_to=9), []),
+        (words.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
+        (words.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24), []),
+        (words.StreamsAnswer(**own, streams=[words.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),
+        (words.AppendAnswer(**own, outcomes=[words.AppendedEntry(offset=1, outcome="applied", warning="w")] * 2), []),
+        (words.LeaseAnswer(**own, lease_epoch=3), []),
+        (words.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
+        (words.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")]), []),
+    ]  # fmt: skip
+    for page in pages():
+        told = {
+            "stream": TELEMETRY, "end_offset": page.end_offset, "batches": page.entries, "definitions": page.definitions,
+        }  # fmt: skip
+        found += [
+            (words.FetchAnswer(**own, frontier=0, **told), page.batches),
+            (words.RangeAnswer(**own, **told), page.batches),
+        ]
+    assert {type(one) for one, _ in found} == set(words.ANSWERS)
+    return [*(encode_answer(*one) for one in found), encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")]
+
+
+def packets() -> list[bytes]:
+    """A command byte and what follows the length of a PUBLISH: ours, and one of paho's with every property."""
+    topic = b"bsfg/1/plant-a/idmz/req"
+    start = len(topic).to_bytes(2) + topic
+    ours = PackedProperties(b"12345678", 5, "bsfg/1/plant-a/idmz/rsp/0123456789abcdef").pack()
+    full = Properties(PacketTypes.PUBLISH)
+    full.PayloadFormatIndicator = 1
+    full.UserProperty = [("a", "b"), ("c", "")]
+    full.ContentType = "application/json"
+    full.CorrelationData = b"1234"
+    full.ResponseTopic = "a/b"
+    full.MessageExpiryInterval = 77
+    full.SubscriptionIdentifier = 300
+    full.TopicAlias = 3
+    return [
+        b"\x30" + start + ours + requests()[0],
+        b"\x33" + start + b"\x12\x34" + full.pack() + b"payload",
+        b"\x30" + start + b"\x00",
+    ]
+
+
+def batches() -> list[bytes]:
+    """Sealed batches: raw and compressed, samples of one type and of all, messages, a slice."""
+    found = [sealed for page in pages() for sealed in page.batches]
+    link = batch.Link(TELEMETRY, LINK.origin)
+    large = [Sample(n % 9 + 1, n * 1_000_000, float(n % 50), 0) for n in range(400)]
+    found.append(batch.seal_samples(link, large, batch.Definitions(9, b"\x01" * 16)).sealed)
+    assert {batch.parse(one).header.codec for one in found} == set(batch.Codec)
+    assert {batch.parse(one).header.kind for one in found} == set(batch.Kind)
+    return found
+
+
+def contents() -> list[bytes]:
+    """Packed columns of FRAME's facts: one type each, then all."""
+    found = []
+    link = batch.Link(TELEMETRY, LINK.origin)
+    for values in (*((one,) for one in VALUES), VALUES, tuple(float(n) for n in range(FACTS)), tuple(range(FACTS))):
+        parsed = batch.parse(batch.seal_samples(link, rows(values), batch.Definitions(9, b"\x01" * 16)).sealed)
+        body = parsed.sealed[parsed.body_at : -batch.DIGEST_BYTES]
+        is_raw = parsed.header.codec is batch.Codec.RAW
+        found.append(body if is_raw else zstandard.ZstdDecompressor().decompress(body))
+    return found
