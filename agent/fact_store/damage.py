@@ -43,7 +43,7 @@ class Damages:
 
     @property
     def count(self) -> int:
-        """How many damaged places were found."""
+        """How many damaged places were found and are not repaired."""
         return len(self._said)
 
     def found(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
@@ -70,6 +70,12 @@ class Damages:
         except StoreError:
             self._forget(place)
 
+    def repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
+        """What was found between these offsets is damaged no longer; found again, it is said again."""
+        with self._lock:
+            gone = {place for place in self._said if place[0] == stream and first_offset <= place[1] <= last_offset}
+            self._said -= gone
+
     def _forget(self, place: tuple[str, int]) -> None:
         with self._lock:
             self._said.discard(place)
@@ -94,6 +100,10 @@ def _say(
             for one in origins
         ],
     }
+    number = transaction.stream(stream).id
+    for one in origins:
+        if (known := transaction.catalog.origins.get(Origin(one.zone, one.epoch))) is not None:
+            transaction.add_damage(number, known, one.first_sequence, one.last_sequence)
     place = f"{stream}:{hole.first_offset}-{hole.last_offset}"
     whose = ", ".join(f"{one.zone}/{one.epoch.hex()} {one.first_sequence} to {one.last_sequence}" for one in origins)
     transaction.add_incident(

@@ -340,6 +340,7 @@ class Housekeeping:
             deleted.bytes = stream.released_bytes
             values_of_marks = {"stream": stream.id, "released_offset": stream.released_offset}
             self._execute(QUERIES["delete_marks"], values_of_marks)
+            self._execute(QUERIES["delete_repaired"], (stream.id, stream.released_offset))
         self._waiting_bytes[stream.id] = stream.released_bytes - deleted.bytes
         return len(rows)
 

@@ -122,6 +122,68 @@ FROM batch JOIN origin ON origin.id = batch.origin
 WHERE batch.stream = :stream AND batch.first_offset >= :offset AND batch.first_offset <= :until_offset
 ORDER BY batch.first_offset LIMIT :limit;
 
+-- select_sequences: batches of an origin from the one that holds a sequence, up to the last that starts at or before another
+SELECT first_sequence, first_sequence + count - 1, CAST(body AS BLOB), CAST(digest AS BLOB), first_offset FROM batch
+WHERE stream = :stream
+    AND origin = :origin
+    AND first_sequence >= coalesce(
+        (
+            SELECT max(first_sequence) FROM batch
+            WHERE stream = :stream AND origin = :origin AND first_sequence <= :first_sequence
+        ),
+        0
+    )
+    AND first_sequence <= :last_sequence
+    AND first_sequence + count > :first_sequence
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
+ORDER BY first_sequence;
+
+-- select_held_of: what is held of one origin in a stream, or was before retention
+SELECT first_sequence, last_sequence FROM held WHERE stream = ? AND origin = ? ORDER BY first_sequence;
+
+-- select_end_at_sequence: the batch of an origin that may hold a sequence, and where it ends, unless retention has released it
+SELECT first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
+WHERE stream = :stream
+    AND origin = :origin
+    AND first_sequence <= :sequence
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
+ORDER BY first_sequence DESC LIMIT 1;
+
+-- select_place: where the batch lies that begins at a sequence, and what the table says of it
+SELECT first_offset, last_offset, count, CAST(digest AS BLOB) FROM batch
+WHERE stream = ? AND origin = ? AND first_sequence = ?;
+
+-- select_successor: which digest the batch that begins at a sequence follows
+SELECT CAST(previous_digest AS BLOB) FROM batch WHERE stream = ? AND origin = ? AND first_sequence = ?;
+
+-- select_repaired_offsets: where repaired batches begin, between two offsets
+SELECT DISTINCT first_offset FROM repaired
+WHERE stream = :stream AND first_offset <= :until_offset AND last_offset >= :offset
+ORDER BY first_offset;
+
+-- select_repaired: what was repaired at an offset
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM repaired
+WHERE stream = ? AND first_offset = ? ORDER BY id;
+
+-- insert_repaired: a batch as it was before the disk damaged it
+INSERT INTO repaired (stream, first_offset, last_offset, digest, body) VALUES (?, ?, ?, ?, ?);
+
+-- delete_repaired: what retention has released
+DELETE FROM repaired WHERE stream = ? AND last_offset <= ?;
+
+-- insert_damage: a batch was found damaged
+INSERT INTO damage (stream, origin, first_sequence, last_sequence) VALUES (?, ?, ?, ?)
+ON CONFLICT (stream, origin, first_sequence) DO NOTHING;
+
+-- delete_damage: a batch is repaired, or gone
+DELETE FROM damage WHERE stream = ? AND origin = ? AND first_sequence = ?;
+
+-- select_damage: the damaged batches of a stream
+SELECT origin.zone, origin.epoch, damage.first_sequence, damage.last_sequence
+FROM damage JOIN origin ON origin.id = damage.origin
+WHERE damage.stream = ?
+ORDER BY origin.id, damage.first_sequence;
+
 -- integrity_check: SQLite's own look at its pages and indexes
 PRAGMA integrity_check;
 

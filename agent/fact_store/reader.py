@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, is_damage, reading_tables
 from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreUnusable
 from agent.fact_store.forecast import StoreSpace
+from agent.fact_store.history import Asked, ends_at, read_history
 from agent.fact_store.migrations import FILES, check_known
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import (
     Backlog,
+    BatchEnd,
     BatchHead,
     ConsumerState,
     Hole,
@@ -117,6 +119,23 @@ class StoreReader:
         )  # whoever asks beyond the end learns where it is
         return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
 
+    def read_sequences(
+        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+    ) -> Page:
+        """As `read`, of one origin and by its sequences: places in the page are sequences, its `end_offset` the last one held. See
+        history.py."""
+        with self._reading() as connection, _one_state(connection):
+            number, of = self._stream(connection, stream), self._number(connection, origin)
+            asked = Asked(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
+            return read_history(connection, asked)
+
+    def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
+        """Where the batches end that hold these sequences of an origin, and their digests, as the table has them; in order, each
+        once, without what is not here or was released. No body is read."""
+        with self._reading() as connection, _one_state(connection):
+            number, of = self._stream(connection, stream), self._number(connection, origin)
+            return ends_at(connection, number or 0, of or 0, sequences)
+
     def _end(
         self, connection: sqlite3.Connection, stream: int, page: Assembly, known: int | None, *, is_all: bool
     ) -> int:
@@ -159,10 +178,8 @@ class StoreReader:
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of the definitions of an origin, after one number up to another; fewer where fewer are known."""
         with self._reading() as connection:
-            for number, zone, epoch in connection.execute(QUERIES["select_origins"]).fetchall():
-                if (zone, epoch) == (origin.zone, origin.epoch):
-                    return self._definitions(connection, origin, number, after_number, until_number)
-        return []
+            number = self._number(connection, origin)
+            return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
 
     def _definitions(
         self, connection: sqlite3.Connection, origin: Origin, number: int, after_number: int, until_number: int
@@ -312,6 +329,14 @@ class StoreReader:
             self._streams.update({row[1]: row[0] for row in rows})
         return self._streams.get(name)
 
+    def _number(self, connection: sqlite3.Connection, origin: Origin) -> int | None:
+        """Number of an origin, None where nothing of it was ever held."""
+        for number, zone, epoch in connection.execute(QUERIES["select_origins"]).fetchall():
+            if (zone, epoch) == (origin.zone, origin.epoch):
+                found: int = number
+                return found
+        return None
+
     def _origin(self, connection: sqlite3.Connection, number: int) -> Origin:
         """Origin of a number. Raises StoreDamaged where the table has none."""
         if number not in self._origins:
@@ -333,15 +358,38 @@ def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute(QUERIES["rollback"])
 
 
+class _Repaired:
+    """What was repaired of the offsets that a page may hold, to be taken each in its place."""
+
+    def __init__(self, connection: sqlite3.Connection, stream: int, page: Assembly) -> None:
+        self._connection, self._stream, self._page = connection, stream, page
+        asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
+        offsets = [offset for (offset,) in connection.execute(QUERIES["select_repaired_offsets"], asked).fetchall()]
+        self._left = offsets[::-1]
+
+    def take_until(self, offset: object) -> bool:
+        """Take what begins at or before an offset (whatever a row says is one); True when the page is full."""
+        if not self._left or not isinstance(offset, int):
+            return False
+        while self._left and self._left[-1] <= offset:
+            asked = (self._stream, self._left.pop())
+            for row in self._connection.execute(QUERIES["select_repaired"], asked).fetchall():
+                if self._page.take(row):
+                    return True
+        return False
+
+
 def _take_rows(connection: sqlite3.Connection, stream: int, page: Assembly) -> bool:
-    """Rows into the page until it is full. True when no row is left."""
+    """Rows into the page until it is full, repaired ones before those they replace. True when no row is left."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
     try:
+        repaired = _Repaired(connection, stream, page)
         rows = connection.execute(QUERIES["select_page"], asked)
         try:
-            return not any(page.take(row) for row in rows)
+            is_full = any(repaired.take_until(row[0]) or page.take(row) for row in rows)
         finally:
             rows.close()  # an unfinished statement would keep the writer's log from being reused
+        return not (is_full or repaired.take_until(page.until_offset))
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
@@ -353,7 +401,10 @@ def _take_one_by_one(connection: sqlite3.Connection, stream: int, page: Assembly
     """As `_take_rows`, past rows that SQLite cannot read; where they begin stands in the index."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset, "limit": ROWS_TRIED_MAX}
     offsets = [offset for (offset,) in connection.execute(QUERIES["select_page_offsets"], asked).fetchall()]
+    repaired = _Repaired(connection, stream, page)
     for offset in offsets:
+        if repaired.take_until(offset):
+            return False
         try:
             row = connection.execute(QUERIES["select_page_row"], (stream, offset)).fetchone()
         except sqlite3.DatabaseError as error:
@@ -366,7 +417,7 @@ def _take_one_by_one(connection: sqlite3.Connection, stream: int, page: Assembly
     if len(offsets) == ROWS_TRIED_MAX:
         page.finish(offsets[-1] - 1)
         return False
-    return True
+    return not repaired.take_until(page.until_offset)
 
 
 def _origins_between(connection: sqlite3.Connection, stream: int, hole: Hole) -> list[OriginRange]:

@@ -72,6 +72,20 @@ class PutResult:
     gaps: tuple[Gap, ...] = ()
 
 
+class BatchEnd(NamedTuple):
+    """The last sequence of a batch and the batch's digest, which vouches for everything before it."""
+
+    last_sequence: int
+    digest: bytes
+
+
+class RepairedRange(NamedTuple):
+    """Offsets whose facts are served again."""
+
+    first_offset: int
+    last_offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
     """A registered consumer. `confirmed.ranges` lie beyond `confirmed.frontier`; `seen_unix_ms` is what the table says."""
@@ -140,7 +154,7 @@ class Hole:
 
     first_offset: int
     last_offset: int
-    reason: Literal["expired", "damaged"]
+    reason: Literal["expired", "damaged", "absent"]  # absent: never here, which only sequences can be
 
 
 class OriginRange(NamedTuple):

@@ -68,6 +68,40 @@ BEGIN
     SELECT RAISE(ABORT, 'batch is append-only: retention has not released this one');
 END;
 
+-- Batches found damaged and not repaired yet, by what they hold.
+CREATE TABLE damage (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    first_sequence INTEGER NOT NULL CHECK (first_sequence > 0),
+    last_sequence INTEGER NOT NULL CHECK (last_sequence >= first_sequence),
+    PRIMARY KEY (stream, origin, first_sequence)
+) STRICT, WITHOUT ROWID;
+
+-- What a peer gave back of damaged batches, byte for byte what they were, at their offsets; served in their place. The damaged row stays
+-- as it is: writing where the disk has changed something, perhaps SQLite's own pointers, could hurt its neighbours. Several rows for
+-- one place: the first that is whole counts.
+CREATE TABLE repaired (
+    id INTEGER PRIMARY KEY,
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    first_offset INTEGER NOT NULL CHECK (first_offset > 0),
+    last_offset INTEGER NOT NULL CHECK (last_offset >= first_offset),
+    digest BLOB NOT NULL CHECK (length(digest) = 16),
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE INDEX repaired_by_offset ON repaired (stream, first_offset);
+
+CREATE TRIGGER repaired_update_refused BEFORE UPDATE ON repaired
+BEGIN
+    SELECT RAISE(ABORT, 'repaired is append-only');
+END;
+
+CREATE TRIGGER repaired_delete_refused BEFORE DELETE ON repaired
+WHEN OLD.last_offset > (SELECT released_offset FROM stream WHERE id = OLD.stream)
+BEGIN
+    SELECT RAISE(ABORT, 'repaired is append-only: retention has not released this one');
+END;
+
 -- When a stream's log had come how far, at most one row a minute: what lies from first_offset on was recorded later. age_ms is the
 -- store's own clock, the milliseconds it has been open in all its lives; unix_ms the clock on the wall, for people only.
 -- bytes_total counts the stream's sealed bytes before first_offset.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 from agent.appending import NO_PRECONDITION, Precondition
 from agent.batch import EPOCH_BYTES, Batch, Origin, SampleColumns
 from agent.fact_store import consumers
+from agent.fact_store import repair as repairing
 from agent.fact_store.acks import Follower
 from agent.fact_store.acks import terms as terms_of
 from agent.fact_store.admission import check_precondition
@@ -33,6 +34,7 @@ from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
 from agent.fact_store.errors import AcksRefused, FactsRefused, StoreClosed, StoreDamaged, StoreError
 from agent.fact_store.forecast import StoreSpace
+from agent.fact_store.held import Range
 from agent.fact_store.lifecycle import Event, Lifecycle, step
 from agent.fact_store.opening import open_writer, peer_is_ahead, require_new_epoch
 from agent.fact_store.reader import StoreReader
@@ -41,13 +43,16 @@ from agent.fact_store.records import (
     Appended,
     AppendOutcome,
     Backlog,
+    BatchEnd,
     ConsumerState,
     Incident,
     Integrity,
+    OriginRange,
     Page,
     PeerPosition,
     PutResult,
     ReceivedDefinition,
+    RepairedRange,
     StoreStatistics,
     StreamInfo,
 )
@@ -338,6 +343,33 @@ class FactStore:
         call.run = partial(put, page=page(batches=checked.result()))
         self._writer.call_reserved(call)
 
+    def damaged(self, stream: str) -> Future[list[OriginRange]]:
+        """The batches of a stream that were found damaged and are not repaired: what was told before this call is in it."""
+        return self._call("damaged", partial(repairing.damaged, stream=stream))
+
+    def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[list[RepairedRange]]:
+        """Put damaged batches back, byte for byte, at the offsets where they lay; see repair.py.
+
+        At once: BatchError, StoreBusy. Through the future: FactsRefused, ForkError (another history), StoreFull.
+        """
+        check_name("peer", peer, ZONE)
+        check_name("stream", stream, STREAM)
+        batches = check(stream, sealed, (), is_opened=True)
+        call = Call(f"{stream} from {peer}", sum(map(len, sealed)), time.monotonic_ns(), stream=stream)
+        call.run = partial(repairing.repair, stream=stream, peer=peer, batches=batches)
+        call.future.add_done_callback(partial(self._repaired, stream))
+        self._writer.call(call)
+        return call.future
+
+    def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
+        if done.exception() is None:
+            for one in done.result():
+                self._damages.repaired(stream, one.first_offset, one.last_offset)
+
+    def note_fork(self, stream: str, peer: str, why: str) -> Future[None]:
+        """A peer holds another history than this store: an incident, and nothing else."""
+        return self._call("fork", partial(repairing.note_fork, stream=stream, peer=peer, why=why))
+
     def register_consumer(
         self, name: str, zone: str, stream: str, start: consumers.Start | datetime = "oldest"
     ) -> Future[ConsumerState]:
@@ -447,6 +479,28 @@ class FactStore:
         return self._reader.read(
             stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
         )
+
+    def read_sequences(
+        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+    ) -> Page:
+        """A page of one origin's batches by its sequences, read in the calling thread; see `StoreReader.read_sequences`."""
+        return self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
+
+    def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
+        """Ends and digests of the batches that hold these sequences, read in the calling thread."""
+        return self._reader.batch_ends(stream, origin, sequences)
+
+    def held(self, stream: str) -> dict[Origin, tuple[Range, ...]]:
+        """Which sequences of each origin are held in a stream, or were before retention, with the digests at the ends of each range;
+        from memory."""
+        catalog = self._writer.catalog
+        known = catalog.streams.get(stream)
+        ranges = (
+            {origin: catalog.held.get((known.id, number), ()) for origin, number in catalog.origins.items()}
+            if known
+            else {}
+        )
+        return {origin: found for origin, found in ranges.items() if found}
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's definitions, after one number up to another, read in the calling thread."""

@@ -8,7 +8,7 @@ SQLite error ends the whole transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -19,6 +19,7 @@ from agent.fact_store.held import Range
 from agent.fact_store.message_index import Entry, MessageIndex
 from agent.fact_store.queries import QUERIES, with_rows
 from agent.fact_store.records import ConsumerState, PeerPosition
+from agent.fact_store.served import PageRow
 
 ROWS_AT_ONCE = 8
 """Batches put in by one statement: around each SQLite lets Python's other threads run, and has to wait for them to stop."""
@@ -78,6 +79,27 @@ class Transaction:
         first_sequence, count, digest, previous_digest = row
         return Range(first_sequence, first_sequence + count - 1, previous_digest, digest)
 
+    def place(self, stream: int, origin: int, first_sequence: int) -> tuple[int, int, int, bytes] | None:
+        """First and last offset, count and digest that the table gives for the batch that begins at a sequence."""
+        row: tuple[int, int, int, bytes] | None = self._execute(
+            QUERIES["select_place"], (stream, origin, first_sequence)
+        ).fetchone()
+        return row if row is not None and [type(one) for one in row] == [int, int, int, bytes] else None
+
+    def digest_before(self, stream: int, origin: int, sequence: int) -> bytes | None:
+        """The digest of the batch before a sequence, as the batch that begins there names it; None where none begins there."""
+        row = self._execute(QUERIES["select_successor"], (stream, origin, sequence)).fetchone()
+        return row[0] if row else None
+
+    def rows_at(self, stream: int, first_offset: int) -> Iterator[PageRow]:
+        """The row of a batch and what was repaired there, in the order in which they are believed. Raises sqlite3.Error."""
+        yield from self._execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall()
+        yield from self._execute(QUERIES["select_page_row"], (stream, first_offset)).fetchall()
+
+    def damaged(self, stream: int) -> list[tuple[str, bytes, int, int]]:
+        """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not repaired."""
+        return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
+
     def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
         """Whose facts the batches hold that begin after one offset and up to another, and which of their sequences."""
         rows = self._execute(QUERIES["select_origins_between"], (stream.id, after_offset, until_offset))
@@ -131,6 +153,20 @@ class Transaction:
         )
         self.batches_added += len(batches)
         return stream.end_offset + 1
+
+    def add_damage(self, stream: int, origin: int, first_sequence: int, last_sequence: int) -> None:
+        """A batch is damaged; known already, nothing changes."""
+        self._execute(QUERIES["insert_damage"], (stream, origin, first_sequence, last_sequence))
+
+    def remove_damage(self, stream: int, origin: int, first_sequence: int) -> None:
+        """A batch is damaged no longer, or no longer there."""
+        self._execute(QUERIES["delete_damage"], (stream, origin, first_sequence))
+
+    def add_repaired(self, stream: int, first_offset: int, batch: Batch) -> None:
+        """A batch to be served in place of the damaged one at an offset."""
+        body = memoryview(batch.sealed)[:-DIGEST_BYTES]
+        last_offset = first_offset + batch.header.count - 1
+        self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, body))
 
     def set_held(self, stream: int, origin: int, ranges: tuple[Range, ...]) -> None:
         """What is held of an origin from now on; writes the difference only."""

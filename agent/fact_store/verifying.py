@@ -21,6 +21,7 @@ from agent.fact_store.held import Range
 from agent.fact_store.migrations import check_known
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.recovery import identity
+from agent.fact_store.served import whole
 from agent.fact_store.verify import BatchRow, Damage, StreamCheck, definitions_damage
 
 ROWS_AT_ONCE = 16  # of half a MiB at most each
@@ -120,12 +121,14 @@ class _Walk:
 
     def _stream(self, number: int, check: StreamCheck, end_offset: int) -> Iterator[Damage]:
         after = 0
+        asked = {"stream": number, "offset": 0, "until_offset": 2**62}
+        repaired = {offset for (offset,) in self._rows("the table repaired", "select_repaired_offsets", asked)}
         while True:
             rows = list(self._page(number, after, check.stream))
             for row in rows:
                 if check.next_offset > end_offset >= check.next_offset - 1 and row.first_offset > end_offset:
                     return  # appended since the walk began
-                yield from check.take(row)
+                yield from check.take(self._repaired(number, check.stream, row, repaired))
                 self._done.batches += 1
                 self._done.facts += row.count if isinstance(row.count, int) else 0
                 self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
@@ -155,6 +158,15 @@ class _Walk:
             else:
                 yield BatchRow(offset, offset - 1, *[None] * 12)
 
+    def _repaired(self, number: int, stream: str, row: BatchRow, repaired: set[int]) -> BatchRow:
+        """The row as it is served: with what was put back in place of damaged bytes."""
+        if row.first_offset not in repaired:
+            return row
+        for found in self._rows(f"what was repaired of {stream}", "select_repaired", (number, row.first_offset)):
+            if not isinstance(whole(stream, found), str):
+                return row._replace(body=found[2], digest=found[3])
+        return row
+
     def _consumers(self, ends: dict[str, int]) -> Iterator[Damage]:
         """Frontiers lie within the log, and what is confirmed beyond them too."""
         frontiers = dict[int, tuple[str, str, int]]()
@@ -171,7 +183,7 @@ class _Walk:
                 what = f"consumer {name} confirmed {first_offset} to {last_offset}, which is no range beyond {frontier}"
                 yield Damage(stream, 0, 0, "", 0, what)
 
-    def _rows(self, what: str, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def _rows(self, what: str, query: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Rows as far as SQLite can read them; where it cannot, that is a damage."""
         rows = list[tuple[Any, ...]]()
         try:
