@@ -116,7 +116,7 @@ class PeerSettings:
     `relays` the zones, besides its own, whose facts it may hand to us, `appends` the streams to which it may append here, also
     such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled. `bytes_per_second_max`
     bounds what is pulled from it, all streams together; 0 is no limit. `start` says where pulls begin that do not begin at the oldest
-    fact."""
+    fact. `anti_entropy_hours`: how often what is pulled is compared with it and repaired; 0 only by hand (`peer compare`)."""
 
     zone: str
     broker: str
@@ -127,6 +127,7 @@ class PeerSettings:
     asks: bool = False
     bytes_per_second_max: int = 0
     start: tuple[PullStart, ...] = ()
+    anti_entropy_hours: float = 24.0
 
     def start_of(self, stream: str) -> Literal["oldest", "end", "latest"]:
         """Where the pull of a stream begins."""
@@ -156,6 +157,8 @@ class PeerSettings:
             yield "start", f"{missing[0]!r} is not among pulls"
         if len(set(named)) < len(named):
             yield "start", "names a stream twice"
+        if not 0 <= self.anti_entropy_hours < float("inf"):
+            yield "anti_entropy_hours", "hours between two comparisons, or 0 for none"
         if not (self.exports or self.pulls or self.appends or self.asks):
             why = "this peer neither gets nor gives anything; name streams in exports, pulls or appends, or remove it"
             yield "zone", f"{why} (asks = true if only commands of this node ask it)"

@@ -24,6 +24,7 @@ from agent.fact_store.records import StreamInfo
 from agent.health.snapshot import (
     BrokerFigures,
     CatchUpFigures,
+    ComparisonFigures,
     ConsumerFigures,
     IntegrityFigures,
     Latency,
@@ -38,6 +39,7 @@ from agent.health.snapshot import (
 )
 from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
+from agent.replication.comparing import Comparer
 from agent.replication.link import Link, LinkStatistics
 from agent.replication.puller import Puller, PullStatistics
 from agent.replication.receiver_words import Asking
@@ -81,7 +83,9 @@ class Figures:
         ingest: Ingest,
         telemetry: Telemetry,
         clock_s: Callable[[], float] = time.monotonic,
+        comparers: Iterable[Comparer] = (),
     ) -> None:
+        self._comparers = tuple(comparers)
         self._settings = settings
         self._store = store
         self._links, self._servers, self._pullers, self._ingest = links, servers, pullers, ingest
@@ -182,6 +186,7 @@ class Figures:
             lag_seconds_max=caught.lag_s_max,
             trouble=pull.lost_reason or "",
             catch_up=_catch_up(pull),
+            compared=self._compared(pull.peer_zone, pull.stream),
             fenced=pull.asking is Asking.FENCED,
             lease=pull.lease,
             facts_stored_total=pull.facts_stored,
@@ -192,6 +197,21 @@ class Figures:
             timeouts_total=pull.timeouts,
             restarts_total=pull.restarts,
         )
+
+    def _compared(self, zone: str, stream: str) -> ComparisonFigures | None:
+        for comparer in self._comparers:
+            for one in comparer.statistics():
+                if (one.peer_zone, one.stream) == (zone, stream):
+                    return ComparisonFigures(
+                        one.comparisons,
+                        one.failures,
+                        one.divergent_ranges,
+                        one.repaired_ranges,
+                        one.repaired_facts,
+                        one.last_unix_ms,
+                        one.is_equal,
+                    )
+        return None
 
     def _requests(self) -> RequestFigures:
         counted = self._store.statistics()

@@ -20,7 +20,7 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -102,6 +102,14 @@ class RemoveConsumer(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_fiel
     now: bool = False
 
 
+class ComparePeer(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):
+    """Compare every stream pulled from a peer with it; `repair` what differs; `scan`: read all that is here first, to find damage."""
+
+    zone: str
+    repair: bool = False
+    scan: bool = False
+
+
 class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer."""
 
@@ -163,6 +171,30 @@ class Removed(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="oper
     was: ConsumerEntry
 
 
+class ComparedStream(msgspec.Struct, frozen=True):
+    """What comparing one stream found. `missing` and `damaged` here are (origin, first, last sequence), the first thousand of them;
+    `refused` is what the peer offered in place of damaged batches and was not taken."""
+
+    stream: str
+    compared_facts: int
+    exchanges: int
+    bytes: int
+    divergent_ranges: int
+    missing: list[tuple[str, int, int]]
+    damaged: list[tuple[str, int, int]]
+    forks: list[str]
+    repaired_ranges: int
+    repaired_facts: int
+    unavailable_facts: int
+    refused: list[str]
+
+
+class Compared(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):
+    """Each stream."""
+
+    streams: list[ComparedStream]
+
+
 class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """The frontier after the confirmation, durable before it was answered."""
 
@@ -176,8 +208,9 @@ class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
     hint: str = ""
 
 
-Request = AppendFact | AcquireLease | RegisterConsumer | ListConsumers | RemoveConsumer | ConfirmReceipt
-Answer = Appended | LeaseAcquired | Registered | Consumers | Removed | Confirmed | Refused
+Request = AppendFact | AcquireLease | RegisterConsumer | ListConsumers | RemoveConsumer | ComparePeer | ConfirmReceipt
+Answer = Appended | LeaseAcquired | Registered | Consumers | Removed | Compared | Confirmed | Refused
+Compare = Callable[[ComparePeer], Awaitable[Compared]]
 _REQUEST = msgspec.json.Decoder(Request)
 _ANSWER = msgspec.json.Decoder(Answer)
 
@@ -198,9 +231,10 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
 class Door:
     """Carries out requests on a store this process owns."""
 
-    def __init__(self, store: FactStore) -> None:
+    def __init__(self, store: FactStore, compare: Compare | None = None) -> None:
         self._store = store
         self._producers = Producers(store)
+        self._compare = compare
 
     async def answer(self, request: Request) -> Answer:
         """The answer to a request; what the store or the checks refuse becomes `Refused`."""
@@ -241,6 +275,10 @@ class Door:
                 removing = store.remove_consumer(request.consumer_name, force=request.force, now=request.now)
                 state_after = await asyncio.wrap_future(removing)
                 return Removed(state_after.value, entries[request.consumer_name])
+            case ComparePeer():
+                if self._compare is None:
+                    raise LocalError("this process reaches no peer", "ask the node")
+                return await self._compare(request)
             case ConfirmReceipt():
                 known = store.consumer(request.consumer_name)
                 if known is not None and known.zone != store.zone:

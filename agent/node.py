@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
-from agent import local
-from agent.config import BrokerSettings, NodeSettings
+from agent import comparisons, local
+from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore
 from agent.fact_store.errors import (
@@ -45,9 +45,8 @@ from agent.ingest.tag_map import TagMap
 from agent.last_values import look_up_in
 from agent.replication.asker import Asker
 from agent.replication.bandwidth import Bandwidth
-from agent.replication.carrier import Access
 from agent.replication.first_values import FirstValues
-from agent.replication.identity import Identity, IdentityWatch
+from agent.replication.identity import IdentityWatch
 from agent.replication.link import Link
 from agent.replication.ports import ReceivingStore, ServingStore
 from agent.replication.puller import Puller, PullSettings
@@ -101,19 +100,22 @@ class Node:
         self._settings = settings
         self._store = store
         self._notifier = notify.notifier()
-        identities = [_identity(broker, settings.node.zone) for broker in settings.broker]
+        identities = [comparisons.identity_of(broker, settings.node.zone) for broker in settings.broker]
         self._identities = IdentityWatch(identities)
         self._links = {
-            broker.name: Link(_access(broker, identity, settings.node.zone), identity=identity)
+            broker.name: Link(comparisons.access_of(broker, identity, settings.node.zone), identity=identity)
             for broker, identity in zip(settings.broker, identities, strict=True)
         }
         self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._first_values: list[FirstValues] = []
+        self._askers = {peer.zone: Asker(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls}
         self._pullers = list(self._make_pullers())
+        self._comparers = comparisons.comparers(settings, store, self._askers, self._telemetry)
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
         self._figures = Figures(
-            settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry
+            *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
+            comparers=self._comparers.values(),
         )
 
     async def run(self, stop: asyncio.Event, mistake: asyncio.Future[None]) -> None:
@@ -135,9 +137,10 @@ class Node:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
             pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
             pulling += [group.create_task(each.run(), name="first values") for each in self._first_values]
+            pulling += [group.create_task(each.run(), name="compare") for each in self._comparers.values()]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
-            door = local.Door(self._store)
+            door = local.Door(self._store, partial(comparisons.compare, self._comparers))
             serving.append(group.create_task(local.serve(door, self._settings.node.state_dir), name="local"))
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
             await stop.wait()
@@ -176,7 +179,7 @@ class Node:
         for peer in self._settings.peer:
             if not peer.pulls:
                 continue
-            asker = Asker(self._links[peer.broker], peer.zone)
+            asker = self._askers[peer.zone]
             store = cast("ReceivingStore", self._store)
             origins = frozenset({peer.zone, *peer.relays})
             bandwidth = Bandwidth(peer.bytes_per_second_max) if peer.bytes_per_second_max else None
@@ -222,14 +225,6 @@ def _first_mistake(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
 
 async def _until(ended: asyncio.Future[None]) -> None:
     await ended
-
-
-def _identity(broker: BrokerSettings, zone: str) -> Identity:
-    return Identity(broker.name, zone, broker.ca_file, broker.cert_file, broker.key_file)
-
-
-def _access(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
-    return Access(broker.name, zone, broker.host, broker.port, identity.context)
 
 
 def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:

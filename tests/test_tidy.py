@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Who may import whom, floor by floor: a part knows only parts named above it.
 GROUND = (
     "agent.errors",
+    "agent.spans",
     "agent.message",
     "agent.lease",
     "agent.telemetry",
@@ -35,6 +36,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
     "agent.file_hints": (),
+    "agent.spans": (),
     "agent.message": ("agent.errors",),
     "agent.lease": ("agent.errors", "agent.message"),
     "agent.telemetry": (),
@@ -61,15 +63,27 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "agent.replication",
         "agent.heard",
     ),  # found here, asked for there
-    "agent.node": (*WHOLE, "agent.local", "agent.figures", "agent.heard", "agent.last_values"),
+    "agent.comparisons": (*WHOLE, "agent.local"),
+    "agent.node": (*WHOLE, "agent.local", "agent.figures", "agent.heard", "agent.last_values", "agent.comparisons"),
     "agent.demo": (*WHOLE, "agent.local", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo"),
-    "agent.cli": (*WHOLE, "agent.query", "agent.local", "agent.heard", "agent.node", "agent.demo", "bench"),
+    "agent.cli": (
+        *(
+            *WHOLE,
+            "agent.query",
+            "agent.local",
+            "agent.heard",
+            "agent.comparisons",
+            "agent.node",
+            "agent.demo",
+            "bench",
+        ),
+    ),
 }
 
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
-    *(f"agent/{name}.py" for name in ("appending", "batch", "columns", "lease", "message")),
+    *(f"agent/{name}.py" for name in ("appending", "batch", "columns", "lease", "message", "spans")),
     *(
         f"agent/fact_store/{name}.py"
         for name in ("acks", "admission", "age", "fullness", "retention", "served", "verify")
@@ -97,6 +111,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/replication/{name}.py"
         for name in (
+            "anti_entropy",
             "appends",
             "bandwidth",
             "broker_words",

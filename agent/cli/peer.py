@@ -1,22 +1,29 @@
 """`bsfg peer`: the zones this node talks with, and everything between it and one of them, tried step by step.
 
-`list` shows what is configured, and what the running node says of each; `test` tries it: configuration, name, TCP, TLS, identity, rights,
+`list` shows what is configured, and what the running node says of each; `compare` asks whether both hold the same, and repairs; `test`
+tries it: configuration, name, TCP, TLS, identity, rights,
 the peer's protocol, round trip, clocks, streams. It works beside a running node and without one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import click
+import msgspec
 
+from agent import local
 from agent.cli import config_option, json_option
 from agent.config import NodeSettings, load
 from agent.errors import BsfgError
 from agent.health.client import ask_health
+
+COMPARE_MS_MAX = 6 * 3600 * 1000  # to read a store of a hundred gigabytes and fetch a tenth of it again
 
 
 @click.group()
@@ -78,6 +85,53 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
             click.echo(f"  {word:<7} {step.name:<13} {finding.what}{hint}")
     if bad:
         sys.exit(1)
+
+
+@peer.command()
+@click.argument("name", metavar="ZONE")
+@config_option
+@click.option("--repair", is_flag=True, help="Fetch what is missing or damaged here, and nothing else.")
+@click.option("--scan", is_flag=True, help="Read everything stored here first, to find what the disk has damaged.")
+@json_option
+def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Compare what is pulled from ZONE with what ZONE holds, by digests. Exit status 1 when something differs and is not repaired."""
+    from agent.comparisons import compare_alone
+
+    settings = load(config_file)
+    request = local.ComparePeer(name, repair, scan)
+    try:
+        answer = asyncio.run(local.ask(settings.node.state_dir, request, COMPARE_MS_MAX))
+    except (FileNotFoundError, ConnectionRefusedError):
+        answer = asyncio.run(compare_alone(settings, request))
+    if isinstance(answer, local.Refused):
+        raise local.LocalError(answer.message, answer.hint)
+    assert isinstance(answer, local.Compared)
+    for one in answer.streams:
+        if as_json:
+            click.echo(json.dumps(msgspec.to_builtins(one)))
+            continue
+        for line in _told(name, one):
+            click.echo(line)
+    if any(one.repaired_ranges < one.divergent_ranges for one in answer.streams):
+        sys.exit(1)
+
+
+def _told(zone: str, one: local.ComparedStream) -> Iterator[str]:
+    """A stream's comparison for people."""
+    equal = "equal" if not one.divergent_ranges else f"{one.divergent_ranges} ranges differ"
+    cost = f"{one.exchanges} exchanges, {one.bytes:,} bytes"
+    yield f"{one.stream}: {one.compared_facts:,} facts compared with {zone}, {equal} ({cost})"
+    for what, places in (("missing here", one.missing), ("damaged here", one.damaged)):
+        for origin, first, last in places:
+            yield f"  {what}: {origin} {first:,} to {last:,}"
+    for why in one.forks:
+        yield f"  fork: {why}"
+    if one.repaired_ranges:
+        yield f"  repaired: {one.repaired_ranges} ranges, {one.repaired_facts:,} facts"
+    if one.unavailable_facts:
+        yield f"  not to be had from {zone}: {one.unavailable_facts:,} facts"
+    for why in one.refused:
+        yield f"  not taken: {why}"
 
 
 def _state(settings: NodeSettings) -> dict[str, str]:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from agent.health.snapshot import Latency, NodeSnapshot
+from agent.health.snapshot import ComparisonFigures, Latency, NodeSnapshot
 from agent.health.verdict import Level, assess
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -61,6 +61,14 @@ _STORE_GAUGES = (
     ("bsfg_store_queue_bytes_max", "Bytes that may wait; more slow their source.", "queue_bytes_max"),
     ("bsfg_store_file_bytes", "Size of the database.", "file_bytes"),
     ("bsfg_store_log_bytes", "Size of its write-ahead log.", "log_bytes"),
+)
+
+_COMPARISON_COUNTERS = (
+    ("bsfg_comparisons", "Comparisons with this peer.", "comparisons_total"),
+    ("bsfg_comparison_failures", "Comparisons that could not be carried out.", "failures_total"),
+    ("bsfg_divergent_ranges", "Ranges found missing, damaged or forked here.", "divergent_ranges_total"),
+    ("bsfg_repaired_ranges", "Ranges repaired from this peer.", "repaired_ranges_total"),
+    ("bsfg_repaired_facts", "Facts repaired from this peer.", "repaired_facts_total"),
 )
 
 
@@ -193,12 +201,26 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
         *("bsfg_peer_catch_up_seconds_left", "Until it has caught up, at the pace of the last seconds.", labels),
         [(n, p.catch_up.seconds_left if p.catch_up else None) for n, p in named],
     )
+    yield from _comparisons([(n, p.compared) for n, p in named if p.compared], labels)
     yield _gauge(
         *("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.", labels),
         [(n, p.lag_seconds_max) for n, p in named],
     )
     for name, text, field in _PEER_COUNTERS:
         yield _counter(name, text, labels, [(n, getattr(p, field)) for n, p in named])
+
+
+def _comparisons(found: list[tuple[tuple[str, str], ComparisonFigures]], labels: tuple[str, ...]) -> Iterator[Metric]:
+    for name, text, field in _COMPARISON_COUNTERS:
+        yield _counter(name, text, labels, [(n, getattr(one, field)) for n, one in found])
+    yield _gauge(
+        *("bsfg_peer_equal", "1 when the last comparison left nothing that differs.", labels),
+        [(n, None if one.is_equal is None else float(one.is_equal)) for n, one in found],
+    )
+    yield _gauge(
+        *("bsfg_peer_compared_time_seconds", "Unix time of the last comparison.", labels),
+        [(n, None if one.last_unix_ms is None else one.last_unix_ms / 1000) for n, one in found],
+    )
 
 
 def _requests(snapshot: NodeSnapshot) -> Iterator[Metric]:

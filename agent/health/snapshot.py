@@ -103,6 +103,20 @@ class CatchUpFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparisonFigures:
+    """What comparing with a peer has found and repaired since the start. `is_equal`: whether the last comparison left nothing that
+    differs, None before the first."""
+
+    comparisons_total: int
+    failures_total: int
+    divergent_ranges_total: int
+    repaired_ranges_total: int
+    repaired_facts_total: int
+    last_unix_ms: int | None = None
+    is_equal: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFigures:
     """A stream we pull from another zone. `lag_seconds` is the age of the oldest fact that is there and not yet here; 0 when
     nothing is outstanding, growing while the peer cannot be asked, None before the first answer."""
@@ -125,6 +139,7 @@ class PeerFigures:
     pages_dropped_total: int = 0
     timeouts_total: int = 0
     restarts_total: int = 0  # because the peer's store had become another
+    compared: ComparisonFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

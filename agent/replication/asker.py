@@ -28,10 +28,11 @@ OnAnswer = Callable[[bytes], None]
 
 
 class Reply(NamedTuple):
-    """A good answer and its batches."""
+    """A good answer, its batches, and how many bytes both had on the wire."""
 
     answer: Answer
     batches: list[bytes]
+    bytes: int = 0
 
 
 class Asker:
@@ -72,12 +73,13 @@ class Asker:
         try:
             async with asyncio.timeout(wait_s + timeout_s):
                 await self.send(request, on_answer, int(wait_s + timeout_s) + 1)
-                answer, batches = decode_answer(await answered)
+                payload = await answered
+                answer, batches = decode_answer(payload)
         except TimeoutError as error:
             raise TransportError(self.peer_zone, f"no answer in {timeout_s:g} s", "Is the peer overloaded?") from error
         if isinstance(answer, ErrorAnswer):
             raise peer_refused(self.peer_zone, answer)
-        return Reply(answer, batches)
+        return Reply(answer, batches, len(payload))
 
     def _answered(self, incoming: Incoming) -> None:
         on_answer = self._open.pop(incoming.correlation or b"", None)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.batch import Batch, BatchError, Header, Origin, parse, verify
 from agent.replication.errors import ReplicationError
-from agent.replication.messages import Answer, DefinitionEntry, FetchAnswer
+from agent.replication.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
 from agent.replication.receiver_words import Page
 
 DEFINITION_BYTES_MAX = 64 * 1024
@@ -99,6 +99,21 @@ def check_batches(
             raise PageRefused(f"{where}: {error}") from error
         batches.append(batch)
     return batches
+
+
+def check_sequences(
+    answer: Answer, sealed: Sequence[bytes], peer_zone: str, request: FetchSequences, origins: frozenset[str]
+) -> tuple[list[Batch], list[ReceivedDefinition]]:
+    """Batches and definitions of a page of sequences, each batch opened once. PageRefused when it is not what was asked for."""
+    if not isinstance(answer, SequencesAnswer):
+        raise PageRefused("an answer to another operation than FetchSequences")
+    if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
+        raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
+    batches = check_batches(answer.batches, sealed, request.stream, origins, is_opened=True)
+    for (first, _, _), batch in zip(answer.batches, batches, strict=True):
+        if (str(batch.header.origin), batch.header.first_sequence) != (request.origin, first):
+            raise PageRefused(f"batch at sequence {first} is another than the page says")
+    return batches, [_check_definition(entry, origins) for entry in answer.definitions]
 
 
 def _check_header(header: Header, where: str, count: int, stream: str, origins: frozenset[str]) -> None:

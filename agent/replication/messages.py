@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from agent.appending import WARNING_CHARACTERS_MAX
+from agent.batch import Origin
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
 from agent.replication.errors import MalformedMessage
@@ -24,6 +25,10 @@ BYTES_MAX_MIN, BYTES_MAX_MAX = 1024, 8 * 1024 * 1024
 BYTES_MAX_DEFAULT = 256 * 1024
 """Where paho and one broker carry most, measured; larger pages delay whatever waits behind them."""
 WAIT_MS_MAX = 60_000
+ENDS_MAX, ENDS_DEFAULT = 256, 64
+"""Digests inside a range told at once: each exchange leaves a 64th of it, so a billion facts take five."""
+RANGES_MAX = 2000
+"""Ranges in one answer: the whole origins up to the thousandth, and an origin has a thousand at most."""
 OFFSET_MAX = 2**63 - 1
 MESSAGES_MAX = 256
 """Messages of one append: as many small ones as fit a request, and their outcomes an answer."""
@@ -42,6 +47,7 @@ _StartText = Annotated[str, msgspec.Meta(max_length=40)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
 _Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
 _Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 _OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 
 _Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
@@ -137,6 +143,42 @@ class FetchRange(_Request, frozen=True, tag="FetchRange", tag_field="operation")
     def check(self) -> None:
         _check_page(self.limit, self.bytes_max, "FetchRange")
         _check_forwards(self.first_offset, self.last_offset, "FetchRange")
+
+
+class FetchSequences(_Request, frozen=True, tag="FetchSequences", tag_field="operation"):
+    """Facts `first_sequence` to `last_sequence` of one origin, a page of whole batches at a time, the asker's own included."""
+
+    stream: _Name
+    origin: _OriginName
+    first_sequence: _Position
+    last_sequence: _Position
+    limit: int
+    bytes_max: int = BYTES_MAX_DEFAULT
+    definitions_known: dict[_OriginName, _Offset] = {}
+
+    def check(self) -> None:
+        _check_page(self.limit, self.bytes_max, "FetchSequences")
+        _check_forwards(self.first_sequence, self.last_sequence, "FetchSequences")
+
+
+class GetDigests(_Request, frozen=True, tag="GetDigests", tag_field="operation"):
+    """What is held of each origin after `after_origin`; or, with `origin`, the digests at some batch ends inside a range of it."""
+
+    stream: _Name
+    after_origin: _OriginName | None = None
+    origin: _OriginName | None = None
+    first_sequence: _Position | None = None
+    last_sequence: _Position | None = None
+    ends_max: int = ENDS_DEFAULT
+
+    def check(self) -> None:
+        _check_range("ends_max", self.ends_max, 1, ENDS_MAX, "GetDigests")
+        given = [one is not None for one in (self.origin, self.first_sequence, self.last_sequence)]
+        if any(given) and not (all(given) and self.after_origin is None):
+            why = "origin, first_sequence and last_sequence go together, and not with after_origin"
+            raise MalformedMessage(why, "bad_request", "GetDigests")
+        if self.first_sequence is not None and self.last_sequence is not None:
+            _check_forwards(self.first_sequence, self.last_sequence, "GetDigests")
 
 
 class ConfirmReceipt(_Request, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
@@ -241,6 +283,8 @@ class GetLatest(_Request, frozen=True, tag="GetLatest", tag_field="operation"):
 Request = (
     FetchFacts
     | FetchRange
+    | FetchSequences
+    | GetDigests
     | ConfirmReceipt
     | GetCursor
     | GetBounds
@@ -251,7 +295,7 @@ Request = (
 )
 REQUESTS: tuple[type[Request], ...] = (
     FetchFacts,
-    FetchRange,
+    *(FetchRange, FetchSequences, GetDigests),
     ConfirmReceipt,
     GetCursor,
     GetBounds,
@@ -305,12 +349,15 @@ class _PageAnswer(_Answer, frozen=True):
     """
 
     stream: _Name
-    end_offset: _Offset
     batches: list[tuple[_Position, _Position, _Position]] = []
     omitted: list[tuple[_Position, _Position]] = []
     holes: list[tuple[_Position, _Position, _Reason]] = []
     definitions: list[DefinitionEntry] = []
     more: bool = False
+
+    def end(self) -> int:
+        """What no place of the page lies beyond."""
+        raise NotImplementedError
 
     def covered(self) -> tuple[int, int] | None:
         """First and last offset of the page; None when it covers none."""
@@ -334,11 +381,20 @@ class _PageAnswer(_Answer, frozen=True):
         for (first, last), (following, _) in zip(runs, [*runs[1:], (runs[-1][1] + 1, 0)] if runs else [], strict=True):
             if not first <= last == following - 1:
                 raise MalformedMessage(f"page not contiguous at offset {last}", operation=operation)
-        if runs and runs[-1][1] > self.end_offset:
-            raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {self.end_offset}", operation=operation)
+        if runs and runs[-1][1] > self.end():
+            raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {self.end()}", operation=operation)
 
 
-class FetchAnswer(_PageAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
+class _OffsetsAnswer(_PageAnswer, frozen=True, kw_only=True):
+    """A page whose places are offsets."""
+
+    end_offset: _Offset
+
+    def end(self) -> int:
+        return self.end_offset
+
+
+class FetchAnswer(_OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
     """A consumer's page; one without offsets and without definitions means that nothing came while waiting. `lease` is the asker's,
     where he showed or asked for one."""
 
@@ -346,8 +402,45 @@ class FetchAnswer(_PageAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_
     lease: _Lease | None = None
 
 
-class RangeAnswer(_PageAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
+class RangeAnswer(_OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
     """A page of a range, up to its end or the log's; without offsets and without definitions where it lies beyond the log."""
+
+
+class SequencesAnswer(_PageAnswer, frozen=True, kw_only=True, tag="FetchSequences", tag_field="operation"):
+    """A page whose places are sequences of `origin`: whole batches, the first perhaps from before what was asked for. Holes may also be
+    `absent`: never held here. Nothing is omitted."""
+
+    origin: _OriginName
+
+    def end(self) -> int:
+        return OFFSET_MAX
+
+
+class DigestsAnswer(_Answer, frozen=True, tag="GetDigests", tag_field="operation"):
+    """`ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), by origin and sequence, of
+    what is held or was before retention; whole origins, and `more` says that others follow. `ends`: (last_sequence, digest) of
+    batches inside the range asked for. `end_offset` is where the log ended, all that `ranges` name included."""
+
+    stream: _Name
+    end_offset: _Offset
+    ranges: Annotated[
+        list[tuple[_OriginName, _Position, _Position, _Digest, _Digest]], msgspec.Meta(max_length=RANGES_MAX)
+    ] = []
+    ends: Annotated[list[tuple[_Position, _Digest]], msgspec.Meta(max_length=ENDS_MAX + 2)] = []
+    more: bool = False
+
+    def check(self) -> None:
+        """Ranges and ends come in their order, forwards and apart."""
+        starts = [(origin, first) for origin, first, _, _, _ in self.ranges]
+        overlaps = any(
+            left[0] == right[0] and left[2] >= right[1]
+            for left, right in zip(self.ranges, self.ranges[1:], strict=False)
+        )
+        if sorted(starts) != starts or overlaps or any(first > last for _, first, last, _, _ in self.ranges):
+            raise MalformedMessage("ranges of digests are not in order", operation="GetDigests")
+        places = [last for last, _ in self.ends]
+        if sorted(set(places)) != places:
+            raise MalformedMessage("ends of batches are not in order", operation="GetDigests")
 
 
 class ConfirmAnswer(_Answer, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
@@ -464,6 +557,8 @@ class ErrorAnswer(_Answer, frozen=True):
 Answer = (
     FetchAnswer
     | RangeAnswer
+    | SequencesAnswer
+    | DigestsAnswer
     | ConfirmAnswer
     | CursorAnswer
     | BoundsAnswer
@@ -474,7 +569,7 @@ Answer = (
 )
 ANSWERS: tuple[type[Answer], ...] = (
     FetchAnswer,
-    RangeAnswer,
+    *(RangeAnswer, SequencesAnswer, DigestsAnswer),
     ConfirmAnswer,
     CursorAnswer,
     BoundsAnswer,
@@ -483,6 +578,12 @@ ANSWERS: tuple[type[Answer], ...] = (
     LeaseAnswer,
     LatestAnswer,
 )
+
+
+def origin_named(name: str) -> Origin:
+    """The origin that a checked field names."""
+    zone, _, epoch = name.partition("/")
+    return Origin(zone, bytes.fromhex(epoch))
 
 
 def operation_of(message: Request | Answer | type[Request | Answer]) -> str:

@@ -87,7 +87,47 @@ class Page(Protocol):
     def end_offset(self) -> int: ...
 
 
-class ServingStore(Protocol):
+class HeldRange(Protocol):
+    """Consecutive sequences that are held of an origin, or were before retention, and the digests at both ends."""
+
+    @property
+    def first_sequence(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+    @property
+    def first_previous_digest(self) -> bytes: ...
+    @property
+    def last_digest(self) -> bytes: ...
+
+
+class BatchEnd(Protocol):
+    """The last sequence of a batch, and its digest."""
+
+    @property
+    def last_sequence(self) -> int: ...
+    @property
+    def digest(self) -> bytes: ...
+
+
+class ComparedStore(Protocol):
+    """What comparing two stores needs of either of them."""
+
+    def held(self, stream: str) -> Mapping[Origin, Sequence[HeldRange]]:
+        """The ranges held of each origin in a stream, in order and apart. From memory."""
+        ...
+
+    def batch_ends(self, stream: str, origin: Origin, sequences: Sequence[int]) -> Sequence[BatchEnd]:
+        """The batches that hold these sequences and are still here: ends and digests, in order, each once."""
+        ...
+
+    def read_sequences(
+        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+    ) -> Page:
+        """As `read`, whole batches of one origin by its sequences: places in the page are sequences."""
+        ...
+
+
+class ServingStore(ComparedStore, Protocol):
     """What the serving side needs."""
 
     @property
@@ -179,7 +219,20 @@ class PutResult(Protocol):
     def duplicate_facts(self) -> int: ...
 
 
-class ReceivingStore(Protocol):
+class OriginRange(Protocol):
+    """Sequences of an origin."""
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def epoch(self) -> bytes: ...
+    @property
+    def first_sequence(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+
+
+class ReceivingStore(ComparedStore, Protocol):
     """What the pulling side needs."""
 
     @property
@@ -209,4 +262,24 @@ class ReceivingStore(Protocol):
 
         Without `verify` the batches' contents need not be opened: the caller has done it.
         """
+        ...
+
+    def end_offset(self, stream: str) -> int:
+        """Last committed offset of a stream. From memory."""
+        ...
+
+    def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
+        """As the serving store's; what is damaged is noted on the way."""
+        ...
+
+    def damaged(self, stream: str) -> Future[Sequence[OriginRange]]:
+        """The batches that are known to be damaged here."""
+        ...
+
+    def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[Sequence[object]]:
+        """Put damaged batches back, at the offsets where they lay; one object for each that was."""
+        ...
+
+    def note_fork(self, stream: str, peer: str, why: str) -> Future[None]:
+        """A peer holds another history: an incident."""
         ...

@@ -7,14 +7,14 @@ small limit asks for one.  Touches nothing but the store's read side, so it may 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from agent.batch import BatchError, Origin, cut, parse
-from agent.replication.messages import DefinitionEntry
+from agent.replication.messages import OFFSET_MAX, DefinitionEntry
 from agent.replication.page import Gone, ReadPlan, Refuse, Row, select_page
-from agent.replication.ports import ServingStore, StoredBatch
+from agent.replication.ports import Page, ServingStore, StoredBatch
 
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
@@ -51,6 +51,24 @@ def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
     """The page that `asked` describes, or why there can be none."""
     plan = asked.plan
     page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max, until_offset=plan.until_offset)
+    return _chosen(store, asked, page)
+
+
+def read_sequences(store: ServingStore, origin: Origin, asked: PageAsked) -> PageRead | Refuse:
+    """As `read_page`, of one origin, with sequences for places. Whole batches whatever the limit: they are asked for to be stored."""
+    plan = asked.plan
+    first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
+    page = store.read_sequences(plan.stream, origin, first, last, plan.limit, plan.bytes_max)
+    limit, after = plan.limit, plan.after_offset
+    if page.batches:
+        head = page.batches[0]
+        limit, after = max(limit, head.last_offset - head.first_offset + 1), min(after, head.first_offset - 1)
+    whole = replace(asked, plan=ReadPlan(plan.stream, after, limit, plan.bytes_max))
+    return _chosen(store, whole, page)
+
+
+def _chosen(store: ServingStore, asked: PageAsked, page: Page) -> PageRead | Refuse:
+    plan = asked.plan
     rows = [
         Row(
             each.first_offset,

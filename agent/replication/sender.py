@@ -15,7 +15,7 @@ from enum import Enum
 
 from agent.lease import NO_LEASE, Lease, Shown, decide
 from agent.replication.errors import MalformedMessage
-from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts, FetchRange
+from agent.replication.messages import Confirm, ConfirmReceipt, FetchFacts, FetchRange, FetchSequences
 from agent.replication.page import ReadPlan, Refuse
 from agent.replication.topics import check_response_topic, parse_request_topic
 
@@ -187,6 +187,14 @@ def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], 
     if refusal is not None:
         return refusal
     return ReadPlan(request.stream, request.first_offset - 1, request.limit, request.bytes_max, request.last_offset)
+
+
+def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozenset[str]) -> ReadPlan | Refuse:
+    """What to read of an origin's sequences, which are the plan's places."""
+    if request.stream not in exports:
+        return not_exported(request.stream, asking_zone)
+    first, last = request.first_sequence, request.last_sequence
+    return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last)
 
 
 def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:

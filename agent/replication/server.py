@@ -26,8 +26,10 @@ from agent.replication.messages import (
     ConfirmReceipt,
     FetchFacts,
     FetchRange,
+    FetchSequences,
     GetBounds,
     GetCursor,
+    GetDigests,
     GetLatest,
     ListStreams,
     Request,
@@ -35,6 +37,7 @@ from agent.replication.messages import (
 )
 from agent.replication.operations.append import Appending
 from agent.replication.operations.context import Context, Outcome
+from agent.replication.operations.digests import Digests
 from agent.replication.operations.fetch import Fetching
 from agent.replication.operations.latest import LastValues
 from agent.replication.operations.ranges import Ranges
@@ -99,6 +102,8 @@ class Server:
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._fetching.fetch,
             FetchRange: ranges.fetch_range,
+            FetchSequences: ranges.fetch_sequences,
+            GetDigests: Digests(self._context).get_digests,
             ConfirmReceipt: self._fetching.confirm,
             GetCursor: self._fetching.get_cursor,
             GetBounds: streams.get_bounds,

@@ -25,7 +25,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         if not list(tmp_path.glob("*.why")):
             mark_suspect(tmp_path / "facts.db", "a test")
     (aside,) = (one.with_suffix("") for one in tmp_path.glob("*.why"))
-    lines = re.findall(r"^bsfg .*$", PAGE.read_text("utf-8"), re.MULTILINE)
+    lines = re.findall(r"^bsfg store .*$", PAGE.read_text("utf-8"), re.MULTILINE)
     assert len(lines) == 6
     for line in lines:
         words = shlex.split(re.sub(r"facts\.db\.damaged-\d+T\d+Z", str(aside), line), comments=True)[1:]

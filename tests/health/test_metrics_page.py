@@ -13,6 +13,7 @@ from agent.health.metrics import families
 from agent.health.snapshot import (
     BrokerFigures,
     CatchUpFigures,
+    ComparisonFigures,
     ConsumerFigures,
     NodeSnapshot,
     PeerFigures,
@@ -42,7 +43,15 @@ def everything() -> NodeSnapshot:
             streams=(known(StreamFigures("s", 1, 1, 1)),),
             consumers=(known(ConsumerFigures("c", "s", "z", "online", 1, 0)),),
             brokers=(BrokerFigures("b", True),),
-            peers=(known(PeerFigures("p", "s", True, 1, 1, catch_up=CatchUpFigures(0, 1.0, 1.0, 1.0))),),
+            peers=(
+                known(
+                    PeerFigures(
+                        *("p", "s", True, 1, 1),
+                        catch_up=CatchUpFigures(0, 1.0, 1.0, 1.0),
+                        compared=ComparisonFigures(1, 1, 1, 1, 1),
+                    )
+                ),
+            ),
             sources=(known(SourceFigures("o", "opcua", True)),),
             serving=ServingFigures({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
             spans=tuple(SpanFigures(span) for span in Span),

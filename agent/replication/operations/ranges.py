@@ -1,4 +1,4 @@
-"""FetchRange: facts by where they lie, for whoever keeps his own count. Nothing is registered, confirmed or waited for.
+"""FetchRange and FetchSequences: facts by where they lie, here or at their origin, for whoever keeps his own count. Nothing is registered, confirmed or waited for.
 
 Any number of askers may read side by side, so a job that reads a year is cut into tasks, and what was read is read again. Whoever
 cuts a range in the middle of a batch gets a slice of it from both sides.
@@ -7,10 +7,10 @@ cuts a range in the middle of a batch gets a slice of it from both sides.
 from __future__ import annotations
 
 from agent.replication import sender
-from agent.replication.messages import FetchRange, RangeAnswer
+from agent.replication.messages import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
 from agent.replication.operations.context import Context, Outcome, Reply
 from agent.replication.page import Refuse
-from agent.replication.reading import PageAsked, read_page
+from agent.replication.reading import PageAsked, read_page, read_sequences
 from agent.replication.sender import Caller, LogView
 
 
@@ -19,6 +19,28 @@ class Ranges:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+
+    async def fetch_sequences(self, caller: Caller, request: FetchSequences) -> Outcome:
+        """The page from `first_sequence` on. An asker who names his own facts wants them back: nothing is omitted."""
+        context = self._context
+        plan = sender.admit_sequences(request, caller.zone, context.exports[caller.zone])
+        if isinstance(plan, Refuse):
+            return plan
+        packet_bytes_max = context.link.require().packet_bytes_max
+        asked = PageAsked(plan, "", request.definitions_known, packet_bytes_max)
+        read = await context.in_thread(read_sequences, context.store, origin_named(request.origin), asked)
+        if isinstance(read, Refuse):
+            return read
+        answer = SequencesAnswer(
+            **context.own,
+            stream=request.stream,
+            origin=request.origin,
+            batches=read.entries,
+            holes=read.holes,
+            definitions=read.definitions,
+            more=read.last_offset < request.last_sequence,
+        )
+        return Reply(answer, read.batches, read.facts)
 
     async def fetch_range(self, caller: Caller, request: FetchRange) -> Outcome:
         """The page from `first_offset` on."""

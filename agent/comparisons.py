@@ -1,0 +1,109 @@
+"""A node's comparisons with its peers: made from its settings, asked for at its door, or by a command while no node runs.
+
+What is compared and how stands in `agent.replication.comparing`; here is only who compares with whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import cast
+
+from agent import local
+from agent.batch import BatchError
+from agent.config import BrokerSettings, NodeSettings
+from agent.fact_store import FactStore
+from agent.fact_store.errors import StoreError
+from agent.replication.asker import Asker
+from agent.replication.carrier import Access
+from agent.replication.comparing import Comparer, CompareSettings, Comparison
+from agent.replication.identity import Identity
+from agent.replication.link import Link
+from agent.replication.ports import ReceivingStore
+from agent.telemetry import Telemetry
+
+REACH_S = 20.0  # for a command that needs the broker: two tries of a connection
+TOLD_MAX = 1000  # differences of a stream named one by one, so that the door's answer stays below its limit
+
+
+def identity_of(broker: BrokerSettings, zone: str) -> Identity:
+    """What a zone shows at a broker."""
+    return Identity(broker.name, zone, broker.ca_file, broker.cert_file, broker.key_file)
+
+
+def access_of(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
+    """How a zone enters a broker."""
+    return Access(broker.name, zone, broker.host, broker.port, identity.context)
+
+
+def comparers(
+    settings: NodeSettings, store: FactStore, askers: Mapping[str, Asker], telemetry: Telemetry | None = None
+) -> dict[str, Comparer]:
+    """By zone, for each peer that something is pulled from and that is asked. The cast: see `agent.node`."""
+    found = dict[str, Comparer]()
+    for peer in settings.peer:
+        if peer.pulls and peer.zone in askers:
+            origins = frozenset({peer.zone, *peer.relays})
+            late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
+            what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
+            errors = (StoreError, BatchError)
+            found[peer.zone] = Comparer(
+                askers[peer.zone], cast("ReceivingStore", store), what, errors, telemetry=telemetry
+            )
+    return found
+
+
+async def compare(known: Mapping[str, Comparer], request: local.ComparePeer) -> local.Compared:
+    """Compare all streams pulled from a peer. Raises LocalError where it is none, and what `Comparer.compare` raises."""
+    comparer = known.get(request.zone)
+    if comparer is None:
+        named = ", ".join(sorted(known)) or "nobody"
+        raise local.LocalError(f"nothing is pulled from {request.zone!r}; pulled is from {named}", "see bsfg peer list")
+    streams = comparer.settings.streams
+    found = [await comparer.compare(each, repair=request.repair, scan=request.scan) for each in streams]
+    return local.Compared([_told(one) for one in found])
+
+
+async def compare_alone(settings: NodeSettings, request: local.ComparePeer) -> local.Answer:
+    """Be the node for one comparison, while none runs: open the store, reach the broker, compare. Raises BsfgError."""
+    peer = next((peer for peer in settings.peer if peer.zone == request.zone and peer.pulls), None)
+    with local.open_store(settings) as store:
+        if peer is None:
+            return await local.Door(store, partial(compare, {})).answer(request)
+        broker = next(broker for broker in settings.broker if broker.name == peer.broker)
+        identity = identity_of(broker, settings.node.zone)
+        link = Link(access_of(broker, identity, settings.node.zone), identity=identity)
+        known = comparers(settings, store, {peer.zone: Asker(link, peer.zone)})
+        door = local.Door(store, partial(compare, known))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(link.run(), name="link")
+            try:
+                async with asyncio.timeout(REACH_S):
+                    await link.wait_up()
+                return await door.answer(request)
+            except TimeoutError:
+                why = link.statistics().down_reason or "no answer"
+                return local.Refused(f"broker {broker.name} is not reached: {why}", f"bsfg peer test {peer.zone}")
+            finally:
+                running.cancel()
+
+
+def _told(found: Comparison) -> local.ComparedStream:
+    missing, damaged = (
+        [(str(origin), *span) for origin, span in some[:TOLD_MAX]] for some in (found.missing, found.damaged)
+    )
+    return local.ComparedStream(
+        stream=found.stream,
+        compared_facts=found.compared_facts,
+        exchanges=found.exchanges,
+        bytes=found.bytes,
+        divergent_ranges=found.divergent_ranges,
+        missing=missing,
+        damaged=damaged,
+        forks=found.forks[:TOLD_MAX],
+        repaired_ranges=found.repaired_ranges,
+        repaired_facts=found.repaired_facts,
+        unavailable_facts=found.unavailable_facts,
+        refused=found.refused[:TOLD_MAX],
+    )
