@@ -15,8 +15,8 @@ from tests.fuzz import seeds
 from tests.fuzz.decoders import TARGETS
 from tests.sim import first_seed, scaled
 
-EXAMPLES = scaled(150, 20_000)
-WEIGHED = scaled(200, 5_000)
+EXAMPLES = scaled(150, 3_000)
+WEIGHED = scaled(200, 2_000)
 
 
 @pytest.mark.parametrize("name", TARGETS)
