@@ -110,6 +110,8 @@ def requests() -> list[bytes]:
         fetch,
         words.FetchFacts(consumer_name="c", limit=1),
         words.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
+        words.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}"),
+        words.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
         words.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
         words.GetCursor(consumer_name="idmz.facts"),
         words.GetBounds(stream=TELEMETRY),
@@ -118,7 +120,7 @@ def requests() -> list[bytes]:
         words.AcquireLease(stream=OPERATIONAL, producer="plant-a.mes"),
         words.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
     ]
-    assert {type(one) for one in found} == set(words.REQUESTS)
+    assert {type(one) for one in found} == set(words.REQUESTS), "a new operation wants a request here"
     return [encode_request(one) for one in found]
 
 
@@ -130,7 +132,10 @@ def answers() -> list[bytes]:
         value_type="float", quality=0, source_time="2026-11-21T06:00:00Z", offset=7, as_of="2026-11-21T06:00:01Z",
         staleness_ms=12, mode="fresh", unit="bar",
     )  # fmt: skip
+    digest = "ab" * 16
+    held = (f"plant-a/{EPOCH}", 1, 9, "00" * 16, digest)
     found: list[tuple[words.Answer, list[bytes]]] = [
+        (words.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
         (words.ConfirmAnswer(**own, cursor_advanced_to=9), []),
         (words.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
         (words.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24), []),
@@ -148,7 +153,7 @@ def answers() -> list[bytes]:
             (words.FetchAnswer(**own, frontier=0, **told), page.batches),
             (words.RangeAnswer(**own, **told), page.batches),
         ]
-    assert {type(one) for one, _ in found} == set(words.ANSWERS)
+    assert {type(one) for one, _ in found} == set(words.ANSWERS), "a new operation wants an answer here"
     return [*(encode_answer(*one) for one in found), encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")]
 
 
