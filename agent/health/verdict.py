@@ -116,6 +116,7 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         found += _identity_reasons(broker)
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
+        found += _comparison_reasons(peer)
     ttl_hours = {stream.name: stream.ttl_hours for stream in snapshot.streams}
     for consumer in snapshot.consumers:
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream))
@@ -238,6 +239,14 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
         yield Reason(Level.LATE, alert=False, subject=subject, text=text or _catching_up(peer).lstrip("; "), hint=hint)
         return
     yield from _judge("peer_lag", lag, subject, text, "it catches up by itself; look at the peer if this grows")
+
+
+def _comparison_reasons(peer: PeerFigures) -> Iterator[Reason]:
+    """What a comparison has found and could not repair. Nothing that waits gets worse by it, so a person looks by day."""
+    if peer.compared is not None and peer.compared.is_equal is False:
+        text = "the last comparison left ranges that differ from what the peer holds"
+        hint = f"bsfg peer compare {peer.zone} names them; see docs/operate/integrity.md"
+        yield Reason(Level.BROKEN, False, f"peer {peer.zone}/{peer.stream}", text, hint)
 
 
 def _catching_up(peer: PeerFigures) -> str:

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent.health.snapshot import ConsumerFigures, IntegrityFigures, Latency, NodeSnapshot, RequestFigures
+from agent.health.snapshot import (
+    ComparisonFigures,
+    ConsumerFigures,
+    IntegrityFigures,
+    Latency,
+    NodeSnapshot,
+    RequestFigures,
+)
 from agent.health.verdict import THRESHOLDS, Level, assess
 
 
@@ -35,6 +42,11 @@ CASES = [
     ("lag 2", {"peers": {"lag_seconds": 2.0}}, (Level.LATE, False, "peer plant/facts.telemetry")),
     ("lag 6", {"peers": {"lag_seconds": 6.0}}, (Level.LATE, True, "peer plant/facts.telemetry")),
     ("lag unknown", {"peers": {"lag_seconds": None}}, None),
+    ("equal", {"peers": {"compared": ComparisonFigures(1, 0, 1, 1, 9, 0, is_equal=True)}}, None),
+    (
+        *("differs", {"peers": {"compared": ComparisonFigures(1, 0, 1, 0, 0, 0, is_equal=False)}}),
+        (Level.BROKEN, False, "peer plant/facts.telemetry"),
+    ),
     ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant/facts.telemetry")),
     ("source gone", {"sources": {"connected": False}}, (Level.BROKEN, True, "source line1")),
     (
