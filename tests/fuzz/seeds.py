@@ -110,6 +110,7 @@ def requests() -> list[bytes]:
         fetch,
         words.FetchFacts(consumer_name="c", limit=1),
         words.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
+        words.FetchSequences(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, limit=10),
         words.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}"),
         words.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
         words.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
@@ -146,13 +147,13 @@ def answers() -> list[bytes]:
         (words.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")]), []),
     ]  # fmt: skip
     for page in pages():
-        told = {
-            "stream": TELEMETRY, "end_offset": page.end_offset, "batches": page.entries, "definitions": page.definitions,
-        }  # fmt: skip
-        found += [
-            (words.FetchAnswer(**own, frontier=0, **told), page.batches),
-            (words.RangeAnswer(**own, **told), page.batches),
-        ]
+        told = {"stream": TELEMETRY, "batches": page.entries, "definitions": page.definitions}
+        page_answers = (
+            words.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **told),
+            words.RangeAnswer(**own, end_offset=page.end_offset, **told),
+            words.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **told),
+        )
+        found += [(one, page.batches) for one in page_answers]
     assert {type(one) for one, _ in found} == set(words.ANSWERS), "a new operation wants an answer here"
     return [*(encode_answer(*one) for one in found), encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")]
 
