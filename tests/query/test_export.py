@@ -254,9 +254,11 @@ def test_a_file_that_sqlite_finds_damaged_is_read_as_far_as_it_goes(tmp_path: Pa
     file = everything(tmp_path, rounds=60)
     whole = {(fact["stream"], fact["offset"]): fact for fact in naive(file)}
     data = bytearray(file.read_bytes())
-    pages = len(data) // 4096
+    with closing(sqlite3.connect(file)) as connection:
+        (roots,) = connection.execute("SELECT max(rootpage) FROM sqlite_schema").fetchone()
+    first, pages = roots + 4, len(data) // 4096  # behind the tables' roots and the schema
     for n in range(2):
-        page = 30 + (seed * 31 + n * 57) % (pages - 30)  # behind the tables' roots and the schema
+        page = first + (seed * 31 + n * 57) % (pages - first)
         data[page * 4096 : page * 4096 + 4096] = bytes([seed + 1]) * 4096
     set_aside = tmp_path / "facts.db.damaged-2026"
     set_aside.write_bytes(data)
