@@ -1,11 +1,9 @@
 """Zones in simulation with real stores: chains, the diamond, plants into one zone, both directions and a ring, under every named fault."""
 
-import logging
+import gc
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -15,23 +13,13 @@ from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.sim import IS_LONG, first_seed, patient, scaled
 
 PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED]
+COLLECT_EVERY = 100
 SCHEDULES = scaled(len(PAIRS), 10_000)
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory: what a disk forgets is made by copying, so none is needed."""
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
-
-
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Ten thousand lives of a node say too much."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+def _quiet(quiet: None) -> None:
+    """Always."""
 
 
 def world_of(seed: int, folder: Path) -> tuple[str, str, World]:
@@ -54,6 +42,8 @@ def test_networks_keep_their_promises(memory: Path) -> None:
         except Violation as error:
             error.add_note(f"{topology} under {fault}, SEED={seed}")
             raise
+        if seed % COLLECT_EVERY == 0:
+            gc.collect()
         schedules[topology] += 1
         seconds[topology] += time.process_time() - begun_s  # type: ignore[assignment]  # a sum like any other
         injected += world.injected

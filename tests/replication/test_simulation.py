@@ -8,17 +8,22 @@ import pytest
 
 from agent.replication.messages import FetchFacts
 from agent.replication.page import Gone, ReadPlan, Refuse, Row, Selection
-from agent.replication.receiver import PAGES_AHEAD_MAX, Receiver
+from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
     Append,
-    Appended,
-    AppendFailed,
     Effect,
     Event,
-    Fetch,
     NoteKind,
     PageArrived,
     Settings,
+)
+from tests.replication.simulation.broken import (
+    ConfirmsTooEarly,
+    ForgetsEpoch,
+    NeverAsksAgain,
+    SkipsRefusedPage,
+    TakesAnyPage,
+    TakesNewestOnly,
 )
 from tests.replication.simulation.pair import Faults, Violation, World
 from tests.sim import first_seed, scaled
@@ -78,57 +83,6 @@ def test_cores_keep_their_promises_under(name: str) -> None:
     if name not in {"none", "slow_network", "slow_append"}:
         assert world.faults.injected, "the fault never bit"
     assert bool(worlds_with_holes) == (name in {"retention_releases_unconfirmed", "batch_damaged", "everything"})
-
-
-class ConfirmsTooEarly(Receiver):
-    """Confirms what it has accepted, not what is durable."""
-
-    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        effects = super().handle(event, now_ms, jitter)
-        accepted = self._accepted_offset or 0
-        return [
-            replace(effect, confirm_offset=accepted) if isinstance(effect, Fetch) and accepted else effect
-            for effect in effects
-        ]
-
-
-class TakesAnyPage(Receiver):
-    """Takes whatever arrives, wherever it starts."""
-
-    def _fits(self, page: object, *, is_newest: bool) -> bool:  # noqa: ARG002
-        return len(self._read_ahead) < PAGES_AHEAD_MAX
-
-
-class TakesNewestOnly(Receiver):
-    """Throws away every answer but the one to its newest request."""
-
-    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        if isinstance(event, PageArrived) and (self._open is None or event.fetch_id != self._open.fetch_id):
-            return []
-        return super().handle(event, now_ms, jitter)
-
-
-class SkipsRefusedPage(Receiver):
-    """Goes on behind a page that the store refused."""
-
-    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        return super().handle(Appended() if isinstance(event, AppendFailed) else event, now_ms, jitter)
-
-
-class ForgetsEpoch(Receiver):
-    """Does not say which life of the peer's store its offsets belong to."""
-
-    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        effects = super().handle(event, now_ms, jitter)
-        return [replace(effect, epoch=None) if isinstance(effect, Fetch) else effect for effect in effects]
-
-
-class NeverAsksAgain(Receiver):
-    """Waits for ever for an answer that was lost."""
-
-    @property
-    def deadline_ms(self) -> int | None:
-        return None
 
 
 class TrustingWorld(World):

@@ -5,10 +5,13 @@
     order       batches of one origin come in the order they were sealed in, save what was told to be gone and came another way
     chain       each batch names the one before it of its origin, and is the same bytes wherever it lies
     frontier    never moves back, never passes the end of the log, is never asked to pass what the asker holds durably
+    position    how far a peer was read in one of its lives never moves back
     holes       what a peer says is gone is gone: released by retention, or damaged by the disk
     lost        at the end every batch a peer ever held is there, except what was told to be gone
     acknowledged  at the end what an appender was told is safe is everywhere it belongs
     version     nothing is taken from a peer of another major version
+    echo        nobody is sent facts of his own zone
+    fenced      nobody confirms in a consumer's name once another instance has its lease
 
 That everything converges within a bound is checked by the network itself. A checker that is not content raises Violation.
 """
@@ -72,6 +75,8 @@ class Log:
     keys: set[Key] = field(default_factory=set)
     highest: dict[Origin, int] = field(default_factory=dict)
     frontiers: dict[str, int] = field(default_factory=dict)
+    positions: dict[tuple[str, str], int] = field(default_factory=dict)
+    leases: dict[str, int] = field(default_factory=dict)
 
     @property
     def end_offset(self) -> int:
@@ -92,6 +97,7 @@ class Checkers:
     """One for each world."""
 
     def __init__(self) -> None:
+        self.violation: Violation | None = None
         self.logs: dict[str, Log] = {}
         self.gone: set[Key] = set()
         """Told to be gone by somebody, or taken away by a restored image before anybody else had it."""
@@ -102,6 +108,11 @@ class Checkers:
         self._told: dict[str, list[tuple[int, int]]] = {}
         self._sealed: dict[tuple[Key, bytes], int] = {}
         self._ends: dict[tuple[Origin, int], bytes] = {}
+
+    def complaint(self, text: str) -> Violation:
+        """What is wrong, to be raised; remembered, for whoever is called by a future may raise in vain."""
+        self.violation = self.violation or Violation(text)
+        return self.violation
 
     # ---------------------------------------------------------------------------------------------------- after each commit
 
@@ -116,7 +127,7 @@ class Checkers:
         for consumer in store.consumers():
             before = log.frontiers.get(consumer.name, 0)
             if not before <= consumer.frontier <= store.end_offset(STREAM):
-                raise Violation(
+                raise self.complaint(
                     f"frontier: {consumer.name} at {node.name} from {before} to {consumer.frontier}, end {log.end_offset}"
                 )
             log.frontiers[consumer.name] = consumer.frontier
@@ -125,24 +136,24 @@ class Checkers:
         where = f"{node.name} offset {row.first_offset}"
         origin = row.key.origin
         if row.first_offset != log.end_offset + 1:
-            raise Violation(f"dense: {where} where {log.end_offset + 1} is next")
+            raise self.complaint(f"dense: {where} where {log.end_offset + 1} is next")
         if row.key in log.keys:
-            raise Violation(f"once: {where} holds {row.key} again")
+            raise self.complaint(f"once: {where} holds {row.key} again")
         if row.key.first_sequence <= log.highest.get(origin, 0) and row.key not in self.gone:
-            raise Violation(f"order: {where} holds {row.key} behind {log.highest[origin]}")
+            raise self.complaint(f"order: {where} holds {row.key} behind {log.highest[origin]}")
         self._check_chain(where, row)
         log.add(row)
 
     def _check_chain(self, where: str, row: Row) -> None:
         if (row.key.first_sequence == 1) != (row.previous_digest == NO_DIGEST):
-            raise Violation(f"chain: {where} begins at {row.key.first_sequence} after {row.previous_digest.hex()}")
+            raise self.complaint(f"chain: {where} begins at {row.key.first_sequence} after {row.previous_digest.hex()}")
         if (row.key, row.digest) in self._sealed:
             return
         before = self._ends.get((row.key.origin, row.key.first_sequence - 1))
         if before is not None and before != row.previous_digest:
-            raise Violation(f"chain: {where}: {row.key} does not follow the batch before it")
+            raise self.complaint(f"chain: {where}: {row.key} does not follow the batch before it")
         if (row.key.origin, row.last_sequence) in self._ends:
-            raise Violation(f"chain: {where}: {row.key} is not the batch that its origin sealed")
+            raise self.complaint(f"chain: {where}: {row.key} is not the batch that its origin sealed")
         self._sealed[row.key, row.digest] = row.last_sequence
         self._ends[row.key.origin, row.last_sequence] = row.digest
 
@@ -155,7 +166,7 @@ class Checkers:
     def _resolve(self, node: Node, log: Log) -> None:
         for first_offset, last_offset in self._told.pop(node.name, ()):
             if last_offset > log.end_offset:
-                raise Violation(
+                raise self.complaint(
                     f"acknowledged: offsets {first_offset} to {last_offset} of {node.name} are not in its file"
                 )
             self.acknowledged.update(row.key for row in log.between(first_offset, last_offset))
@@ -164,20 +175,38 @@ class Checkers:
         """A confirmation arrived at a peer."""
         durable = self.durable.get((asker.zone, peer.zone, epoch or ""), 0)
         if epoch is not None and offset > durable:
-            raise Violation(f"frontier: {asker.name} confirms {offset} to {peer.name}, {durable} is durable")
+            raise self.complaint(f"frontier: {asker.name} confirms {offset} to {peer.name}, {durable} is durable")
+
+    def leased(self, node: Node, consumer: str, lease: int) -> None:
+        """An instance was given a lease, or shown that its own is in force; told in the order of the store's decisions."""
+        leases = self.logs[node.name].leases
+        leases[consumer] = max(lease, leases.get(consumer, 0))
+
+    def confirmed(self, node: Node, consumer: str, lease: int | None) -> None:
+        """A confirmation is durable at a peer; it came with this lease, or asked for one."""
+        in_force = self.logs[node.name].leases.get(consumer, 0)
+        if lease != 0 and (lease or 0) < in_force:
+            raise self.complaint(
+                f"fenced: {consumer} at {node.name} confirms under lease {lease}, {in_force} is in force"
+            )
 
     def stored(self, pull: Pull, epoch: str, offset: int, holes: list[tuple[int, int, str]]) -> None:
         """A page is durable, and the position with it."""
         asker, peer = pull.node, pull.peer
         key = (asker.zone, peer.zone, epoch)
         self.durable[key] = max(offset, self.durable.get(key, 0))
+        positions = self.logs[asker.name].positions
+        before = positions.get((peer.zone, epoch), 0)
+        if offset <= before:
+            raise self.complaint(f"position: {asker.name} is at {before} of {peer.name} and goes back to {offset}")
+        positions[peer.zone, epoch] = offset
         if peer.is_up and epoch != peer.running.epoch.hex():
             return  # of a life that is over, which nobody can look at any more
         for first, last, _ in holes:
             for row in self.logs[peer.name].between(first, last):
                 is_gone = row.key in self.gone or row.key in peer.damaged or not peer.is_up
                 if not is_gone and row.last_offset > peer.released_offset:
-                    raise Violation(f"holes: {peer.name} told that {row.key} is gone, and it is not")
+                    raise self.complaint(f"holes: {peer.name} told that {row.key} is gone, and it is not")
                 self.gone.add(row.key)
 
     def perhaps(self, node: Node) -> None:
@@ -196,7 +225,7 @@ class Checkers:
         log = self.logs.setdefault(node.name, Log())
         for row in log.rows:
             if row.last_offset > released and found.get(row.first_offset) != row:
-                raise Violation(f"acknowledged: {row.key} was durable at {node.name} and is not there any more")
+                raise self.complaint(f"acknowledged: {row.key} was durable at {node.name} and is not there any more")
         found = {row.first_offset: row for row in self._perhaps.pop(node.name, ())} | found
         for row in sorted(found.values(), key=lambda row: row.first_offset):
             if log.end_offset < row.first_offset <= store.end_offset(STREAM):
@@ -224,18 +253,20 @@ class Checkers:
         for node in nodes:
             self._check_bytes(node)
             for pull in node.pulls:
+                if pull.is_fenced:
+                    continue  # its log ends where it was told so
                 wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
                 missing = wanted - self.logs[node.name].keys - self.gone
                 if missing:
-                    raise Violation(
+                    raise self.complaint(
                         f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing)}"
                     )
         for node in nodes:
-            if node.is_sink:
+            if node.is_sink and not any(pull.is_fenced for pull in node.pulls):
                 missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
                 missing -= self.logs[node.name].keys
                 if missing:
-                    raise Violation(f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing)}")
+                    raise self.complaint(f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing)}")
 
     def _check_bytes(self, node: Node) -> None:
         """What a store serves is what was sealed, byte for byte."""
@@ -244,7 +275,7 @@ class Checkers:
             batch = parse(one.sealed)
             key = Key(batch.header.origin, batch.header.first_sequence)
             if (key, batch.digest) not in self._sealed:
-                raise Violation(f"chain: {node.name} serves {key}, which nobody sealed")
+                raise self.complaint(f"chain: {node.name} serves {key}, which nobody sealed")
 
 
 def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:

@@ -90,6 +90,7 @@ class World:
         self._sequence = 0
         self._is_over = False
         self._broken: dict[tuple[str, str], int] = {}
+        self.producers = len(topology.producers)
         self.zones = frozenset(topology.zones)
         self.nodes = self._make_nodes(topology)
 
@@ -134,6 +135,8 @@ class World:
                 raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, somebody spins")
             self.clock.now_ms, _, action = heapq.heappop(self._heap)
             action()
+            if self.check.violation is not None:
+                raise self.check.violation
 
     def _look(self) -> None:
         """Whether everything has converged since the faults have ended."""
@@ -190,7 +193,9 @@ class World:
                 delay_ms = chance.randint(1, faults.delay_ms_max)
             if chance.random() < faults.reorder:
                 self.injected["reorder"] += 1
-                delay_ms += chance.randint(50, 2_000)
+                delay_ms += chance.randint(
+                    50, 8_000
+                )  # beyond the patience of a request, so that the next one overtakes it
             self.at(delay_ms, action)
 
     # --- faults

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.replication.simulation.pulling import Pull
 
 DISK_MS_MAX = 8
+APPEND_MS = 700
+"""Between two appends in the whole network, on average."""
 IDLE_MS = 4_000
 """Between two looks of the writer at its store when nobody has anything for it."""
 
@@ -142,12 +144,17 @@ class Node:
         world = self.world
         if not world.faults_are_on:
             return
+        self._append()
+        self.after(int(world.chance.expovariate(1 / (APPEND_MS * world.producers))) + 5, self._produce)
+
+    def _append(self) -> None:
+        """Somebody appends some facts, and waits for the answer."""
+        world = self.world
         first = world.facts + 1
         world.facts += world.chance.randint(1, 12)
         rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
         with suppress(StoreError):
             self.running.append_samples(STREAM, rows, awaited=True).add_done_callback(self._produced)
-        self.after(int(world.chance.expovariate(1 / 700)) + 5, self._produce)
 
     def _produced(self, future: Future[Appended]) -> None:
         if future.exception() is None:
@@ -161,6 +168,8 @@ class Node:
             return False
         before = stepped.image_of(self._folder)
         if how != "idle":
+            if self.is_producer:
+                self._append()
             stepped.writer_of(self._store).die_in_commit()
             self.world.check.perhaps(self)
         after = stepped.image_of(self._folder)
@@ -179,6 +188,9 @@ class Node:
     def _put_back(self, image: stepped.Image) -> None:
         if self._store is None:
             self.world.at(500, lambda: self._put_back(image))
+            return
+        self._commit()
+        if not self.is_up:
             return
         self._store.close()
         self._store = None

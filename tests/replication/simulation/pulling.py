@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from agent.replication.receiver_words import (
     Append,
     Appended,
     AppendFailed,
+    Asking,
     Effect,
     Event,
     Fetch,
@@ -80,8 +81,15 @@ class Pull:
             self._is_linked = False
             self._tell(LinkDown("broker connection lost"))
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another instance under the consumer's name has taken this one's place."""
+        return self._core is not None and self._core.asking is Asking.FENCED
+
     def left(self) -> str | None:
         """What there is still to do, if there is something."""
+        if self.is_fenced and any(not one.is_fenced for one in self._twins()):
+            return None
         store, peer = self.node.running, self.peer.running
         position, consumer = store.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
         end = (peer.epoch, peer.end_offset(STREAM))
@@ -93,6 +101,13 @@ class Pull:
         return f"{self.node.name} has {at[1]} of {end[1]} of {self.peer.name}, confirmed {frontier} ({reason})"
 
     # ------------------------------------------------------------------------------------------------------------- internal
+
+    def _twins(self) -> Iterator[Pull]:
+        """Who pulls under the same consumer name."""
+        for node in self.node.world.nodes:
+            for pull in node.pulls:
+                if pull is not self and (node.zone, pull.peer) == (self.node.zone, self.peer):
+                    yield pull
 
     @property
     def _consumer_name(self) -> str:
@@ -139,8 +154,10 @@ class Pull:
             after_offset=effect.after_offset,
             confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
             definitions_known=dict(effect.definitions_known),
+            lease=effect.lease,
         )
         payload, life, fetch_id = request_of(node.version, encode_request(request)), node.life, effect.fetch_id
+        instance = f"{node.name}-{life}"
 
         def answer(answered: bytes) -> None:
             version = peer.version
@@ -154,7 +171,7 @@ class Pull:
             if peer.serving is None:
                 world.carry(peer, node, refused)
             else:
-                peer.serving.request(node, payload, answer)
+                peer.serving.request(node, instance, payload, answer)
 
         world.carry(node, peer, arrive)
 
@@ -175,9 +192,10 @@ class Pull:
                 return
             page = check_page(answer, sealed, self.peer.zone, STREAM, zones)
             assert isinstance(page.content, PageContent)
-            page = replace(page, content=_Arrived(page.content, _refused(page.content, zones), version))
+            page = replace(page, content=_Arrived(page.content, self._refused(page.content), version))
         except MalformedMessage as error:
-            self._tell(FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True))
+            code, is_final = error.code, error.code == "unsupported_version"
+            self._tell(FetchFailed(fetch_id, code, f"unreadable answer: {error.why}", is_retryable=not is_final))
         except PageRefused as error:
             self._tell(FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False))
         else:
@@ -225,10 +243,11 @@ class Pull:
         core = self._core
         self.node.soon(lambda: self._tell(event) if core is self._core else None)
 
-
-def _refused(content: PageContent, zones: frozenset[str]) -> PageRefused | None:
-    try:
-        check_batches(content.entries, content.sealed, STREAM, zones, is_opened=True)
-    except PageRefused as error:
-        return error
-    return None
+    def _refused(self, content: PageContent) -> PageRefused | None:
+        try:
+            batches = check_batches(content.entries, content.sealed, STREAM, self.node.world.zones, is_opened=True)
+        except PageRefused as error:
+            return error
+        if any(batch.header.origin.zone == self.node.zone for batch in batches):
+            raise Violation(f"echo: {self.peer.name} sends {self.node.name} facts of its own")
+        return None

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.fact_store.errors import StoreError
+from agent.fact_store.errors import ConsumerFenced, StoreError
 from agent.fact_store.records import ConsumerState
+from agent.lease import NO_LEASE, Lease, Shown
 from agent.replication import sender
 from agent.replication.errors import MalformedMessage
 from agent.replication.messages import FetchAnswer, FetchFacts
@@ -32,8 +33,10 @@ class Fetching:
 
     request: FetchFacts
     asker: Node
+    caller: sender.Caller
     send: Send
     until_ms: int
+    lease: Lease = NO_LEASE
     position: int = 0
     confirming: Future[int] | None = None
 
@@ -46,12 +49,13 @@ class Serving:
         self._store = node.running
         self._parked: dict[tuple[str, str], Fetching] = {}
 
-    def request(self, asker: Node, payload: bytes, send: Send) -> None:
-        """A request of `asker` has arrived."""
+    def request(self, asker: Node, instance: str, payload: bytes, send: Send) -> None:
+        """A request of `asker` has arrived, of the life that `instance` names."""
         try:
             request = decode_request(payload)
             assert isinstance(request, FetchFacts)
-            self._fetch(Fetching(request, asker, send, self._node.world.now_ms + request.wait_ms))
+            caller = sender.Caller(asker.zone, instance, b"")
+            self._fetch(Fetching(request, asker, caller, send, self._node.world.now_ms + request.wait_ms))
         except MalformedMessage as error:
             self._refuse(send, error.operation, Refuse(error.code, error.why))
         except StoreError:
@@ -81,27 +85,75 @@ class Serving:
             registering = store.register_consumer(request.consumer_name, zone, STREAM, request.starts)
             registering.add_done_callback(lambda _: self._node.soon(lambda: self._registered(fetching, registering)))
         else:
-            self._begin(fetching, consumer)
+            self._with_lease(fetching, self._begin)
 
     def check_offsets(self, request: FetchFacts) -> Refuse | None:
+        """Whether the offsets of a request can be of this store."""
         log = sender.LogView(self._store.epoch.hex(), self._store.end_offset(STREAM))
         return sender.check_offsets(log, request.epoch, request.after_offset, request.confirm)
 
     def _registered(self, fetching: Fetching, registering: Future[ConsumerState]) -> None:
-        error = registering.exception()
-        consumer = None if error else _view(registering.result())
-        if consumer is None:
+        if (error := registering.exception()) is not None:
             self._refuse(fetching.send, "FetchFacts", Refuse("store_unavailable", str(error)))
         else:
-            self._begin(fetching, consumer)
+            self._with_lease(fetching, self._begin)
 
-    def _begin(self, fetching: Fetching, consumer: sender.ConsumerView) -> None:
+    def _with_lease(self, fetching: Fetching, go_on: Callable[[Fetching], None]) -> None:
+        """Go on under the lease that this caller has, or is given now; durably, and not where another has taken its place."""
+        consumer = _view(self._store.consumer(fetching.request.consumer_name))
+        assert consumer is not None
+        found = self.check_lease(consumer, fetching)
+        if isinstance(found, Lease):
+            fetching.lease = found
+            go_on(fetching)
+            return
+        before = consumer.lease
+        holding = self._store.hold_lease(fetching.request.consumer_name, found.shown)
+        holding.add_done_callback(lambda _: self._leased(fetching, before, holding, go_on))
+
+    def check_lease(self, consumer: sender.ConsumerView, fetching: Fetching) -> Lease | sender.AskStore:
+        """The lease of a caller, or what to ask the store."""
+        return sender.check_lease(consumer, fetching.caller, fetching.request.lease)
+
+    def _leased(
+        self, fetching: Fetching, before: Lease, holding: Future[Lease], go_on: Callable[[Fetching], None]
+    ) -> None:
+        if holding.exception() is None:
+            self._node.world.check.leased(self._node, fetching.request.consumer_name, holding.result().epoch)
+        self._node.soon(lambda: self._held(fetching, before, holding, go_on))
+
+    def _held(
+        self, fetching: Fetching, before: Lease, holding: Future[Lease], go_on: Callable[[Fetching], None]
+    ) -> None:
+        if (error := holding.exception()) is not None:
+            self._failed(fetching, error)
+            return
+        fetching.lease = holding.result()
+        if fetching.lease != before:
+            parked = self._parked.pop((fetching.asker.zone, fetching.request.consumer_name), None)
+            if parked is not None:
+                self._with_lease(parked, lambda _: None)  # it learns at once that it is fenced
+        go_on(fetching)
+
+    def _begin(self, fetching: Fetching) -> None:
         request, confirm = fetching.request, fetching.request.confirm
+        consumer = _view(self._store.consumer(request.consumer_name))
+        assert consumer is not None
         if confirm is not None:
             self._node.world.check.confirms(fetching.asker, self._node, request.epoch, confirm.last_offset)
-            fetching.confirming = self._store.confirm(request.consumer_name, confirm.last_offset, confirm.first_offset)
+            shown = Shown(fetching.caller.instance, request.lease)
+            fetching.confirming = self.confirm(request.consumer_name, confirm.last_offset, shown)
+            fetching.confirming.add_done_callback(lambda future: self._confirmed(request, future))
         fetching.position = self.position(request, consumer)
         self._answer(fetching)
+
+    def confirm(self, consumer: str, last_offset: int, shown: Shown) -> Future[int]:
+        """Have a confirmation merged."""
+        return self._store.confirm(consumer, last_offset, None, shown=shown)
+
+    def _confirmed(self, request: FetchFacts, confirming: Future[int]) -> None:
+        if confirming.exception() is None:
+            self._node.world.check.confirmed(self._node, request.consumer_name, request.lease)
 
     def position(self, request: FetchFacts, consumer: sender.ConsumerView) -> int:
         """After which offset to read."""
@@ -124,9 +176,13 @@ class Serving:
         confirming = fetching.confirming
         may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
         if confirming is not None and not may_run_ahead and not confirming.done():
-            confirming.add_done_callback(lambda _: self._node.soon(lambda: self._send(fetching, read)))
+            confirming.add_done_callback(lambda _: self._node.soon(lambda: self._send_if_held(fetching, read)))
         else:
-            self._send(fetching, read)
+            self._send_if_held(fetching, read)
+
+    def _send_if_held(self, fetching: Fetching, read: PageRead | Refuse) -> None:
+        """Somebody else may have come meanwhile."""
+        self._with_lease(fetching, lambda _: self._send(fetching, read))
 
     def read(self, asked: PageAsked) -> PageRead | Refuse:
         return read_page(self._store, asked)
@@ -138,8 +194,9 @@ class Serving:
 
     def _send(self, fetching: Fetching, read: PageRead | Refuse) -> None:
         confirming, name, store = fetching.confirming, fetching.request.consumer_name, self._store
-        if confirming is not None and confirming.done() and confirming.exception() is not None:
-            read = Refuse("store_unavailable", str(confirming.exception()))
+        if confirming is not None and confirming.done() and (error := confirming.exception()) is not None:
+            self._failed(fetching, error)
+            return
         if isinstance(read, Refuse):
             self._refuse(fetching.send, "FetchFacts", read)
             return
@@ -156,8 +213,13 @@ class Serving:
             holes=read.holes,
             definitions=read.definitions,
             more=read.last_offset < read.end_offset,
+            lease=None if fetching.request.lease is None else fetching.lease.epoch,
         )
         fetching.send(encode_answer(answer, read.batches))
+
+    def _failed(self, fetching: Fetching, error: BaseException) -> None:
+        code = "fenced" if isinstance(error, ConsumerFenced) else "store_unavailable"
+        self._refuse(fetching.send, "FetchFacts", Refuse(code, str(error)))
 
     def _refuse(self, send: Send, operation: str, refusal: Refuse) -> None:
         store = self._store
@@ -165,4 +227,8 @@ class Serving:
 
 
 def _view(consumer: ConsumerState | None) -> sender.ConsumerView | None:
-    return None if consumer is None else sender.ConsumerView(consumer.zone, consumer.stream, consumer.frontier)
+    return (
+        None
+        if consumer is None
+        else sender.ConsumerView(consumer.zone, consumer.stream, consumer.frontier, consumer.lease)
+    )
