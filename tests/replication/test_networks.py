@@ -33,6 +33,7 @@ def test_networks_keep_their_promises(memory: Path) -> None:
     """Whatever the network and whatever befalls it: nothing acknowledged is lost, nothing stored twice or out of order, frontiers and
     chains are whole, gaps are told, and everything converges once the faults stop."""
     first = first_seed(None if IS_LONG else 0)
+    started_by_hand = 0
     injected, schedules, seconds = Counter[str](), Counter[str](), Counter[str]()
     for seed in range(first, first + SCHEDULES):
         topology, fault, world = world_of(seed, memory)
@@ -47,12 +48,14 @@ def test_networks_keep_their_promises(memory: Path) -> None:
         schedules[topology] += 1
         seconds[topology] += time.process_time() - begun_s  # type: ignore[assignment]  # a sum like any other
         injected += world.injected
+        started_by_hand += world.started_by_hand
         assert world.check.acknowledged
     print("schedules and how many a second of CPU:")
     for name, count in schedules.items():
         print(f"  {name:<10} {count:>6,}  {count / seconds[name]:6.1f}")
     print(f"  {'all':<10} {schedules.total():>6,}  {schedules.total() / seconds.total():6.1f}")
     print("injected:", table(injected), sep="\n")
+    print(f"receivers fenced by a late request of an earlier life, and started again: {started_by_hand}")
     assert set(NAMED) - {"none", "everything"} <= set(injected), "some fault never bit"
 
 

@@ -88,6 +88,7 @@ class World:
         self.facts = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
+        self.started_by_hand = 0
         self._is_over = False
         self._broken: dict[tuple[str, str], int] = {}
         self.producers = len(topology.producers)
@@ -140,6 +141,10 @@ class World:
 
     def _look(self) -> None:
         """Whether everything has converged since the faults have ended."""
+        for node in self.nodes:
+            if any(pull.is_fenced_for_nobody() for pull in node.pulls):
+                node.kill("idle")  # a receiver that was fenced says so, and goes on when its process is started again
+                self.started_by_hand += 1
         left = list(self._left())
         if left and self.now_ms > FAULTS_END_MS + CONVERGED_WITHIN_MS:
             raise Violation(f"converges: not within {CONVERGED_WITHIN_MS} ms: {'; '.join(left)}")

@@ -86,9 +86,13 @@ class Pull:
         """Whether another instance under the consumer's name has taken this one's place."""
         return self._core is not None and self._core.asking is Asking.FENCED
 
+    def is_fenced_for_nobody(self) -> bool:
+        """Whether it was fenced by an instance that is gone: a request of an earlier life of its own came late."""
+        return self.node.is_up and self.is_fenced and all(one.is_fenced for one in self._twins())
+
     def left(self) -> str | None:
         """What there is still to do, if there is something."""
-        if self.is_fenced and any(not one.is_fenced for one in self._twins()):
+        if self.is_fenced and not self.is_fenced_for_nobody():
             return None
         store, peer = self.node.running, self.peer.running
         position, consumer = store.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
@@ -157,7 +161,10 @@ class Pull:
             lease=effect.lease,
         )
         payload, life, fetch_id = request_of(node.version, encode_request(request)), node.life, effect.fetch_id
-        instance = f"{node.name}-{life}"
+        instance, sent_ms = f"{node.name}-{life}", world.now_ms
+        expires_ms = (
+            effect.wait_ms + world.settings.answer_timeout_ms
+        ) // 1_000 * 1_000 + 1_000  # the broker drops it then
 
         def answer(answered: bytes) -> None:
             version = peer.version
@@ -168,6 +175,8 @@ class Pull:
             self._failed(life, FetchFailed(fetch_id, "transport", "nobody serves there now", is_retryable=True))
 
         def arrive() -> None:
+            if world.now_ms - sent_ms > expires_ms:
+                return
             if peer.serving is None:
                 world.carry(peer, node, refused)
             else:
