@@ -98,8 +98,6 @@ class SteppedWriter(Writer):
             self._group = self._queue.take(tuple(self._queue.waiting))
         self._commit(self._group)
         self._attend()
-        if self.failure is not None:
-            self._end()
 
     def _settle(self, *, is_durable: bool) -> None:
         if self.dies_in_commit and is_durable:
