@@ -84,7 +84,7 @@ def lying(batch: Batch) -> bytes:
         (sealed().sealed, {"store_zone": "plant-b"}, "answer of zone plant-b"),
         (sealed().sealed, {"stream": "facts.audit"}, "page of stream 'facts.audit'"),
         (sealed(stream="facts.audit").sealed, {}, "is of stream 'facts.audit'"),
-        (cut(sealed(count=12), 0, 10).sealed, {}, "is a slice"),
+        (cut(sealed(count=12), 0, 10).sealed, {}, "the peer's store is an old copy"),
         (sealed(count=9).sealed, {}, "holds 9 facts, the page says 10"),
         (sealed(zone="idmz").sealed, {}, "of zone idmz, which this peer may not relay"),
         (sealed().sealed, {"definitions": [entry("idmz")]}, "definition 1 is of zone idmz"),
