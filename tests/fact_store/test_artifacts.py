@@ -1,0 +1,171 @@
+"""Artifacts: stored once by digest, chunk by chunk, resumable and verified; found in the facts that refer to them."""
+
+import hashlib
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.fact_store.artifact import (
+    CHUNK_BYTES_MAX,
+    ArtifactError,
+    Held,
+    Reference,
+    Skip,
+    Write,
+    decide_chunk,
+    references,
+)
+from agent.fact_store.artifact_store import ArtifactStore
+from agent.message import Envelope, Fact, Message, canonical_json
+
+BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
+
+
+def digest_of(blob: bytes) -> str:
+    """The name of some bytes."""
+    return "sha256:" + hashlib.sha256(blob).hexdigest()
+
+
+def put(store: ArtifactStore, blob: bytes, digest: str, chunk: int = CHUNK_BYTES_MAX) -> Held:
+    """Send bytes as a sender does that knows nothing: from 0, and from wherever the answer says."""
+    held = store.put_chunk(digest, len(blob), 0, b"")
+    while not held.is_complete:
+        held = store.put_chunk(digest, len(blob), held.received, blob[held.received : held.received + chunk])
+    return held
+
+
+def refused(code: str, store: ArtifactStore, *arguments: object) -> None:
+    """The chunk is refused with this code."""
+    with pytest.raises(ArtifactError) as caught:
+        store.put_chunk(*arguments)  # type: ignore[arg-type]
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "held, size, offset, length, expected",
+    [
+        (None, 10, 0, 4, Write(is_last=False)),
+        (None, 10, 0, 10, Write(is_last=True)),
+        (None, 10, 4, 4, Skip(0, is_complete=False)),
+        (Held(10, 4, is_complete=False), 10, 0, 4, Skip(4, is_complete=False)),
+        (Held(10, 4, is_complete=False), 10, 4, 6, Write(is_last=True)),
+        (Held(10, 4, is_complete=False), 10, 4, 0, Skip(4, is_complete=False)),
+        (Held(10, 10, is_complete=True), 10, 3, 4, Skip(10, is_complete=True)),
+    ],
+)
+def test_what_is_done_with_a_chunk(
+    held: Held | None, size: int, offset: int, length: int, expected: Write | Skip
+) -> None:
+    """A chunk is written only at the end of what is here; any other is answered with where to go on."""
+    assert decide_chunk(held, size, offset, length, 1000) == expected
+
+
+@pytest.mark.parametrize("size, offset, length", [(0, 0, 0), (2000, 0, 1), (10, -1, 1), (10, 8, 3), (10, 0, -1)])
+def test_chunks_that_cannot_be(size: int, offset: int, length: int) -> None:
+    """Empty, oversized and overlapping chunks are refused before anything is written."""
+    with pytest.raises(ArtifactError):
+        decide_chunk(None, size, offset, length, 1000)
+
+
+def test_bytes_come_back_as_they_went_in(tmp_path: Path) -> None:
+    """What was put in chunks is read in chunks, the same bytes, and sending it again writes nothing."""
+    store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
+    assert put(store, BLOB, digest).is_complete
+    (stored,) = tmp_path.glob("??/*")
+    before = stored.stat().st_mtime_ns
+    assert put(store, BLOB, digest).is_complete
+    assert stored.stat().st_mtime_ns == before
+    found = b""
+    while len(found) < len(BLOB):
+        size, data = store.read_chunk(digest, len(found), 100_000)
+        assert size == len(BLOB)
+        found += data
+    assert found == BLOB
+    assert store.verify(digest)
+    assert list(store.digests()) == [digest]
+
+
+@settings(max_examples=50, deadline=None)
+@given(cuts=st.lists(st.integers(1, 5000), min_size=1, max_size=8), stops=st.integers(0, 7))
+def test_a_transfer_goes_on_where_it_stopped(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], stops: int
+) -> None:
+    """Whatever the chunks, and wherever the receiving process was replaced by another, the artifact becomes whole."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    blob = random.Random(sum(cuts)).randbytes(sum(cuts))
+    digest, offset = digest_of(blob), 0
+    store = ArtifactStore(folder)
+    for number, cut in enumerate(cuts):
+        if number == stops:
+            store = ArtifactStore(folder)
+            assert store.put_chunk(digest, len(blob), 0, b"").received == offset
+        held = store.put_chunk(digest, len(blob), offset, blob[offset : offset + cut])
+        offset += cut
+        assert (held.received, held.is_complete) == (offset, offset == len(blob))
+    assert store.verify(digest)
+
+
+def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
+    """Bytes that are not what their digest says are refused when the last one comes, and nothing of them is left."""
+    store, digest = ArtifactStore(tmp_path), digest_of(b"right")
+    refused("artifact_mismatch", store, digest, 5, 0, b"wrong")
+    assert store.held(digest) is None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert put(store, b"right", digest).is_complete
+
+
+def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
+    """A digest that is none (a path, capitals), another size than announced before, too many bytes, and no room: each has its
+    code, and nothing is written."""
+    store = ArtifactStore(tmp_path, size_max=1000)
+    for name in ("sha256:../../etc/passwd", "sha256:" + "A" * 64, "md5:" + "a" * 32, ""):
+        refused("bad_request", store, name, 5, 0, b"right")
+    refused("artifact_too_large", store, digest_of(b"x"), 1001, 0, b"x")
+    store.put_chunk(digest_of(b"right"), 5, 0, b"ri")
+    refused("bad_request", store, digest_of(b"right"), 6, 2, b"ght")
+    full = ArtifactStore(tmp_path / "full", free_bytes_min=2**62)
+    refused("store_full", full, digest_of(b"right"), 5, 0, b"right")
+    with pytest.raises(ArtifactError, match="not here"):
+        store.read_chunk(digest_of(b"right"), 0, 10)
+
+
+def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
+    """Old artifacts nobody refers to and transfers that never ended are swept; young ones and referenced ones stay."""
+    store = ArtifactStore(tmp_path)
+    kept, orphan, young = (digest_of(one) for one in (b"kept", b"orphan", b"young"))
+    for blob in (b"kept", b"orphan", b"young"):
+        put(store, blob, digest_of(blob))
+    store.put_chunk(digest_of(b"half"), 4, 0, b"ha")
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != young.removeprefix("sha256:"):
+            os.utime(path, (1000, 1000))
+    assert store.sweep(lambda digest: digest == kept, 3600) == 2
+    assert set(store.digests()) == {kept, young}
+    assert store.held(orphan) is None
+    assert store.held(digest_of(b"half")) is None
+
+
+def message(content: object, media_type: str | None = "application/pdf") -> Message:
+    """A message about some object."""
+    envelope = Envelope("m1", "plant-a", "*", 1, object_media_type=media_type)
+    return Message(envelope, Fact("batch:B1", "report_filed", canonical_json(content)))
+
+
+def test_references_are_found_wherever_they_stand() -> None:
+    """Claim checks at any depth count once each; objects that only look like one do not; without a media type there is none."""
+    one = {"bucket": "batch-files", "key": "b1.pdf", "digest": "sha256:" + "a" * 64, "size": 7}
+    two = {"digest": "sha256:" + "b" * 64, "size": 9}
+    content = {
+        "report": one,
+        "pages": [two, {"again": one}],
+        "no": {"digest": "sha256:x", "size": 1},
+        "n": {"digest": 1},
+    }
+    expected = {Reference(one["digest"], 7), Reference(two["digest"], 9)}  # type: ignore[arg-type]
+    assert set(references(message(content))) == expected
+    assert references(message(content, None)) == ()
+    assert references(message({"digest": two["digest"], "size": True})) == ()
