@@ -29,6 +29,7 @@ from agent.batch import (
 )
 from agent.fact_store.acks import Terms
 from agent.fact_store.admitting import admit, digest
+from agent.fact_store.artifact import digests_in
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.group_commit import batch_sizes
 from agent.fact_store.held import Range
@@ -146,6 +147,7 @@ def append_messages(
         known = transaction.stream(stream)
         transaction.add_messages(known, [(key, *stored) for key, stored in plan.fresh.items()])
         transaction.set_subjects(known, plan.subjects)
+        transaction.add_artifacts(known, digests_in(plan.kept), known.end_offset)
     return [plan.outcomes[number] if number in plan.outcomes else refused[number] for number in range(len(appends))]
 
 

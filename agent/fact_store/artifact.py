@@ -10,10 +10,11 @@ them are there and their digest is the one they were announced under.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from agent.errors import BsfgError
+from agent.batch import Batch, Kind, open_messages
+from agent.fact_store.errors import ArtifactRefused, ArtifactTooLarge
 from agent.message import JSON_INTEGER_MAX, Message, parse_json
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -22,22 +23,17 @@ REFERENCES_MAX = 64  # of one fact; it names its evidence, it does not list an a
 DEPTH_MAX = 32
 
 
-class ArtifactError(BsfgError):
-    """Something about an artifact breaks a rule. `code` is that of replication's error table; nothing was changed."""
-
-    def __init__(self, code: str, why: str, hint: str = "") -> None:
-        super().__init__(why)
-        self.code = code
-        self.why = why
-        self.hint = hint
-
-
 @dataclass(frozen=True, slots=True)
 class Reference:
     """What a fact claims: these bytes exist."""
 
     digest: str
     size: int
+
+    @property
+    def raw(self) -> bytes:
+        """The 32 bytes of the digest."""
+        return bytes.fromhex(check_digest(self.digest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +61,27 @@ class Skip:
 
 
 def check_digest(digest: str) -> str:
-    """The hex digits of a digest; raises ArtifactError."""
+    """The hex digits of a digest; raises ArtifactRefused."""
     found = DIGEST.fullmatch(digest)
     if found is None:
-        raise ArtifactError("bad_request", f"{digest!r} is no digest", "write sha256: and 64 hex digits")
+        raise ArtifactRefused(f"{digest!r} is no digest", "write sha256: and 64 hex digits, in lower case")
     return found[1]
 
 
 def decide_chunk(held: Held | None, size: int, offset: int, length: int, size_max: int) -> Write | Skip:
-    """What to do with a chunk of an artifact announced as `size` bytes. Raises ArtifactError.
+    """What to do with a chunk of an artifact announced as `size` bytes. Raises ArtifactRefused, ArtifactTooLarge.
 
     A chunk that is not at the end of what was received is not an error: the answer names the offset to go on from, which is how a
     sender that knows nothing of an earlier attempt finds out.
     """
-    if not 0 < size <= size_max:
-        raise ArtifactError("artifact_too_large", f"{size} bytes, the limit is {size_max}", "raise artifact_bytes_max")
-    if offset < 0 or length < 0 or length > CHUNK_BYTES_MAX or offset + length > size:
-        raise ArtifactError(
-            "bad_request", f"bytes {offset} to {offset + length} of {size}, a chunk has {CHUNK_BYTES_MAX}"
+    if size > size_max:
+        raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node takes {size_max:,}")
+    if min(size - 1, offset, length) < 0 or length > CHUNK_BYTES_MAX or offset + length > size:
+        raise ArtifactRefused(
+            f"bytes {offset} to {offset + length} of {size} are no chunk of it", f"send 1 to {CHUNK_BYTES_MAX} at once"
         )
-    if held is not None and held.size != size:
-        raise ArtifactError("bad_request", f"announced as {size} bytes, before as {held.size}", "one of them is wrong")
+    if held is not None and held.is_complete and held.size != size:
+        raise ArtifactRefused(f"announced with {size} bytes, here it has {held.size}", "correct the size")
     if held is not None and held.is_complete:
         return Skip(size, is_complete=True)
     received = 0 if held is None else held.received
@@ -102,8 +98,20 @@ def references(message: Message) -> tuple[Reference, ...]:
     for one in _claims(parse_json("object_json", message.fact.object_json), 0):
         found[one] = None
         if len(found) > REFERENCES_MAX:
-            raise ArtifactError("bad_request", f"the fact refers to more than {REFERENCES_MAX} artifacts")
+            raise ArtifactRefused(f"the fact refers to more than {REFERENCES_MAX} artifacts", "name them in a file")
     return tuple(found)
+
+
+def digests_in(messages: Iterable[Message]) -> set[bytes]:
+    """The digests of all artifacts that messages refer to."""
+    return {one.raw for message in messages for one in references(message)}
+
+
+def messages_of(batches: Iterable[Batch]) -> Iterator[Message]:
+    """The messages of batches of any kind. Raises BatchError where they cannot be opened."""
+    for batch in batches:
+        if batch.header.kind is Kind.MESSAGES:
+            yield from open_messages(batch)
 
 
 def _claims(value: object, depth: int) -> Iterator[Reference]:

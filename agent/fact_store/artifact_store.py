@@ -17,15 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agent.fact_store.artifact import (
-    CHUNK_BYTES_MAX,
-    ArtifactError,
-    Held,
-    Skip,
-    check_digest,
-    decide_chunk,
-    is_orphan,
-)
+from agent.fact_store.artifact import CHUNK_BYTES_MAX, Held, Reference, Skip, check_digest, decide_chunk, is_orphan
+from agent.fact_store.ballast import disk_free
+from agent.fact_store.errors import ArtifactMismatch, ArtifactMissing, ArtifactRefused, StoreFull
 
 PARTIAL = "partial"
 SIZE_MAX = 4 * 1024**3  # a day's camera, no disk image
@@ -41,16 +35,18 @@ class ArtifactStore:
         self._lock = threading.Lock()
 
     def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> Held:
-        """Take a chunk; the answer says how much is here. Raises ArtifactError, OSError when the disk fails."""
+        """Take a chunk; the answer says how much is here. Raises ArtifactRefused, ArtifactTooLarge,
+        ArtifactMismatch, StoreFull, and OSError when the disk fails."""
         name = check_digest(digest)
         with self._lock:
+            self._drop_other_sizes(name, size)
             held = self._held(name)
             decision = decide_chunk(held, size, offset, len(data), self._size_max)
             if isinstance(decision, Skip):
                 return Held(size, decision.offset, decision.is_complete)
             self._check_room(len(data))
             partial = self._partial(name, size)
-            partial.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folders(partial.parent)
             with partial.open("ab") as file:
                 file.write(data)
             if decision.is_last:
@@ -62,10 +58,28 @@ class ArtifactStore:
         with self._lock:
             return self._held(check_digest(digest))
 
+    def claim(self, reference: Reference) -> None:
+        """A fact is about to refer to an artifact: it is young again, so that nobody sweeps it meanwhile. Raises ArtifactMissing."""
+        with self._lock:
+            held = self._held(check_digest(reference.digest))
+            if held is None or not held.is_complete:
+                raise ArtifactMissing(f"{reference.digest}, to which the fact refers, is not here")
+            if held.size != reference.size:
+                raise ArtifactMissing(f"{reference.digest} has {held.size} bytes, the fact says {reference.size}")
+            os.utime(self._path(check_digest(reference.digest)))
+
+    def keep(self, reference: Reference) -> bool:
+        """Whether the whole of it is here; then it is young again."""
+        try:
+            self.claim(reference)
+        except ArtifactMissing:
+            return False
+        return True
+
     def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
-        """Size of a complete artifact, and up to `length` of its bytes from `offset` on. Raises ArtifactError."""
+        """Size of a complete artifact, and up to `length` of its bytes from `offset` on. Raises ArtifactRefused, ArtifactMissing."""
         if offset < 0 or not 0 < length <= CHUNK_BYTES_MAX:
-            raise ArtifactError("bad_request", f"{length} bytes from {offset}, a chunk has 1 to {CHUNK_BYTES_MAX}")
+            raise ArtifactRefused(f"{length} bytes from {offset}", f"a chunk has 1 to {CHUNK_BYTES_MAX}")
         path = self._path(check_digest(digest))
         try:
             with path.open("rb") as file:
@@ -73,7 +87,7 @@ class ArtifactStore:
                 file.seek(offset)
                 return size, file.read(length)
         except FileNotFoundError:
-            raise ArtifactError("unknown_artifact", f"{digest} is not here", "put it before the fact") from None
+            raise ArtifactMissing(f"{digest} is not here") from None
 
     def verify(self, digest: str) -> bool:
         """Whether the bytes stored are those the digest names."""
@@ -127,6 +141,12 @@ class ArtifactStore:
             return Held(int(partial.suffix[1:]), partial.stat().st_size, is_complete=False)
         return None
 
+    def _drop_other_sizes(self, name: str, size: int) -> None:
+        """Whoever announced another size before was wrong, or is: whole bytes of the right digest are all that counts."""
+        for partial in (self.folder / PARTIAL).glob(f"{name}.*"):
+            if partial != self._partial(name, size):
+                partial.unlink()
+
     def _complete(self, name: str, partial: Path) -> None:
         """All bytes are there: an artifact if they are the right ones, else nothing, and the sender begins anew."""
         with partial.open("rb") as file:
@@ -134,24 +154,23 @@ class ArtifactStore:
             os.fsync(file.fileno())
         if found != name:
             partial.unlink()
-            raise ArtifactError(
-                "artifact_mismatch", f"the bytes sent as sha256:{name} are sha256:{found}", "send them again from 0"
-            )
+            raise ArtifactMismatch(f"the bytes sent as sha256:{name} are sha256:{found}")
         path = self._path(name)
-        path.parent.mkdir(exist_ok=True)
+        self._make_folders(path.parent)
         partial.rename(path)
-        for folder in (path.parent, self.folder):  # the name is durable before it is answered
-            _sync_folder(folder)
+        _sync_folder(path.parent)  # the name is durable before it is answered
+
+    def _make_folders(self, folder: Path) -> None:
+        """Each durable in the one above it."""
+        for one in (self.folder, folder):
+            if not one.is_dir():
+                one.mkdir(mode=0o700, exist_ok=True)
+                _sync_folder(one.parent)
 
     def _check_room(self, size: int) -> None:
-        if not self._free_bytes_min:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        found = os.statvfs(self.folder)
-        if found.f_bavail * found.f_frsize - size < self._free_bytes_min:
-            raise ArtifactError(
-                "store_full", f"{self.folder}: less than {self._free_bytes_min} bytes free", "free some"
-            )
+        free = disk_free(self.folder.parent)
+        if free is not None and free - size < self._free_bytes_min:
+            raise StoreFull(f"the disk is full ({free:,} bytes are left)", "free space, then put it again: it goes on")
 
 
 def _sha256(path: Path) -> str:

@@ -24,6 +24,10 @@
             ConsumerFenced          a newer instance under its name holds the lease
             StreamIsLocal           the stream's write class keeps it from other zones
             AcksRefused             acks that the stream's write class forbids
+            ArtifactRefused         a name, a size or a place of a chunk that makes no sense
+                ArtifactMissing     it is not here, or not whole
+                ArtifactMismatch    the bytes are not those that the digest names
+                ArtifactTooLarge    larger than this node takes
             ConfirmRefused          a confirmation that makes no sense
                 ConfirmBeyondLog    it names an offset that was never written here
 
@@ -183,6 +187,28 @@ class StreamIsLocal(Refused):
     """A stream of write class local never leaves its node."""
 
     hint = "read it on the node itself, or give the stream another write_class"
+
+
+class ArtifactRefused(Refused):
+    """A name, a size or a place of a chunk that makes no sense."""
+
+
+class ArtifactMissing(ArtifactRefused):
+    """An artifact that is not here, or not whole."""
+
+    hint = "put it first (bsfg object put), then append the fact that refers to it"
+
+
+class ArtifactMismatch(ArtifactRefused):
+    """The bytes are not those that the digest names."""
+
+    hint = "send them again from the beginning"
+
+
+class ArtifactTooLarge(ArtifactRefused):
+    """Larger than this node takes."""
+
+    hint = "raise [store] artifact_bytes_max"
 
 
 class ConfirmRefused(Refused):

@@ -472,3 +472,14 @@ SELECT age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT 1;
 SELECT bytes_total FROM (
     SELECT first_offset, bytes_total, age_ms FROM mark WHERE stream = :stream ORDER BY first_offset DESC LIMIT 61
 ) WHERE age_ms >= :since_ms ORDER BY first_offset LIMIT 1;
+
+-- insert_artifact: a fact of a stream refers to an artifact; the last that does counts
+INSERT INTO artifact (digest, stream, last_offset) VALUES (?, ?, ?)
+ON CONFLICT (digest, stream) DO UPDATE SET last_offset = max(artifact.last_offset, excluded.last_offset);
+
+-- select_artifact_streams: the streams with a fact that is held and refers to an artifact
+SELECT stream.name FROM artifact JOIN stream ON stream.id = artifact.stream
+WHERE artifact.digest = ? AND artifact.last_offset > stream.released_offset;
+
+-- delete_artifacts: what referred to artifacts and was released
+DELETE FROM artifact WHERE last_offset <= (SELECT released_offset FROM stream WHERE id = artifact.stream);

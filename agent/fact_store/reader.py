@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import NO_DIGEST, Definitions, Origin
+from agent.fact_store.artifact import check_digest
 from agent.fact_store.catalog import Catalog
 from agent.fact_store.connection import Connect, connect, connect_reader, file_bytes, is_damage, reading_tables
 from agent.fact_store.errors import StoreClosed, StoreDamaged, StoreUnusable
@@ -256,6 +257,12 @@ class StoreReader:
     def origins(self) -> list[Origin]:
         """Everybody whose facts are held, this store first."""
         return list(self._catalog().origins)
+
+    def artifact_streams(self, digest: str) -> list[str]:
+        """The streams with a held fact that refers to an artifact. Raises ArtifactRefused."""
+        raw = bytes.fromhex(check_digest(digest))
+        with self._reading() as connection:
+            return [name for (name,) in connection.execute(QUERIES["select_artifact_streams"], (raw,)).fetchall()]
 
     def consumers(self) -> list[ConsumerState]:
         """Every registered consumer."""

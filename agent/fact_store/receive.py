@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from agent import batch as batch_format
 from agent.batch import Batch, BatchError
+from agent.fact_store.artifact import digests_in, messages_of
 from agent.fact_store.definitions import vouched
 from agent.fact_store.errors import FactsRefused, ForkError
 from agent.fact_store.held import Duplicate, Fork, Insert, Range, decide
@@ -78,6 +79,8 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_definitions(transaction.origin(origin), bodies)
     if plan.inserts:
         transaction.add_batches(stream, plan.inserts)
+        kept = transaction.catalog.streams[page.stream]
+        transaction.add_artifacts(kept, digests_in(messages_of(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
     for gap in plan.gaps:

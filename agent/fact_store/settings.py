@@ -37,6 +37,10 @@ class StoreSettings:
     disk_free_bytes_min: int = 256 * 1024 * 1024
     # A file given up when the disk is full all the same, so that the store can be opened, served from and emptied.
     ballast_bytes: int = 16 * 1024 * 1024
+    # The largest artifact that is taken, and how long one to which no held fact refers is kept: who puts one needs time to say
+    # what it is for, and who moves a file back by hand after it was set aside needs its artifacts.
+    artifact_bytes_max: int = 1024 * 1024 * 1024
+    artifact_orphan_hours: float = 168.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, why) for each rule that does not hold."""
@@ -50,7 +54,9 @@ class StoreSettings:
             yield "queue_bytes_max", "at least 1048576: one page of a peer must fit"
         if self.bytes_max and self.bytes_max < 1024 * 1024:
             yield "bytes_max", "0 (as much as the disk allows) or at least 1048576"
-        for name in ("disk_free_bytes_min", "ballast_bytes"):
+        if not 0 < self.artifact_orphan_hours <= HOURS_MAX:
+            yield "artifact_orphan_hours", f"above 0, to {HOURS_MAX}"
+        for name in ("disk_free_bytes_min", "ballast_bytes", "artifact_bytes_max"):
             if getattr(self, name) < 0:
                 yield name, "must not be negative; 0 does without it"
 

@@ -27,6 +27,7 @@ from agent.fact_store.acks import terms as terms_of
 from agent.fact_store.admission import check_precondition
 from agent.fact_store.admitting import acquire_lease
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
+from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.ballast import Ballast, disk_free
 from agent.fact_store.beside import files_set_aside, mark_suspect
 from agent.fact_store.connection import Connect, connect, lock, unlock
@@ -98,15 +99,17 @@ class FactStore:
         origin: Origin,
         space: Callable[[], StoreSpace],
         damages: Damages,
+        artifacts: Artifacts,
     ) -> None:
         self.path = path
+        self.artifacts = artifacts
         self.space = space
         """How much room there is, and for how long: a few look-ups, in the calling thread."""
         self.origin = origin
         self._writer = writer
         self._reader = reader
         self._damages = damages
-        self._upkeep = Upkeep(path, writer, self.read)
+        self._upkeep = Upkeep(path, writer, self.read, artifacts.sweep)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
         # One thread, so pages are checked in the order they came while the writer commits the one before; its queue is
@@ -168,7 +171,8 @@ class FactStore:
         writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies)
         damages.start(writer, opened.catalog.origin)
         space = partial(_space, writer, reader, settings, policies)
-        store = cls(path, writer, reader, descriptor, opened.catalog.origin, space, damages)
+        artifacts = Artifacts(path, settings, reader, writer)
+        store = cls(path, writer, reader, descriptor, opened.catalog.origin, space, damages, artifacts)
         if unattended:
             store._be_kept_up()
         writer.start()
@@ -250,12 +254,14 @@ class FactStore:
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> None:
-        """Raise what `append_messages` would at once, a full queue apart; nothing is handed over."""
+        """Raise what `append_messages` would at once, a full queue apart; nothing is handed over. ArtifactMissing for a message that
+        refers to what is not here."""
         check_name("stream", stream, STREAM)
         if not messages:
             raise FactsRefused("no messages", "leave the call out")
         for message in messages:
             check_message(message)
+            self.artifacts.claim(message)
         if not preconditions:
             return
         if len(preconditions) != len(messages):

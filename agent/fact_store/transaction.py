@@ -197,6 +197,14 @@ class Transaction:
         """The newest messages about subjects, just stored."""
         self._executemany(QUERIES["insert_subject"], [(stream.id, *one) for one in offsets.items()])
 
+    def add_artifacts(self, stream: StreamState, digests: Iterable[bytes], offset: int) -> None:
+        """Facts at or before an offset, just stored, refer to artifacts."""
+        self._executemany(QUERIES["insert_artifact"], [(digest, stream.id, offset) for digest in digests])
+
+    def forget_artifacts(self) -> None:
+        """Facts that were released refer to nothing."""
+        self._execute(QUERIES["delete_artifacts"])
+
     def set_leases(self, stream: str, epochs: Mapping[str, int]) -> None:
         """The highest lease epochs of producers, as decided."""
         if epochs:

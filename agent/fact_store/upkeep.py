@@ -1,4 +1,5 @@
-"""What a node does for its store in the background: read all of it again, slowly, and keep the witness up to date.
+"""What a node does for its store in the background: read all of it again, slowly, keep the witness up to date, and remove artifacts
+to which nothing refers any more.
 
 Each batch is compared with its digest, and what is damaged is told like what a reader meets (damage.py). The position is kept in
 memory only: a restart begins again, at a random stream's beginning being as good as any.
@@ -6,6 +7,7 @@ memory only: a restart begins again, at a random stream's beginning being as goo
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +24,10 @@ BYTES_PER_S = 64 * 1024
 of what the slowest gateway's disk gives, and 0.1 % of one core."""
 STEP_S = 10.0
 WITNESS_S = 300.0  # what is appended after it is noticed as missing by peers only, if both files are restored together
+SWEEP_S = 3600.0
 FACTS_MAX = 2**40
+
+log = logging.getLogger(__name__)
 
 Read = Callable[[str, int, int, int], Page]
 
@@ -30,10 +35,10 @@ Read = Callable[[str, int, int, int], Page]
 class Upkeep:
     """A thread of its own, from `start` until `stop`."""
 
-    def __init__(self, path: Path, writer: Writer, read: Read) -> None:
+    def __init__(self, path: Path, writer: Writer, read: Read, sweep: Callable[[], int]) -> None:
         self.batches_verified = 0
         self.last_full_pass_unix_ms: int | None = None
-        self._path, self._writer, self._read = path, writer, read
+        self._path, self._writer, self._read, self._sweep = path, writer, read, sweep
         self._streams = list[str]()  # still to be read in this pass, the one being read first
         self._after_offset = 0
         self._is_whole = True  # no stream of this pass was left out
@@ -84,13 +89,24 @@ class Upkeep:
             self.last_full_pass_unix_ms = time.time_ns() // 1_000_000
         return 0
 
+    def _swept(self) -> None:
+        try:
+            if removed := self._sweep():
+                log.info("artifacts_removed", extra={"count": removed})
+        except OSError as error:
+            log.warning("artifacts_not_removed", extra={"reason": str(error)})
+
     def _run(self) -> None:
-        witness_s, wait_s = time.monotonic(), STEP_S
+        witness_s = swept_s = time.monotonic()
+        wait_s = STEP_S
         while not self._stopping.wait(wait_s):
             if time.monotonic() - witness_s >= WITNESS_S:
                 witness_s = time.monotonic()
                 self.remember()
             try:
+                if time.monotonic() - swept_s >= SWEEP_S:
+                    swept_s = time.monotonic()
+                    self._swept()
                 wait_s = max(STEP_S, self.step(int(STEP_S * BYTES_PER_S)) / BYTES_PER_S)
             except StoreError:  # the disk is away, or the file is being closed: readers and the writer say so
                 wait_s = WITNESS_S

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from agent.fact_store.artifact import (
     CHUNK_BYTES_MAX,
-    ArtifactError,
     Held,
     Reference,
     Skip,
@@ -20,6 +19,14 @@ from agent.fact_store.artifact import (
     references,
 )
 from agent.fact_store.artifact_store import ArtifactStore
+from agent.fact_store.errors import (
+    ArtifactMismatch,
+    ArtifactMissing,
+    ArtifactRefused,
+    ArtifactTooLarge,
+    StoreError,
+    StoreFull,
+)
 from agent.message import Envelope, Fact, Message, canonical_json
 
 BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
@@ -38,11 +45,11 @@ def put(store: ArtifactStore, blob: bytes, digest: str, chunk: int = CHUNK_BYTES
     return held
 
 
-def refused(code: str, store: ArtifactStore, *arguments: object) -> None:
-    """The chunk is refused with this code."""
-    with pytest.raises(ArtifactError) as caught:
+def refused(error: type[StoreError], store: ArtifactStore, *arguments: object) -> None:
+    """The chunk is refused with exactly this error."""
+    with pytest.raises(error) as caught:
         store.put_chunk(*arguments)  # type: ignore[arg-type]
-    assert caught.value.code == code
+    assert type(caught.value) is error
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,7 @@ def test_what_is_done_with_a_chunk(
 @pytest.mark.parametrize("size, offset, length", [(0, 0, 0), (2000, 0, 1), (10, -1, 1), (10, 8, 3), (10, 0, -1)])
 def test_chunks_that_cannot_be(size: int, offset: int, length: int) -> None:
     """Empty, oversized and overlapping chunks are refused before anything is written."""
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactRefused):
         decide_chunk(None, size, offset, length, 1000)
 
 
@@ -112,25 +119,52 @@ def test_a_transfer_goes_on_where_it_stopped(
 def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
     """Bytes that are not what their digest says are refused when the last one comes, and nothing of them is left."""
     store, digest = ArtifactStore(tmp_path), digest_of(b"right")
-    refused("artifact_mismatch", store, digest, 5, 0, b"wrong")
+    refused(ArtifactMismatch, store, digest, 5, 0, b"wrong")
     assert store.held(digest) is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert put(store, b"right", digest).is_complete
 
 
 def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
-    """A digest that is none (a path, capitals), another size than announced before, too many bytes, and no room: each has its
-    code, and nothing is written."""
+    """A digest that is none (a path, capitals), another size than it has, too many bytes, and no room: each has its error, and nothing
+    is written."""
     store = ArtifactStore(tmp_path, size_max=1000)
     for name in ("sha256:../../etc/passwd", "sha256:" + "A" * 64, "md5:" + "a" * 32, ""):
-        refused("bad_request", store, name, 5, 0, b"right")
-    refused("artifact_too_large", store, digest_of(b"x"), 1001, 0, b"x")
-    store.put_chunk(digest_of(b"right"), 5, 0, b"ri")
-    refused("bad_request", store, digest_of(b"right"), 6, 2, b"ght")
+        refused(ArtifactRefused, store, name, 5, 0, b"right")
+    refused(ArtifactTooLarge, store, digest_of(b"x"), 1001, 0, b"x")
+    put(store, b"right", digest_of(b"right"))
+    refused(ArtifactRefused, store, digest_of(b"right"), 6, 0, b"right!")
     full = ArtifactStore(tmp_path / "full", free_bytes_min=2**62)
-    refused("store_full", full, digest_of(b"right"), 5, 0, b"right")
-    with pytest.raises(ArtifactError, match="not here"):
-        store.read_chunk(digest_of(b"right"), 0, 10)
+    refused(StoreFull, full, digest_of(b"right"), 5, 0, b"right")
+    with pytest.raises(ArtifactMissing, match="not here"):
+        store.read_chunk(digest_of(b"left"), 0, 10)
+
+
+def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) -> None:
+    """Whatever prefix of a transfer is left, and whatever its last bytes became: what is put again is whole in the end, and nothing
+    else ever has the name."""
+    store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
+    for length, is_spoilt in ((0, False), (1, False), (70_000, False), (70_000, True), (len(BLOB) - 1, True)):
+        put_some = store.put_chunk(digest, len(BLOB), 0, BLOB[:1])
+        (partial,) = (tmp_path / "partial").iterdir()
+        partial.write_bytes(BLOB[: length - 1] + b"?" if is_spoilt else BLOB[:length])
+        again = ArtifactStore(tmp_path)
+        if is_spoilt:
+            with pytest.raises(ArtifactMismatch):
+                put(again, BLOB, digest)
+            assert again.held(digest) is None
+        assert put_some.received <= 1
+        assert put(again, BLOB, digest).is_complete
+        assert again.verify(digest)
+        (stored,) = tmp_path.glob("??/*")
+        stored.unlink()
+
+
+def test_another_size_begins_anew(tmp_path: Path) -> None:
+    """A sender that announces another size than one before is believed as far as the digest proves it right."""
+    store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
+    store.put_chunk(digest, len(BLOB) + 5, 0, BLOB[:10])
+    assert put(store, BLOB, digest).is_complete
 
 
 def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
