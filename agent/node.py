@@ -23,6 +23,10 @@ from agent.errors import BsfgError
 from agent.fact_store import FactStore
 from agent.fact_store.errors import (
     AcksRefused,
+    ArtifactMismatch,
+    ArtifactMissing,
+    ArtifactRefused,
+    ArtifactTooLarge,
     ConfirmBeyondLog,
     ConfirmRefused,
     ConsumerFenced,
@@ -62,6 +66,10 @@ _NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has f
 # those about consumers are races: one that was removed meanwhile, a stream that may not leave. The rest is about appends.
 _REFUSALS: Mapping[type[Exception], str] = {
     AcksRefused: "bad_request",
+    ArtifactMismatch: "artifact_mismatch",
+    ArtifactMissing: "unknown_artifact",
+    ArtifactRefused: "bad_request",
+    ArtifactTooLarge: "artifact_too_large",
     FactsRefused: "bad_request",
     StoreFull: "store_full",
     UnknownConsumer: "unknown_consumer",

@@ -58,9 +58,9 @@ class Artifacts:
         """The streams with a held fact that refers to it. Raises ArtifactRefused."""
         return self._reader.artifact_streams(digest)
 
-    def unavailable(self, peer: str, reference: Reference, why: str) -> None:
+    def unavailable(self, peer: str, digest: str, why: str) -> None:
         """A peer's fact refers to what will not come: an incident. Raises StoreUnavailable."""
-        run = partial(_say_unavailable, peer=peer, reference=reference, why=why)
+        run = partial(_say_unavailable, peer=peer, digest=digest, why=why)
         self._writer.call(Call("artifact", 0, time.monotonic_ns(), run))
 
     def sweep(self) -> int:
@@ -73,5 +73,5 @@ class Artifacts:
         return self._files.sweep(lambda digest: bool(self.streams(digest)), self._orphan_after_s)
 
 
-def _say_unavailable(transaction: Transaction, *, peer: str, reference: Reference, why: str) -> None:
-    transaction.add_incident("artifact_missing", reference.digest, f"a fact from {peer} refers to it: {why}")
+def _say_unavailable(transaction: Transaction, *, peer: str, digest: str, why: str) -> None:
+    transaction.add_incident("artifact_missing", digest, f"a fact from {peer} refers to it: {why}")

@@ -129,6 +129,27 @@ _ROWS = (
         "Add the stream to appends of this peer in the serving node's node.toml.",
     ),
     ErrorRow(
+        "unknown_artifact",
+        Fault.OPERATOR,
+        False,
+        "No artifact of this digest is here, or no fact that the asking zone may read refers to it.",
+        "Put it where the fact was appended (bsfg object put); the incidents of the nodes between say where it went missing.",
+    ),
+    ErrorRow(
+        "artifact_mismatch",
+        Fault.ASKER,
+        False,
+        "The bytes that were put are not those that the digest names; nothing of them is kept.",
+        "Put them again from the beginning.",
+    ),
+    ErrorRow(
+        "artifact_too_large",
+        Fault.OPERATOR,
+        False,
+        "The artifact is larger than the serving node takes.",
+        "Raise artifact_bytes_max in [store] of the serving node's node.toml.",
+    ),
+    ErrorRow(
         "confirm_beyond_log",
         Fault.OPERATOR,
         False,

@@ -30,6 +30,10 @@ ENDS_MAX, ENDS_DEFAULT = 256, 64
 RANGES_MAX = 2000
 """Ranges in one answer: the whole origins up to the thousandth, and an origin has a thousand at most."""
 OFFSET_MAX = 2**63 - 1
+CHUNK_BYTES_MAX = 256 * 1024
+"""Of an artifact, in one answer: as much as a page."""
+PUT_BYTES_MAX = 45_000
+"""Of an artifact, in one request, where base64 makes 60,000 of them."""
 MESSAGES_MAX = 256
 """Messages of one append: as many small ones as fit a request, and their outcomes an answer."""
 SUBJECTS_MAX = 1000
@@ -54,6 +58,7 @@ _Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 _TimeText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 _Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_0-9]{1,64}\Z")]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 _Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -248,6 +253,26 @@ class AcquireLease(_Request, frozen=True, tag="AcquireLease", tag_field="operati
     producer: _Name
 
 
+class GetObject(_Request, frozen=True, tag="GetObject", tag_field="operation"):
+    """Bytes of an artifact to which a fact that the asker may read refers, from `offset` on."""
+
+    digest: _Digest
+    offset: _Offset = 0
+    bytes_max: int = CHUNK_BYTES_MAX
+
+    def check(self) -> None:
+        _check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, CHUNK_BYTES_MAX, "GetObject")
+
+
+class PutObject(_Request, frozen=True, tag="PutObject", tag_field="operation"):
+    """The next bytes of an artifact of `size` bytes; without any, how far an earlier attempt has come."""
+
+    digest: _Digest
+    size: _Position
+    offset: _Offset = 0
+    data: Annotated[bytes, msgspec.Meta(max_length=PUT_BYTES_MAX)] = b""
+
+
 class TagKey(_Part, frozen=True):
     """What has a last value: what a zone says of a subject under a predicate. Ordered as these three are."""
 
@@ -292,6 +317,8 @@ Request = (
     | AppendFact
     | AcquireLease
     | GetLatest
+    | GetObject
+    | PutObject
 )
 REQUESTS: tuple[type[Request], ...] = (
     FetchFacts,
@@ -303,6 +330,8 @@ REQUESTS: tuple[type[Request], ...] = (
     AppendFact,
     AcquireLease,
     GetLatest,
+    GetObject,
+    PutObject,
 )
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -495,6 +524,29 @@ class LeaseAnswer(_Answer, frozen=True, tag="AcquireLease", tag_field="operation
     lease_epoch: _Position
 
 
+class ObjectAnswer(_Answer, frozen=True, tag="GetObject", tag_field="operation"):
+    """The attachment are `bytes` of the artifact's `size` bytes, from `offset` on; whoever has the last compares the digest."""
+
+    size: _Position
+    offset: _Offset
+    bytes: _Offset = 0
+
+    def attached(self) -> list[int]:
+        return [self.bytes] if self.bytes else []
+
+    def check(self) -> None:
+        if self.bytes > CHUNK_BYTES_MAX or (self.offset + self.bytes > self.size and self.bytes):
+            why = f"{self.bytes} bytes from {self.offset} of {self.size}"
+            raise MalformedMessage(why, operation="GetObject")
+
+
+class PutAnswer(_Answer, frozen=True, tag="PutObject", tag_field="operation"):
+    """`received` bytes are here: go on from there. `is_complete`: all of them, compared with the digest, and durable."""
+
+    received: _Offset
+    is_complete: bool
+
+
 class LatestEntry(_Part, frozen=True):
     """The last known value of a tag, and how stale what the answering node knows of its source is."""
 
@@ -566,6 +618,8 @@ Answer = (
     | AppendAnswer
     | LeaseAnswer
     | LatestAnswer
+    | ObjectAnswer
+    | PutAnswer
 )
 ANSWERS: tuple[type[Answer], ...] = (
     FetchAnswer,
@@ -577,6 +631,8 @@ ANSWERS: tuple[type[Answer], ...] = (
     AppendAnswer,
     LeaseAnswer,
     LatestAnswer,
+    ObjectAnswer,
+    PutAnswer,
 )
 
 

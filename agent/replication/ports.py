@@ -127,8 +127,53 @@ class ComparedStore(Protocol):
         ...
 
 
+class Reference(Protocol):
+    """An artifact by name, and its size in bytes."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+class Held(Protocol):
+    """How much of an artifact is here, and whether that is the whole of it, compared with the digest and durable."""
+
+    @property
+    def received(self) -> int: ...
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class Artifacts(Protocol):
+    """What both sides need of the artifacts of a store. Everything touches the disk, and raises the store's errors."""
+
+    def streams(self, digest: str) -> Sequence[str]:
+        """The streams with a held fact that refers to it."""
+        ...
+
+    def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
+        """Size of the whole, and bytes of it."""
+        ...
+
+    def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> Held:
+        """The next bytes, or none to ask how many are here."""
+        ...
+
+    def missing(self, batches: Sequence[Batch]) -> Sequence[Reference]:
+        """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are stored."""
+        ...
+
+    def unavailable(self, peer: str, digest: str, why: str) -> None:
+        """An artifact to which a peer's fact refers will not come."""
+        ...
+
+
 class ServingStore(ComparedStore, Protocol):
     """What the serving side needs."""
+
+    @property
+    def artifacts(self) -> Artifacts: ...
 
     @property
     def zone(self) -> str: ...
@@ -234,6 +279,9 @@ class OriginRange(Protocol):
 
 class ReceivingStore(ComparedStore, Protocol):
     """What the pulling side needs."""
+
+    @property
+    def artifacts(self) -> Artifacts: ...
 
     @property
     def zone(self) -> str: ...

@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
-from agent.batch import Batch, Origin
+from agent.batch import Batch, Kind, Origin
+from agent.replication.artifact_pull import ArtifactPull
 from agent.replication.asker import Asker
 from agent.replication.bandwidth import Bandwidth
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
@@ -143,6 +144,8 @@ class Puller:
         self._peer_end_offset = 0
         self._last_answer_ms: int | None = None
         self._progress = Progress()
+        self._artifacts = ArtifactPull(asker, store.artifacts, store_errors, self._spend)
+        self._bringing: asyncio.Task[None] | None = None
         self.begun = asyncio.Event()
         """The peer has answered for the first time in this life, so it knows our consumer."""
 
@@ -185,6 +188,8 @@ class Puller:
                 await self._drive(self._core, spans)
         finally:
             self._checker = None
+            if self._bringing is not None:
+                self._bringing.cancel()
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -289,7 +294,27 @@ class Puller:
         refused = arrived.checked.exception()
         if isinstance(refused, PageRefused):
             self._append_failed(refused)
-            return
+        elif any(batch.header.kind is Kind.MESSAGES for batch in arrived.checked.result()):
+            self._bringing = self._loop.create_task(self._put_after_artifacts(effect, arrived))
+        else:
+            self._put_checked(effect, arrived)
+
+    async def _put_after_artifacts(self, effect: Append, arrived: _Arrived) -> None:
+        """Messages may refer to artifacts, which come first."""
+        try:
+            await self._artifacts.bring(arrived.checked.result())
+        except TransportError as error:
+            self._append_failed(error)
+        except self._store_errors as error:
+            self._append_failed(error)
+        except Exception as error:
+            self._crash = error  # our own mistake: it ends the task, and with it the node
+            self._tell(Tick())
+            raise
+        else:
+            self._put_checked(effect, arrived)
+
+    def _put_checked(self, effect: Append, arrived: _Arrived) -> None:
         definitions: list[ReceivedDefinition] = []
         for page in (*effect.definitions_before, effect.page):
             assert isinstance(page.content, _Arrived)
@@ -335,8 +360,7 @@ class Puller:
 
     def _answered(self, fetch_id: int, payload: bytes) -> None:
         settings = self._settings
-        if self._bandwidth is not None:
-            self._bandwidth.spend(len(payload), _now_ms())
+        self._spend(len(payload))
         try:
             answer, sealed = decode_answer(payload)
             if isinstance(answer, ErrorAnswer):
@@ -356,6 +380,10 @@ class Puller:
             self.begun.set()
             self._peer_end_offset = page.end_offset
             self._tell(PageArrived(fetch_id, page))
+
+    def _spend(self, received_bytes: int) -> None:
+        if self._bandwidth is not None:
+            self._bandwidth.spend(received_bytes, _now_ms())
 
     def _start_check(self, content: PageContent) -> asyncio.Future[list[Batch]]:
         settings = self._settings

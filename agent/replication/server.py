@@ -31,7 +31,9 @@ from agent.replication.messages import (
     GetCursor,
     GetDigests,
     GetLatest,
+    GetObject,
     ListStreams,
+    PutObject,
     Request,
     operation_of,
 )
@@ -40,6 +42,7 @@ from agent.replication.operations.context import Context, Outcome
 from agent.replication.operations.digests import Digests
 from agent.replication.operations.fetch import Fetching
 from agent.replication.operations.latest import LastValues
+from agent.replication.operations.objects import Objects
 from agent.replication.operations.ranges import Ranges
 from agent.replication.operations.streams import Streams
 from agent.replication.page import Refuse
@@ -98,7 +101,7 @@ class Server:
         self._context = Context(link, store, exported, self._telemetry)
         self._fetching = Fetching(self._context)
         streams, appending = Streams(self._context), Appending(self._context, appends or {})
-        ranges = Ranges(self._context)
+        ranges, objects = Ranges(self._context), Objects(self._context, appends or {})
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._fetching.fetch,
             FetchRange: ranges.fetch_range,
@@ -110,6 +113,8 @@ class Server:
             ListStreams: streams.list_streams,
             AppendFact: appending.append,
             AcquireLease: appending.acquire_lease,
+            GetObject: objects.get_object,
+            PutObject: objects.put_object,
         }
         if look_up is not None:
             self._handlers[GetLatest] = LastValues(self._context, look_up).get_latest

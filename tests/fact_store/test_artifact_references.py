@@ -8,7 +8,6 @@ import pytest
 
 from agent import batch
 from agent.fact_store import FactStore, StoreSettings, StreamSettings
-from agent.fact_store.artifact import Reference
 from agent.fact_store.errors import ArtifactMissing, ArtifactRefused
 from agent.fact_store.records import AppendOutcome, PeerPosition
 from agent.message import Envelope, Fact, Message, canonical_json
@@ -112,7 +111,7 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
 def test_what_will_not_come_is_an_incident(tmp_path: Path) -> None:
     """A fact whose artifact nobody has is told as an incident, by the artifact's name."""
     with opened(tmp_path) as store:
-        store.artifacts.unavailable("north", Reference(DIGEST, 5), "unknown there")
+        store.artifacts.unavailable("north", DIGEST, "unknown there")
         done(store.define([]))
         (incident,) = store.incidents()
         assert (incident.kind, incident.subject) == ("artifact_missing", DIGEST)
