@@ -58,7 +58,7 @@ _Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 _TimeText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 _Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_0-9]{1,64}\Z")]
-_Digest = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+_Artifact = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 _Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -256,7 +256,7 @@ class AcquireLease(_Request, frozen=True, tag="AcquireLease", tag_field="operati
 class GetObject(_Request, frozen=True, tag="GetObject", tag_field="operation"):
     """Bytes of an artifact to which a fact that the asker may read refers, from `offset` on."""
 
-    digest: _Digest
+    digest: _Artifact
     offset: _Offset = 0
     bytes_max: int = CHUNK_BYTES_MAX
 
@@ -267,7 +267,7 @@ class GetObject(_Request, frozen=True, tag="GetObject", tag_field="operation"):
 class PutObject(_Request, frozen=True, tag="PutObject", tag_field="operation"):
     """The next bytes of an artifact of `size` bytes; without any, how far an earlier attempt has come."""
 
-    digest: _Digest
+    digest: _Artifact
     size: _Position
     offset: _Offset = 0
     data: Annotated[bytes, msgspec.Meta(max_length=PUT_BYTES_MAX)] = b""

@@ -145,7 +145,7 @@ class Puller:
         self._last_answer_ms: int | None = None
         self._progress = Progress()
         self._artifacts = ArtifactPull(asker, store.artifacts, store_errors, self._spend)
-        self._bringing: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
         self.begun = asyncio.Event()
         """The peer has answered for the first time in this life, so it knows our consumer."""
 
@@ -185,11 +185,10 @@ class Puller:
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
                 self._asker.link.watch(lambda: self._tell(LinkUp()), lambda reason: self._tell(LinkDown(reason)))
-                await self._drive(self._core, spans)
+                async with asyncio.TaskGroup() as self._group:
+                    await self._drive(self._core, spans)
         finally:
-            self._checker = None
-            if self._bringing is not None:
-                self._bringing.cancel()
+            self._checker = self._group = None
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -295,7 +294,8 @@ class Puller:
         if isinstance(refused, PageRefused):
             self._append_failed(refused)
         elif any(batch.header.kind is Kind.MESSAGES for batch in arrived.checked.result()):
-            self._bringing = self._loop.create_task(self._put_after_artifacts(effect, arrived))
+            if self._group is not None:  # else we are being stopped
+                self._group.create_task(self._put_after_artifacts(effect, arrived), name="artifacts")
         else:
             self._put_checked(effect, arrived)
 
@@ -307,10 +307,6 @@ class Puller:
             self._append_failed(error)
         except self._store_errors as error:
             self._append_failed(error)
-        except Exception as error:
-            self._crash = error  # our own mistake: it ends the task, and with it the node
-            self._tell(Tick())
-            raise
         else:
             self._put_checked(effect, arrived)
 
