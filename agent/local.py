@@ -118,6 +118,15 @@ class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_fiel
     first_offset: int | None = None
 
 
+class PutObject(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):
+    """The next bytes of an artifact of `size` bytes, at most 256 KiB; none asks how many are here."""
+
+    digest: str
+    size: int
+    offset: int = 0
+    data: bytes = b""
+
+
 class Appended(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
     """`outcome`: applied, noop_already_applied, conflicting_duplicate (then nothing changed and `offset` is the other's),
     superseded (nothing changed, `offset` is the newer fact's), rejected_fenced (nothing changed, `lease_epoch` is in force), or
@@ -201,6 +210,13 @@ class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="op
     cursor_advanced_to: int
 
 
+class ObjectPut(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):
+    """`received` bytes are here: go on from there. `is_complete`: all of them, compared with the digest, and durable."""
+
+    received: int
+    is_complete: bool
+
+
 class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
     """The request was not carried out."""
 
@@ -208,8 +224,17 @@ class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
     hint: str = ""
 
 
-Request = AppendFact | AcquireLease | RegisterConsumer | ListConsumers | RemoveConsumer | ComparePeer | ConfirmReceipt
-Answer = Appended | LeaseAcquired | Registered | Consumers | Removed | Compared | Confirmed | Refused
+Request = (
+    AppendFact
+    | AcquireLease
+    | PutObject
+    | RegisterConsumer
+    | ListConsumers
+    | RemoveConsumer
+    | ComparePeer
+    | ConfirmReceipt
+)
+Answer = Appended | LeaseAcquired | ObjectPut | Registered | Consumers | Removed | Compared | Confirmed | Refused
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 _REQUEST = msgspec.json.Decoder(Request)
 _ANSWER = msgspec.json.Decoder(Answer)
@@ -256,6 +281,9 @@ class Door:
                 return Appended(**told(outcome))
             case AcquireLease():
                 return LeaseAcquired(await asyncio.wrap_future(store.acquire_lease(request.stream, request.producer)))
+            case PutObject(digest, size, offset, data):
+                held = await asyncio.to_thread(store.artifacts.put_chunk, digest, size, offset, data)
+                return ObjectPut(held.received, held.is_complete)
             case RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)
                 check_name("stream", request.stream, STREAM)

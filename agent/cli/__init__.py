@@ -27,6 +27,7 @@ _COMMANDS = {
     "status": "agent.cli.status:status",
     "append": "agent.cli.facts:append",
     "lease": "agent.cli.facts:lease",
+    "object": "agent.cli.object:object_",
     "fetch": "agent.cli.facts:fetch",
     "confirm": "agent.cli.facts:confirm",
     "consumer": "agent.cli.consumer:consumer",

@@ -46,6 +46,9 @@ stream_option = click.option("--stream", default=OPERATIONAL, show_default=True,
 @click.option("--to-zone", default="*", show_default=True, help="Whom the fact is meant for; not a route.")
 @click.option("--correlation-id", help="The wider conversation.")
 @click.option("--causation-id", help="message_id of the immediate cause.")
+@click.option(
+    "--media-type", help="What the artifact is that the fact refers to (application/pdf; see `bsfg object put`)."
+)
 @click.option("--acks", type=click.Choice(get_args(Acks)), help="When to answer.  [default: the stream's acks]")
 @click.option("--producer", help="Who appends, for a lease; goes with --lease-epoch.")
 @click.option("--lease-epoch", type=click.IntRange(1), help="Refuse if a newer lease is in force (see `bsfg lease`).")
@@ -65,6 +68,7 @@ def append(
     to_zone: str,
     correlation_id: str | None,
     causation_id: str | None,
+    media_type: str | None,
     acks: Acks | None,
     producer: str | None,
     lease_epoch: int | None,
@@ -84,6 +88,7 @@ def append(
         produced_at_unix_ms=time.time_ns() // 1_000_000,
         correlation_id=correlation_id,
         causation_id=causation_id,
+        object_media_type=media_type,
     )
     request = local.AppendFact(
         stream, envelope, Fact(subject, predicate, content), acks, producer, lease_epoch, base_offset

@@ -37,7 +37,7 @@ class ArtifactPull:
         asker: Asker,
         artifacts: Artifacts,
         store_errors: tuple[type[Exception], ...],
-        received: Callable[[int], None],
+        received: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._asker = asker
         self._artifacts = artifacts

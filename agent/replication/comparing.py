@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from agent import spans
 from agent.batch import Batch, Origin
 from agent.replication.anti_entropy import Forked, Held, Interval, known_end, missing, narrow, shared
+from agent.replication.artifact_pull import ArtifactPull
 from agent.replication.asker import Asker
 from agent.replication.checking import PageRefused, ReceivedDefinition, check_sequences
 from agent.replication.errors import ReplicationError
@@ -114,6 +115,7 @@ class Comparer:
         self._chance = chance
         self._counted = {stream: CompareStatistics(settings.peer_zone, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
+        self._artifacts = ArtifactPull(asker, store.artifacts, store_errors)
 
     @property
     def settings(self) -> CompareSettings:
@@ -295,6 +297,7 @@ class Comparer:
         if position is None:
             return  # nothing was ever pulled: everything is on its way
         async for batches, definitions in self._pages(found, origin, span):
+            await self._artifacts.bring(batches)
             putting = self._store.put_batches(peer, found.stream, batches, definitions, position, verify=False)
             stored += (await asyncio.wrap_future(putting)).stored_facts
         found.repaired_facts += stored
