@@ -55,7 +55,7 @@ from tests.fact_store.making import (
 from tests.sim import patient, scaled
 
 SETTINGS = StoreSettings(commit_interval_ms=1, batch_facts_target=7)
-FORGETTING = StreamSettings(TELEMETRY, keep_hours=0, ttl_hours=1)
+STREAMS = (StreamSettings(TELEMETRY, keep_hours=0, ttl_hours=1), StreamSettings(OPERATIONAL, ttl_hours=0))
 LONG_NS = 3 * 3_600_000_000_000
 OFTEN: dict[str, str | int] = {"wal_autocheckpoint": 12}
 CONSUMERS = ("a", "b")
@@ -105,7 +105,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         path = self.home / f"{self.lives}.db"
         StoreAgainstModel.ahead_ns = 0
         connect_to = connect if self.disk is None else self.disk.connect(OFTEN)
-        store = FactStore.open(path, "plant", settings=SETTINGS, streams=[FORGETTING], connect_to=connect_to)
+        store = FactStore.open(path, "plant", settings=SETTINGS, streams=STREAMS, connect_to=connect_to)
         done(store.define([tag(1)]))
         self.age = 0
         return store
