@@ -119,6 +119,8 @@ def requests() -> list[bytes]:
         words.ListStreams(),
         words.AppendFact(stream=OPERATIONAL, messages=[new, new], acks="quorum"),
         words.AcquireLease(stream=OPERATIONAL, producer="plant-a.mes"),
+        words.GetObject(digest=f"sha256:{EPOCH * 2}", offset=7),
+        words.PutObject(digest=f"sha256:{EPOCH * 2}", size=9, offset=2, data=b"bytes"),
         words.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
     ]
     assert {type(one) for one in found} == set(words.REQUESTS), "a new operation wants a request here"
@@ -143,6 +145,8 @@ def answers() -> list[bytes]:
         (words.StreamsAnswer(**own, streams=[words.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),
         (words.AppendAnswer(**own, outcomes=[words.AppendedEntry(offset=1, outcome="applied", warning="w")] * 2), []),
         (words.LeaseAnswer(**own, lease_epoch=3), []),
+        (words.ObjectAnswer(**own, size=9, offset=2, bytes=5), [b"bytes"]),
+        (words.PutAnswer(**own, received=7, is_complete=False), []),
         (words.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
         (words.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")]), []),
     ]  # fmt: skip
