@@ -53,9 +53,9 @@ def repair(transaction: Transaction, *, stream: str, peer: str, batches: Sequenc
     return found
 
 
-def note_fork(transaction: Transaction, *, stream: str, peer: str, why: str) -> None:
-    """A peer holds another history."""
-    transaction.add_incident("fork", f"{stream} from {peer}", why)
+def note(transaction: Transaction, *, kind: str, stream: str, peer: str, why: str) -> None:
+    """Something about a peer's stream that a person has to know."""
+    transaction.add_incident(kind, f"{stream} from {peer}", why)
 
 
 def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:

@@ -372,9 +372,9 @@ class FactStore:
             for one in done.result():
                 self._damages.repaired(stream, one.first_offset, one.last_offset)
 
-    def note_fork(self, stream: str, peer: str, why: str) -> Future[None]:
-        """A peer holds another history than this store: an incident, and nothing else."""
-        return self._call("fork", partial(repairing.note_fork, stream=stream, peer=peer, why=why))
+    def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
+        """An incident about a peer's stream, and nothing else."""
+        return self._call(kind, partial(repairing.note, kind=kind, stream=stream, peer=peer, why=why))
 
     def register_consumer(
         self, name: str, zone: str, stream: str, start: consumers.Start | datetime = "oldest"

@@ -188,7 +188,7 @@ class Comparer:
             if is_theirs and origin.zone in {*self._settings.origins, own_zone} and (origin, span) not in found.damaged:
                 found.damaged.append((origin, span))
         for why in found.forks:
-            await asyncio.wrap_future(self._store.note_fork(stream, self._settings.peer_zone, why))
+            await asyncio.wrap_future(self._store.note("fork", stream, self._settings.peer_zone, why))
         if is_repaired:
             for origin, span in found.missing:
                 await self._fetch_missing(found, origin, span)

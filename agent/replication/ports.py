@@ -328,6 +328,6 @@ class ReceivingStore(ComparedStore, Protocol):
         """Put damaged batches back, at the offsets where they lay; one object for each that was."""
         ...
 
-    def note_fork(self, stream: str, peer: str, why: str) -> Future[None]:
-        """A peer holds another history: an incident."""
+    def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
+        """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a person acts."""
         ...

@@ -11,6 +11,7 @@ A page that fails a check is the peer's fault and final: it is asked for again r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -60,6 +61,7 @@ CHECKED_INLINE_BYTES_MAX = 16 * 1024
 
 _log = logging.getLogger(__name__)
 _QUIET = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
+_STANDS = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +245,12 @@ class Puller:
                 self._append(effect)
             case Note():
                 level = logging.INFO if effect.kind in _QUIET else logging.WARNING
-                fields = {"peer": self._settings.peer_zone, "stream": self._settings.stream, "reason": effect.reason}
+                settings = self._settings
+                fields = {"peer": settings.peer_zone, "stream": settings.stream, "reason": effect.reason}
                 _log.log(level, effect.kind.value, extra=fields)
+                if effect.kind in _STANDS:
+                    with contextlib.suppress(*self._store_errors):  # no room now: the log and the status have it
+                        self._store.note("pull_stands", settings.stream, settings.peer_zone, effect.reason)
 
     def _fetch(self, effect: Fetch) -> None:
         settings = self._settings

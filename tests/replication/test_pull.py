@@ -322,7 +322,8 @@ def test_full_store_pauses_and_skips_nothing(
 
 
 def test_relay_that_may_not(broker: Mosquitto, tmp_path: Path) -> None:
-    """A peer brings only the origins that its configuration lets it relay; others block the stream and are named."""
+    """A peer brings only the origins that its configuration lets it relay; others block the stream and are named, also as an
+    incident that outlives the log."""
 
     async def scenario() -> None:
         plant, idmz, enterprise = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
@@ -336,6 +337,10 @@ def test_relay_that_may_not(broker: Mosquitto, tmp_path: Path) -> None:
             reason = puller.statistics().lost_reason
             assert reason is not None
             assert "of zone plant-a, which this peer may not relay" in reason
+            await wait_until_async(lambda: enterprise.store.incidents() != [], "the incident")
+        (incident,) = enterprise.store.incidents()
+        assert (incident.kind, incident.subject) == ("pull_stands", f"{STREAM} from idmz")
+        assert reason in incident.detail
         assert enterprise.store.end_offset(STREAM) == 0
         for node in (plant, idmz, enterprise):
             node.store.close()
