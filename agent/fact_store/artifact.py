@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.batch import Batch, Kind, open_messages
-from agent.fact_store.errors import ArtifactRefused, ArtifactTooLarge
+from agent.fact_store.errors import ArtifactRefused, ArtifactTooLarge, StoreFull
 from agent.message import JSON_INTEGER_MAX, Message, parse_json
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 CHUNK_BYTES_MAX = 256 * 1024  # as much as a page: larger ones would delay the facts behind them
+SIZE_MAX = 4 * 1024**3  # a day's camera, no disk image
 REFERENCES_MAX = 64  # of one fact; it names its evidence, it does not list an archive
 DEPTH_MAX = 32
 
@@ -46,10 +47,22 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Write the chunk at its offset; with `is_last`, check the whole and make it an artifact."""
+class Limits:
+    """What a node takes, in bytes: of one artifact, of all together (0: as the disk allows), and what stays free on the disk."""
 
-    is_last: bool
+    size_max: int = SIZE_MAX
+    total_max: int = 0
+    free_min: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write the chunk at its offset; with the last one, compare the whole and make it an artifact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All bytes came before, in a life that ended before they were compared: do that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +81,7 @@ def check_digest(digest: str) -> str:
     return found[1]
 
 
-def decide_chunk(held: Held | None, size: int, offset: int, length: int, size_max: int) -> Write | Skip:
+def decide_chunk(held: Held | None, size: int, offset: int, length: int, size_max: int) -> Write | Finish | Skip:
     """What to do with a chunk of an artifact announced as `size` bytes. Raises ArtifactRefused, ArtifactTooLarge.
 
     A chunk that is not at the end of what was received is not an error: the answer names the offset to go on from, which is how a
@@ -85,21 +98,45 @@ def decide_chunk(held: Held | None, size: int, offset: int, length: int, size_ma
     if held is not None and held.is_complete:
         return Skip(size, is_complete=True)
     received = 0 if held is None else held.received
+    if received >= size:
+        return Finish()
     if offset != received or length == 0:
         return Skip(received, is_complete=False)
-    return Write(is_last=offset + length == size)
+    return Write()
+
+
+def check_room(limits: Limits, size: int, received: int, used: int, free: int | None) -> None:
+    """Raise unless the rest of an artifact has room beside all that is `used` already, and on a disk with `free` bytes left.
+
+    ArtifactTooLarge where it never will have, StoreFull where others may make room: facts that are released let theirs go.
+    """
+    coming, more = size - received, "raise [store] artifacts_total_bytes_max"
+    if limits.total_max and size > limits.total_max:
+        raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node keeps {limits.total_max:,} in all", more)
+    if limits.total_max and used + coming > limits.total_max:
+        why = f"artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more have no room"
+        raise StoreFull(why, f"{more}, or keep the facts that refer to artifacts for less time")
+    if free is not None and limits.free_min and free - coming < limits.free_min:
+        why = f"the disk is full: {free:,} bytes are left, {coming:,} come, {limits.free_min:,} stay free"
+        raise StoreFull(why, "free space, then put it again: it goes on")
 
 
 def references(message: Message) -> tuple[Reference, ...]:
     """The artifacts a fact refers to, each once, in order; () where its envelope names no media type."""
-    if message.envelope.object_media_type is None:
+    content = message.fact.object_json
+    if message.envelope.object_media_type is None or b'"sha256:' not in content:
         return ()
-    found: dict[Reference, None] = {}
-    for one in _claims(parse_json("object_json", message.fact.object_json), 0):
-        found[one] = None
-        if len(found) > REFERENCES_MAX:
-            raise ArtifactRefused(f"the fact refers to more than {REFERENCES_MAX} artifacts", "name them in a file")
-    return tuple(found)
+    return tuple(dict.fromkeys(_claims(parse_json("object_json", content), 0)))
+
+
+def claimed(message: Message) -> tuple[Reference, ...]:
+    """As `references`, of a message that is to be appended. Raises ArtifactRefused for too many; one that stands in another zone's log
+    already is taken as it is."""
+    found = references(message)
+    if len(found) > REFERENCES_MAX:
+        why = f"the fact refers to {len(found)} artifacts, {REFERENCES_MAX} at most"
+        raise ArtifactRefused(why, "put their list as an artifact of its own")
+    return found
 
 
 def digests_in(messages: Iterable[Message]) -> set[bytes]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from agent.batch import Batch
-from agent.fact_store.artifact import Held, Reference, messages_of, references
+from agent.fact_store.artifact import Held, Limits, Reference, claimed, messages_of, references
 from agent.fact_store.artifact_store import ArtifactStore
 from agent.fact_store.reader import StoreReader
 from agent.fact_store.settings import StoreSettings
@@ -28,11 +28,8 @@ class Artifacts:
     """The artifacts of one store. Thread-safe; everything waits for the disk in the calling thread."""
 
     def __init__(self, path: Path, settings: StoreSettings, reader: StoreReader, writer: Writer) -> None:
-        self._files = ArtifactStore(
-            path.with_name(FOLDER),
-            size_max=settings.artifact_bytes_max,
-            free_bytes_min=settings.disk_free_bytes_min,
-        )
+        limits = Limits(settings.artifact_bytes_max, settings.artifacts_total_bytes_max, settings.disk_free_bytes_min)
+        self._files = ArtifactStore(path.with_name(FOLDER), limits)
         self._orphan_after_s = settings.artifact_orphan_hours * 3600
         self._reader, self._writer = reader, writer
 
@@ -46,13 +43,21 @@ class Artifacts:
 
     def claim(self, message: Message) -> None:
         """Raise ArtifactMissing unless everything that a message refers to is here; then it stays until the message is stored."""
-        for reference in references(message):
+        for reference in claimed(message):
             self._files.claim(reference)
 
     def missing(self, batches: Iterable[Batch]) -> list[Reference]:
         """To which artifacts the messages of batches refer that are not here, each once; the others stay until they are stored."""
         found = dict.fromkeys(one for message in messages_of(batches) for one in references(message))
         return [one for one in found if not self._files.keep(one)]
+
+    def absent(self, stream: str) -> list[str]:
+        """Digests of artifacts to which held facts of a stream refer and that are not here."""
+        return [digest for digest in self._reader.artifacts_of(stream) if not self._files.has(digest)]
+
+    def bytes_used(self) -> int:
+        """Bytes of all artifacts, and of what is coming in."""
+        return self._files.bytes_used()
 
     def streams(self, digest: str) -> list[str]:
         """The streams with a held fact that refers to it. Raises ArtifactRefused."""

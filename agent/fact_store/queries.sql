@@ -481,5 +481,9 @@ ON CONFLICT (digest, stream) DO UPDATE SET last_offset = max(artifact.last_offse
 SELECT stream.name FROM artifact JOIN stream ON stream.id = artifact.stream
 WHERE artifact.digest = ? AND artifact.last_offset > stream.released_offset;
 
+-- select_artifacts_of: the artifacts to which facts refer that a stream holds
+SELECT artifact.digest FROM artifact JOIN stream ON stream.id = artifact.stream
+WHERE stream.name = ? AND artifact.last_offset > stream.released_offset ORDER BY artifact.digest;
+
 -- delete_artifacts: what referred to artifacts and was released
 DELETE FROM artifact WHERE last_offset <= (SELECT released_offset FROM stream WHERE id = artifact.stream);

@@ -264,6 +264,12 @@ class StoreReader:
         with self._reading() as connection:
             return [name for (name,) in connection.execute(QUERIES["select_artifact_streams"], (raw,)).fetchall()]
 
+    def artifacts_of(self, stream: str) -> list[str]:
+        """The digests of artifacts to which held facts of a stream refer."""
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["select_artifacts_of"], (stream,)).fetchall()
+        return [f"sha256:{raw.hex()}" for (raw,) in rows]
+
     def consumers(self) -> list[ConsumerState]:
         """Every registered consumer."""
         return list(self._catalog().consumers.values())

@@ -40,6 +40,7 @@ class StoreSettings:
     # The largest artifact that is taken, and how long one to which no held fact refers is kept: who puts one needs time to say
     # what it is for, and who moves a file back by hand after it was set aside needs its artifacts.
     artifact_bytes_max: int = 1024 * 1024 * 1024
+    artifacts_total_bytes_max: int = 0  # all together; 0 leaves it to the disk
     artifact_orphan_hours: float = 168.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -56,7 +57,7 @@ class StoreSettings:
             yield "bytes_max", "0 (as much as the disk allows) or at least 1048576"
         if not 0 < self.artifact_orphan_hours <= HOURS_MAX:
             yield "artifact_orphan_hours", f"above 0, to {HOURS_MAX}"
-        for name in ("disk_free_bytes_min", "ballast_bytes", "artifact_bytes_max"):
+        for name in ("disk_free_bytes_min", "ballast_bytes", "artifact_bytes_max", "artifacts_total_bytes_max"):
             if getattr(self, name) < 0:
                 yield name, "must not be negative; 0 does without it"
 

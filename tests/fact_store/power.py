@@ -160,6 +160,13 @@ def parse(log: Path) -> list[Call]:
     return sorted(calls, key=lambda call: call.begin)
 
 
+def paths_of(call: Call) -> list[str]:
+    """The files a call speaks of: its names, or that of its descriptor."""
+    if call.name in _NAMING:
+        return [_unhex(one) for one in _STRING.findall(call.words)[:2]]
+    return [path] if (path := _descriptor(call.words)) else []
+
+
 class Disk:
     """The store's folder as the recorded calls change it: what is durable, and what is on its way."""
 

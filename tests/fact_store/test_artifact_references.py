@@ -75,6 +75,8 @@ def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
         wait_until(lambda: store.streams()[0].first_offset == 3, "the second message to go")
         assert store.artifacts.streams(DIGEST) == []
         assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, b"").is_complete
+        assert store.artifacts.sweep() == 0, "who has just put it is about to refer to it"
+        grow_old(tmp_path)
         assert store.artifacts.sweep() == 1
         with pytest.raises(ArtifactMissing):
             store.artifacts.read_chunk(DIGEST, 0, 10)

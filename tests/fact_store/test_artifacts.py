@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ from hypothesis import strategies as st
 
 from agent.fact_store.artifact import (
     CHUNK_BYTES_MAX,
+    REFERENCES_MAX,
+    Finish,
     Held,
+    Limits,
     Reference,
     Skip,
     Write,
+    check_room,
+    claimed,
     decide_chunk,
     references,
 )
@@ -55,17 +61,19 @@ def refused(error: type[StoreError], store: ArtifactStore, *arguments: object) -
 @pytest.mark.parametrize(
     "held, size, offset, length, expected",
     [
-        (None, 10, 0, 4, Write(is_last=False)),
-        (None, 10, 0, 10, Write(is_last=True)),
+        (None, 10, 0, 4, Write()),
+        (None, 10, 0, 10, Write()),
         (None, 10, 4, 4, Skip(0, is_complete=False)),
         (Held(10, 4, is_complete=False), 10, 0, 4, Skip(4, is_complete=False)),
-        (Held(10, 4, is_complete=False), 10, 4, 6, Write(is_last=True)),
+        (Held(10, 4, is_complete=False), 10, 4, 6, Write()),
         (Held(10, 4, is_complete=False), 10, 4, 0, Skip(4, is_complete=False)),
+        (Held(10, 10, is_complete=False), 10, 10, 0, Finish()),
+        (Held(10, 10, is_complete=False), 10, 0, 4, Finish()),
         (Held(10, 10, is_complete=True), 10, 3, 4, Skip(10, is_complete=True)),
     ],
 )
 def test_what_is_done_with_a_chunk(
-    held: Held | None, size: int, offset: int, length: int, expected: Write | Skip
+    held: Held | None, size: int, offset: int, length: int, expected: Write | Finish | Skip
 ) -> None:
     """A chunk is written only at the end of what is here; any other is answered with where to go on."""
     assert decide_chunk(held, size, offset, length, 1000) == expected
@@ -83,9 +91,9 @@ def test_bytes_come_back_as_they_went_in(tmp_path: Path) -> None:
     store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
     assert put(store, BLOB, digest).is_complete
     (stored,) = tmp_path.glob("??/*")
-    before = stored.stat().st_mtime_ns
+    before = stored.stat().st_ino
     assert put(store, BLOB, digest).is_complete
-    assert stored.stat().st_mtime_ns == before
+    assert stored.stat().st_ino == before
     found = b""
     while len(found) < len(BLOB):
         size, data = store.read_chunk(digest, len(found), 100_000)
@@ -128,13 +136,13 @@ def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
 def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
     """A digest that is none (a path, capitals), another size than it has, too many bytes, and no room: each has its error, and nothing
     is written."""
-    store = ArtifactStore(tmp_path, size_max=1000)
+    store = ArtifactStore(tmp_path, Limits(1000))
     for name in ("sha256:../../etc/passwd", "sha256:" + "A" * 64, "md5:" + "a" * 32, ""):
         refused(ArtifactRefused, store, name, 5, 0, b"right")
     refused(ArtifactTooLarge, store, digest_of(b"x"), 1001, 0, b"x")
     put(store, b"right", digest_of(b"right"))
     refused(ArtifactRefused, store, digest_of(b"right"), 6, 0, b"right!")
-    full = ArtifactStore(tmp_path / "full", free_bytes_min=2**62)
+    full = ArtifactStore(tmp_path / "full", Limits(free_min=2**62))
     refused(StoreFull, full, digest_of(b"right"), 5, 0, b"right")
     with pytest.raises(ArtifactMissing, match="not here"):
         store.read_chunk(digest_of(b"left"), 0, 10)
@@ -144,7 +152,14 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
     """Whatever prefix of a transfer is left, and whatever its last bytes became: what is put again is whole in the end, and nothing
     else ever has the name."""
     store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
-    for length, is_spoilt in ((0, False), (1, False), (70_000, False), (70_000, True), (len(BLOB) - 1, True)):
+    for length, is_spoilt in (
+        (0, False),
+        (1, False),
+        (70_000, False),
+        (70_000, True),
+        (len(BLOB), False),
+        (len(BLOB), True),
+    ):
         put_some = store.put_chunk(digest, len(BLOB), 0, BLOB[:1])
         (partial,) = (tmp_path / "partial").iterdir()
         partial.write_bytes(BLOB[: length - 1] + b"?" if is_spoilt else BLOB[:length])
@@ -158,6 +173,42 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
         assert again.verify(digest)
         (stored,) = tmp_path.glob("??/*")
         stored.unlink()
+
+
+@pytest.mark.parametrize(
+    "limits, size, received, used, free, error",
+    [
+        (Limits(), 10, 0, 2**60, None, None),
+        (Limits(total_max=100), 10, 0, 90, None, None),
+        (Limits(total_max=100), 10, 4, 94, None, None),
+        (Limits(total_max=100), 10, 0, 91, None, StoreFull),
+        (Limits(total_max=100), 101, 100, 0, None, ArtifactTooLarge),
+        (Limits(free_min=50), 10, 0, 0, 60, None),
+        (Limits(free_min=50), 10, 0, 0, 59, StoreFull),
+        (Limits(free_min=50), 10, 1, 0, 59, None),
+        (Limits(free_min=0), 10, 0, 0, 5, None),
+    ],
+)
+def test_room(
+    limits: Limits, size: int, received: int, used: int, free: int | None, error: type[StoreError] | None
+) -> None:
+    """The whole of what is still to come must have room, before any of it is taken; what never will have is final."""
+    with pytest.raises(error) if error else nullcontext():
+        check_room(limits, size, received, used, free)
+
+
+def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
+    """What would go beyond it is refused before a byte is written, also after a restart, until what nobody refers to is swept."""
+    put(ArtifactStore(tmp_path), b"a" * 600, digest_of(b"a" * 600))
+    store = ArtifactStore(tmp_path, Limits(total_max=1000))
+    refused(StoreFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    put(store, b"c" * 300, digest_of(b"c" * 300))
+    store.put_chunk(digest_of(b"d" * 100), 100, 0, b"d" * 50)
+    assert store.bytes_used() == 950
+    assert store.sweep(lambda _: False, -1) == 3
+    assert store.bytes_used() == 0
+    put(store, b"b" * 401, digest_of(b"b" * 401))
+    refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
 
 
 def test_another_size_begins_anew(tmp_path: Path) -> None:
@@ -203,3 +254,11 @@ def test_references_are_found_wherever_they_stand() -> None:
     assert set(references(message(content))) == expected
     assert references(message(content, None)) == ()
     assert references(message({"digest": two["digest"], "size": True})) == ()
+
+
+def test_too_many_references_are_refused_where_they_are_appended() -> None:
+    """Of a fact that is new here; one that stands in another zone's log is taken with all that it refers to."""
+    many = message([{"digest": digest_of(bytes([one])), "size": 1} for one in range(REFERENCES_MAX + 1)])
+    with pytest.raises(ArtifactRefused, match="65 artifacts, 64 at most"):
+        claimed(many)
+    assert len(references(many)) == 65
