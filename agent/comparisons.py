@@ -106,4 +106,5 @@ def _told(found: Comparison) -> local.ComparedStream:
         repaired_facts=found.repaired_facts,
         unavailable_facts=found.unavailable_facts,
         refused=found.refused[:TOLD_MAX],
+        missing_artifacts=found.missing_artifacts,
     )

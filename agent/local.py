@@ -196,6 +196,7 @@ class ComparedStream(msgspec.Struct, frozen=True):
     repaired_facts: int
     unavailable_facts: int
     refused: list[str]
+    missing_artifacts: int = 0
 
 
 class Compared(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):

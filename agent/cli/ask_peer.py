@@ -24,14 +24,19 @@ _AnswerT = TypeVar("_AnswerT", bound=Answer)
 def ask_peer(settings: NodeSettings, zone: str, request: Request, kind: type[_AnswerT], answer_s: float) -> _AnswerT:
     """The answer, of the kind that the request has, of the peer that node.toml knows as `zone`. Raises UsageError where it knows none,
     and what `ask_once` raises."""
+    access = access_to(settings, zone)
+    answer = asyncio.run(ask_once(access, zone, request, answer_s)).answer
+    if not isinstance(answer, kind):
+        raise MalformedMessage(f"{zone} answered {operation_of(answer)} in place of {operation_of(request)}")
+    return answer
+
+
+def access_to(settings: NodeSettings, zone: str) -> Access:
+    """How to enter the broker where a peer is met. Raises UsageError where node.toml knows none of this name."""
     peer = next((each for each in settings.peer if each.zone == zone), None)
     if peer is None:
         known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
         raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
     at = next(broker for broker in settings.broker if broker.name == peer.broker)
     context = partial(pki.client_context, at.ca_file, at.cert_file, at.key_file)
-    access = Access(at.name, settings.node.zone, at.host, at.port, context)
-    answer = asyncio.run(ask_once(access, zone, request, answer_s)).answer
-    if not isinstance(answer, kind):
-        raise MalformedMessage(f"{zone} answered {operation_of(answer)} in place of {operation_of(request)}")
-    return answer
+    return Access(at.name, settings.node.zone, at.host, at.port, context)

@@ -112,7 +112,7 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
             continue
         for line in _told(name, one):
             click.echo(line)
-    if any(one.repaired_ranges < one.divergent_ranges for one in answer.streams):
+    if any(one.repaired_ranges < one.divergent_ranges or one.missing_artifacts for one in answer.streams):
         sys.exit(1)
 
 
@@ -130,6 +130,8 @@ def _told(zone: str, one: local.ComparedStream) -> Iterator[str]:
         yield f"  repaired: {one.repaired_ranges} ranges, {one.repaired_facts:,} facts"
     if one.unavailable_facts:
         yield f"  not to be had from {zone}: {one.unavailable_facts:,} facts"
+    if one.missing_artifacts:
+        yield f"  missing here: {one.missing_artifacts:,} artifacts to which facts refer"
     for why in one.refused:
         yield f"  not taken: {why}"
 

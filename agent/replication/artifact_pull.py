@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agent.batch import Batch
 from agent.replication.asker import Asker
+from agent.replication.bandwidth import Bandwidth
 from agent.replication.errors import MalformedMessage, PeerRefused, TransportError
-from agent.replication.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer
+from agent.replication.messages import BYTES_MAX_MIN, CHUNK_BYTES_MAX, GetObject, ObjectAnswer
 from agent.replication.ports import Artifacts, Held, Reference
 
 ANSWER_S = 10.0
@@ -29,33 +32,64 @@ class NotComing(Exception):
     """An artifact will not come from this peer; why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An artifact by name and its size in bytes, as the peer tells it."""
+
+    digest: str
+    size: int
+
+
 class ArtifactPull:
-    """One pull's artifacts. `received` is told the bytes of each answer."""
+    """What comes from one peer. `bandwidth` is what all pulls from it share, if it has a limit: chunks wait like pages of a backlog."""
 
     def __init__(
         self,
         asker: Asker,
         artifacts: Artifacts,
         store_errors: tuple[type[Exception], ...],
-        received: Callable[[int], None] = lambda _: None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self._asker = asker
         self._artifacts = artifacts
         self._store_errors = store_errors
-        self._received = received
+        self._bandwidth = bandwidth
+        self._chunk_bytes = CHUNK_BYTES_MAX if bandwidth is None else bandwidth.page_bytes(CHUNK_BYTES_MAX)
 
     async def bring(self, batches: Sequence[Batch]) -> None:
         """Return when everything to which the facts refer is here, or known not to come. Raises what may pass: TransportError, and
         those errors of the store that are retryable."""
-        for reference in await asyncio.to_thread(self._artifacts.missing, batches):
+        lost = set[Reference]()
+        while missing := [one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost]:
+            for reference in missing:  # then all are looked at again: a large one may have taken days
+                if (why := await self._brought(reference)) is not None:
+                    lost.add(reference)
+                    self._artifacts.unavailable(self._asker.peer_zone, reference.digest, why)
+
+    async def mend(self, stream: str) -> int:
+        """Bring what held facts of a stream refer to and did not come with them, as far as the peer has it now; how many still are
+        not here. Raises as `bring`."""
+        absent = await asyncio.to_thread(self._artifacts.absent, stream)
+        left = 0
+        for digest in absent:
             try:
-                await self._bring(reference)
-            except NotComing as error:
-                peer = self._asker.peer_zone
-                _log.warning("artifact_missing", extra={"peer": peer, "digest": reference.digest, "reason": str(error)})
-                self._artifacts.unavailable(peer, reference.digest, str(error))
+                answer, _ = await self._ask(GetObject(digest=digest, bytes_max=BYTES_MAX_MIN))
+            except NotComing:
+                left += 1
             else:
-                _log.info("artifact_received", extra={"digest": reference.digest, "bytes": reference.size})
+                left += await self._brought(Wanted(digest, answer.size)) is not None
+        return left
+
+    async def _brought(self, reference: Reference) -> str | None:
+        """Bring one; why not, where it will not come."""
+        fields = {"peer": self._asker.peer_zone, "digest": reference.digest, "bytes": reference.size}
+        try:
+            await self._bring(reference)
+        except NotComing as error:
+            _log.warning("artifact_missing", extra={**fields, "reason": str(error)})
+            return str(error)
+        _log.info("artifact_received", extra=fields)
+        return None
 
     async def _bring(self, reference: Reference) -> None:
         for attempt in range(1, ATTEMPTS + 1):
@@ -73,8 +107,15 @@ class ArtifactPull:
                 return
 
     async def _get(self, reference: Reference, offset: int) -> bytes:
+        answer, data = await self._ask(GetObject(digest=reference.digest, offset=offset, bytes_max=self._chunk_bytes))
+        if (answer.size, answer.offset) != (reference.size, offset) or not data:
+            raise NotComing(f"{self._asker.peer_zone} has other bytes than the {reference.size} that the fact tells of")
+        return data
+
+    async def _ask(self, request: GetObject) -> tuple[ObjectAnswer, bytes]:
+        """The answer and what is attached. NotComing for what is final; TransportError for what may pass, or was spoilt on its way."""
+        await self._turn()
         try:
-            request = GetObject(digest=reference.digest, offset=offset, bytes_max=CHUNK_BYTES_MAX)
             reply = await self._asker.ask(request, ANSWER_S)
         except PeerRefused as error:
             if error.retryable:
@@ -82,13 +123,25 @@ class ArtifactPull:
             raise NotComing(str(error)) from error
         except MalformedMessage as error:
             raise TransportError(self._asker.peer_zone, f"unreadable answer: {error.why}") from error
-        data = b"".join(reply.batches)
-        self._received(len(data))
-        answer = reply.answer
-        if not isinstance(answer, ObjectAnswer) or (answer.size, answer.offset) != (reference.size, offset) or not data:
-            raise NotComing(f"{self._asker.peer_zone} has other bytes than the {reference.size} that the fact tells of")
-        return data
+        if self._bandwidth is not None:
+            self._bandwidth.spend(reply.bytes, _now_ms())
+        if not isinstance(reply.answer, ObjectAnswer):
+            raise NotComing(f"{self._asker.peer_zone} gave another answer than an artifact")
+        return reply.answer, b"".join(reply.batches)
+
+    async def _turn(self) -> None:
+        """Wait until the peer's bandwidth allows a chunk."""
+        while self._bandwidth is not None:
+            now_ms = _now_ms()
+            ready_ms = self._bandwidth.ready_ms(now_ms, is_at_end=False)
+            if ready_ms <= now_ms:
+                return
+            await asyncio.sleep((ready_ms - now_ms) / 1000)
 
     async def _put(self, reference: Reference, offset: int, data: bytes) -> Held:
         put = self._artifacts.put_chunk
         return await asyncio.to_thread(put, reference.digest, reference.size, offset, data)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -73,6 +73,8 @@ class Comparison:
     repaired_facts: int = 0
     unavailable_facts: int = 0
     refused: list[str] = field(default_factory=list)
+    missing_artifacts: int = 0
+    """To which held facts of the stream refer; after a repair, those that the peer has not either."""
 
     @property
     def divergent_ranges(self) -> int:
@@ -194,6 +196,9 @@ class Comparer:
                 await self._fetch_missing(found, origin, span)
             for origin, span in found.damaged:
                 await self._fetch_damaged(found, origin, span)
+            found.missing_artifacts = await self._artifacts.mend(stream)
+        else:
+            found.missing_artifacts = len(await asyncio.to_thread(self._store.artifacts.absent, stream))
         return found
 
     def _scan(self, stream: str) -> None:

@@ -160,6 +160,10 @@ class Artifacts(Protocol):
         """The next bytes, or none to ask how many are here."""
         ...
 
+    def absent(self, stream: str) -> Sequence[str]:
+        """Digests of artifacts to which held facts of a stream refer and that are not here."""
+        ...
+
     def missing(self, batches: Sequence[Batch]) -> Sequence[Reference]:
         """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are stored."""
         ...

@@ -146,7 +146,7 @@ class Puller:
         self._peer_end_offset = 0
         self._last_answer_ms: int | None = None
         self._progress = Progress()
-        self._artifacts = ArtifactPull(asker, store.artifacts, store_errors, self._spend)
+        self._artifacts = ArtifactPull(asker, store.artifacts, store_errors, bandwidth)
         self._group: asyncio.TaskGroup | None = None
         self.begun = asyncio.Event()
         """The peer has answered for the first time in this life, so it knows our consumer."""
@@ -362,7 +362,8 @@ class Puller:
 
     def _answered(self, fetch_id: int, payload: bytes) -> None:
         settings = self._settings
-        self._spend(len(payload))
+        if self._bandwidth is not None:
+            self._bandwidth.spend(len(payload), _now_ms())
         try:
             answer, sealed = decode_answer(payload)
             if isinstance(answer, ErrorAnswer):
@@ -382,10 +383,6 @@ class Puller:
             self.begun.set()
             self._peer_end_offset = page.end_offset
             self._tell(PageArrived(fetch_id, page))
-
-    def _spend(self, received_bytes: int) -> None:
-        if self._bandwidth is not None:
-            self._bandwidth.spend(received_bytes, _now_ms())
 
     def _start_check(self, content: PageContent) -> asyncio.Future[list[Batch]]:
         settings = self._settings

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from agent.replication.asker import Asker, Reply
 from agent.replication.backoff import delay_ms
@@ -42,8 +43,15 @@ async def ask_once(
     raise AssertionError("the last attempt returns or raises")
 
 
-async def _ask(access: Access, peer_zone: str, request: Request, answer_s: float) -> Reply:
+@asynccontextmanager
+async def visiting(access: Access, peer_zone: str) -> AsyncIterator[Asker]:
+    """One connection for several questions, for the length of the block. Raises TransportError where there is none."""
     link = Link(access)
     asker = Asker(link, peer_zone)
     async with link.visit():
+        yield asker
+
+
+async def _ask(access: Access, peer_zone: str, request: Request, answer_s: float) -> Reply:
+    async with visiting(access, peer_zone) as asker:
         return await asker.ask(request, answer_s)

@@ -1,6 +1,9 @@
 """`docs/operate/artifacts.md`: what it shows happens."""
 
+import asyncio
+import hashlib
 import json
+import random
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
+from agent.fact_store.errors import ArtifactMismatch
+from tests.replication.nodes import STREAM, Node, write_node_toml
+from tests.support.mosquitto import Mosquitto
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/artifacts.md").read_text("utf-8")
 REPORT = b"%PDF-1.7 report of batch B7.\n"
@@ -43,3 +49,69 @@ def test_a_file_that_is_empty_or_spoilt(tmp_path: Path, monkeypatch: pytest.Monk
     (stored,) = tmp_path.rglob("artifacts/??/*")
     stored.write_bytes(b"x" * 599_999 + b"y")
     assert "the bytes stored as" in str(CliRunner().invoke(bsfg, ["object", "get", digest, "copy"]).exception)
+
+
+def test_a_file_that_was_got_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stood under the name stays until the whole of the artifact is there; verify names the file that the disk has changed."""
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"])
+    (tmp_path / "file").write_bytes(b"x" * 600_000)
+    digest = json.loads(CliRunner().invoke(bsfg, ["object", "put", "file"]).output)["digest"]
+    verified = CliRunner().invoke(bsfg, ["object", "verify"])
+    assert (verified.exit_code, verified.output) == (0, "1 artifacts, 0 damaged\n")
+    (stored,) = tmp_path.rglob("artifacts/??/*")
+    (tmp_path / "copy").write_bytes(b"before")
+    for spoilt in (b"x" * 599_999 + b"y", b"x" * 10, b""):
+        stored.write_bytes(spoilt)
+        assert isinstance(CliRunner().invoke(bsfg, ["object", "get", digest, "copy"]).exception, ArtifactMismatch)
+        assert (tmp_path / "copy").read_bytes() == b"before"
+        verified = CliRunner().invoke(bsfg, ["object", "verify"])
+        assert verified.exit_code == 1
+        assert str(stored) in verified.output
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")]
+    nowhere = CliRunner().invoke(bsfg, ["object", "get", digest, "no/folder/copy"])
+    assert "no/folder takes no file" in str(nowhere.exception)
+
+
+def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Across the broker: a file put there is there, a fact about it may then be appended there, and the file comes back; what nobody
+    exports to us is refused by its name."""
+    monkeypatch.chdir(tmp_path)
+    content = random.Random(5).randbytes(700_001)
+    (tmp_path / "trace").write_bytes(content)
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    reference = json.dumps({"digest": digest, "size": len(content)})
+    fact = [
+        "append",
+        "--to",
+        "idmz",
+        "--stream",
+        STREAM,
+        "--media-type",
+        "text/csv",
+        "run:r1",
+        "trace_filed",
+        reference,
+    ]
+    commands = [
+        fact, ["object", "put", "trace", "--to", "idmz"], ["object", "get", digest, "back", "--from", "idmz"],
+        fact, ["object", "get", digest, "back", "--from", "idmz"], ["object", "put", "trace", "--to", "nobody"],
+    ]  # fmt: skip
+
+    async def run(broker: Mosquitto) -> list[tuple[int, str]]:
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+        idmz.serve({"plant-a": [STREAM]}, {"plant-a": [STREAM]})
+        async with idmz.running():
+            said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
+        idmz.store.close()
+        return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
+
+    with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
+        write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')
+        early, put, unknown, appended, got, nobody = asyncio.run(run(broker))
+    assert "unknown_artifact" in early[1]
+    assert json.loads(put[1]) == {"digest": digest, "size": len(content)}
+    assert "unknown_artifact" in unknown[1]
+    assert appended[0] == got[0] == 0, appended[1] + got[1]
+    assert (tmp_path / "back").read_bytes() == content
+    assert (nobody[0], "names no peer" in nobody[1]) == (2, True)
