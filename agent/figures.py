@@ -67,6 +67,7 @@ class _Remembered:
 
     ages_s: dict[str, float] = field(default_factory=dict)
     space: StoreSpace | None = None
+    artifact_bytes: int = 0
     certificate_days_left: float | None = None
 
 
@@ -250,6 +251,7 @@ class Figures:
             queue_bytes_max=counted.queue_bytes_max,
             file_bytes=counted.file_bytes,
             log_bytes=counted.wal_bytes,
+            artifact_bytes=self._remembered.artifact_bytes,
         )
 
     # ---------------------------------------------------------------------------------------------- in a thread, from disk
@@ -257,6 +259,7 @@ class Figures:
     def _read_from_disk(self) -> tuple[dict[str, float], StoreSpace | None]:
         space = None
         try:
+            self._remembered.artifact_bytes = self._store.artifacts.bytes_used()
             space = self._store.space()
         except StoreError as error:
             self._note("space", error)

@@ -145,10 +145,12 @@ class ArtifactStore:
             yield f"sha256:{path.name}"
 
     def bytes_used(self) -> int:
-        """Bytes of all artifacts and of what is coming in; counted from the files once, in the calling thread."""
-        if self._used is None:
-            self._used = sum(_size(path) for path in self._files())
-        return self._used
+        """Bytes of all artifacts and of what is coming in; counted from the files once, in the calling thread. Raises StoreUnavailable."""
+        used = self._used
+        if used is None:
+            with self._disk():
+                used = self._used = sum(_size(path) for path in self._files())
+        return used
 
     def sweep(
         self, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float | None = None

@@ -61,6 +61,7 @@ _STORE_GAUGES = (
     ("bsfg_store_queue_bytes_max", "Bytes that may wait; more slow their source.", "queue_bytes_max"),
     ("bsfg_store_file_bytes", "Size of the database.", "file_bytes"),
     ("bsfg_store_log_bytes", "Size of its write-ahead log.", "log_bytes"),
+    ("bsfg_store_artifact_bytes", "Size of artifacts, also of what is still coming in.", "artifact_bytes"),
 )
 
 _COMPARISON_COUNTERS = (

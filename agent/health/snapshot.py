@@ -182,7 +182,8 @@ class ServingFigures:
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What the store took in, what waits for its disk now and may at most, and its files: the database and its write-ahead log."""
+    """What the store took in, what waits for its disk now and may at most, and its files: the database, its write-ahead
+    log, and artifacts, also such as are still coming in."""
 
     facts_appended_total: int = 0
     facts_received_total: int = 0
@@ -194,6 +195,7 @@ class StoreFigures:
     queue_bytes_max: int = 0
     file_bytes: int = 0
     log_bytes: int = 0
+    artifact_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,12 @@ def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shown = re.search(r"<!-- test: artifacts -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert shown
     done = [CliRunner().invoke(bsfg, shlex.split(line)[1:]) for line in shown[1].strip().splitlines()]
-    put, append, listed, got, refused = done
+    put, append, listed, verified, got, refused = done
     reference = json.loads(put.output)
     assert reference["size"] == len(REPORT)
     assert "applied: offset 1" in append.output
     assert reference["digest"] in listed.output
+    assert verified.output == "1 artifacts, 0 damaged\n"
     assert got.exit_code == 0
     assert (tmp_path / "again.pdf").read_bytes() == REPORT
     assert "to which the fact refers, is not here" in str(refused.exception)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import random
 from collections.abc import Mapping
 from functools import partial
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from agent.fact_store import FactStore
 from agent.fact_store.errors import ArtifactMismatch, ArtifactMissing, ArtifactRefused, ArtifactTooLarge
 from agent.fact_store.settings import StoreSettings
 from agent.message import Envelope, Fact, Message, canonical_json
+from agent.replication.bandwidth import Bandwidth
+from agent.replication.comparing import Comparer, CompareSettings
 from agent.replication.errors import PeerRefused
-from agent.replication.messages import GetObject, ObjectAnswer, PutAnswer, PutObject
+from agent.replication.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
 from agent.replication.server import Server
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -22,8 +26,10 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 CHUNK = 200_000
+ELSEWHERE = "facts.elsewhere"
 SMALL = b"a small report"
 LARGE = random.Random(18).randbytes(20 * 1024 * 1024 + 5)
+LARGE_CHUNKS = -(-len(LARGE) // CHUNK_BYTES_MAX)
 REFUSALS = {
     ArtifactMismatch: "artifact_mismatch",
     ArtifactMissing: "unknown_artifact",
@@ -43,12 +49,12 @@ def put(node: Node, blob: bytes) -> None:
         node.store.artifacts.put_chunk(name_of(blob), len(blob), offset, blob[offset : offset + CHUNK])
 
 
-async def file_report(node: Node, blob: bytes) -> None:
+async def file_report(node: Node, blob: bytes, stream: str = STREAM) -> None:
     """A fact that refers to an artifact."""
     content = canonical_json({"key": "report.pdf", "digest": name_of(blob), "size": len(blob)})
     envelope = Envelope(f"report-{len(blob)}", node.zone, "*", 1, object_media_type="application/pdf")
     message = Message(envelope, Fact("batch:B1", "report_filed", content))
-    await asyncio.wrap_future(node.store.append_message(STREAM, message))
+    await asyncio.wrap_future(node.store.append_message(stream, message))
 
 
 def held(node: Node, blob: bytes) -> bool:
@@ -61,6 +67,22 @@ def held(node: Node, blob: bytes) -> bool:
             return False
         found += data
     return found == blob
+
+
+def coming(node: Node) -> int:
+    """Bytes that have come of what is not whole yet."""
+    return sum(one.stat().st_size for one in (node.store.path.parent / "artifacts" / "partial").glob("*"))
+
+
+def has_come(node: Node, size: int) -> bool:
+    """Whether so many bytes have."""
+    return coming(node) >= size
+
+
+def asked_for(node: Node) -> int:
+    """Chunks that were asked of a node."""
+    assert node.server is not None
+    return node.server.statistics().requests.get("GetObject", 0)
 
 
 def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozenset[str]] | None = None) -> None:
@@ -91,12 +113,12 @@ def test_an_artifact_travels_before_its_fact_whatever_goes_away(tmp_path: Path) 
 
         for node in (idmz, enterprise):
             node.store.on_commit(partial(committed, node))
-        coming = tmp_path / "idmz" / "artifacts" / "partial"
         async with plant.running(), idmz.running(), enterprise.running():
-            await wait_until_async(lambda: any(one.stat().st_size > 0 for one in coming.glob("*")), "the first chunks")
+            await wait_until_async(partial(has_come, idmz, len(LARGE) // 2), "half of it")
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
             await enterprise.wait_end(1)
+        assert asked_for(plant) <= LARGE_CHUNKS + 3, "it began anew"
         assert held(enterprise, LARGE)
         assert early == []
         assert enterprise.store.artifacts.streams(name_of(LARGE)) == [STREAM]
@@ -106,6 +128,103 @@ def test_an_artifact_travels_before_its_fact_whatever_goes_away(tmp_path: Path) 
 
     with Mosquitto.started(tmp_path / "broker") as broker:
         asyncio.run(scenario(broker))
+
+
+def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
+    """Stopped in the middle of an artifact and started again, a receiver asks for the rest of it only; facts of another stream have
+    passed it meanwhile."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+        serve(plant, {"idmz": [STREAM, ELSEWHERE]})
+        put(plant, LARGE)
+        await file_report(plant, LARGE, ELSEWHERE)
+        slow = Bandwidth(4 * 1024 * 1024)  # so that there is a middle to be stopped in
+        async with plant.running():
+            for bandwidth in (slow, None):
+                idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+                idmz.pull("plant-a", stream=ELSEWHERE, bandwidth=bandwidth)
+                idmz.pull("plant-a", bandwidth=bandwidth)
+                async with idmz.running():
+                    if bandwidth is slow:
+                        await wait_until_async(partial(has_come, idmz, 1_000_000), "some of it")
+                        await plant.append(0, 100)
+                        await idmz.wait_end(100)
+                        assert idmz.store.end_offset(ELSEWHERE) == 0
+                        assert not held(idmz, LARGE)
+                    else:
+                        await idmz.wait_end(1, ELSEWHERE)
+                idmz.store.close()
+            assert asked_for(plant) <= LARGE_CHUNKS + 3
+        with FactStore.open(tmp_path / "idmz" / "idmz.db", "idmz") as store:
+            assert store.artifacts.absent(ELSEWHERE) == []
+        plant.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
+    """An artifact that the peer did not have when its fact came is told as missing by each comparison, and brought by the first repair
+    after somebody has put it back there; so is one whose file was lost here."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
+        serve(plant, {"idmz": [STREAM]})
+        idmz.pull("plant-a")
+        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
+        comparer = Comparer(idmz.asker("plant-a"), idmz.store, settings, STORE_ERRORS)
+        put(plant, SMALL)
+        await file_report(plant, SMALL)
+        for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):
+            file.unlink()
+        async with plant.running(), idmz.running():
+            await idmz.wait_end(1)
+            missing = [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+            put(plant, SMALL)
+            missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+            assert held(idmz, SMALL)
+            for file in (tmp_path / "idmz" / "artifacts").glob("??/*"):
+                file.unlink()
+            missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+            assert held(idmz, SMALL)
+        assert missing == [1, 1, 1, 0, 1, 0]
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    """Why our own store took no page."""
+    return " ".join(str(vars(one).get("reason")) for one in caplog.records if one.message == "store_refuses")
+
+
+def test_a_store_without_room_waits_and_loses_nothing(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all artifacts together are at their limit, the page waits, with its reason told; when there is room again, it comes."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz", StoreSettings(artifacts_total_bytes_max=len(SMALL)))
+        serve(plant, {"idmz": [STREAM]})
+        idmz.pull("plant-a")
+        put(plant, SMALL)
+        put(idmz, SMALL[:-1])  # nobody refers to it
+        await file_report(plant, SMALL)
+        async with plant.running(), idmz.running():
+            await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")
+            assert idmz.store.end_offset(STREAM) == 0
+            (file,) = (tmp_path / "idmz" / "artifacts").glob("??/*")
+            os.utime(file, (1000, 1000))
+            assert idmz.store.artifacts.sweep() == 1
+            await idmz.wait_end(1)
+        assert held(idmz, SMALL)
+        assert idmz.store.incidents() == []
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("is_spoilt", [True, False], ids=["spoilt at the peer", "gone at the peer"])
