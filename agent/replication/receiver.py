@@ -94,6 +94,8 @@ class Receiver:
         self._ask_at_ms = 0
         self._append_at_ms = 0
         self._failures = 0
+        self._was_linked = False
+        self._returning_until_ms = 0
         self._pauses = 0
         self.lost_reason: str | None = None
         self._is_page_refused = False
@@ -123,7 +125,7 @@ class Receiver:
             case LinkUp() | LinkDown() | PageArrived() | FetchFailed() if self.asking is Asking.FENCED:
                 pass  # the peer is no longer our business
             case LinkUp():
-                self._to(Asking.HOLDING)
+                self._link_up(now_ms, jitter)
             case LinkDown():
                 self._link_down(event)
             case PageArrived():
@@ -299,6 +301,17 @@ class Receiver:
         if self.storing is Storing.PAUSED and now_ms >= self._append_at_ms:
             self._offer()
 
+    def _link_up(self, now_ms: int, jitter: float) -> None:
+        """What failed before says nothing about the peer now: it was perhaps cut off by the same loss as we."""
+        self._failures = 0
+        if not self._was_linked:
+            self._was_linked = True
+            self._to(Asking.HOLDING)
+            return
+        self._returning_until_ms = now_ms + self._settings.returning_ms
+        self._ask_at_ms = now_ms + int(self._settings.spread_ms * jitter)
+        self._to(Asking.BACKOFF)
+
     def _link_down(self, event: LinkDown) -> None:
         self._lose(NoteKind.PEER_LOST, event.reason)
         self._open = None
@@ -307,9 +320,11 @@ class Receiver:
 
     def _back_off(self, code: str, reason: str, now_ms: int, jitter: float) -> None:
         self._lose(NoteKind.PEER_LOST, f"{code}: {reason}")
-        self._ask_at_ms = now_ms + delay_ms(
-            self._settings.backoff_ms_min, self._settings.backoff_ms_max, self._failures, jitter
-        )
+        settings = self._settings
+        most_ms = settings.backoff_ms_max
+        if now_ms < self._returning_until_ms:
+            most_ms = min(most_ms, settings.backoff_ms_returning)
+        self._ask_at_ms = now_ms + delay_ms(settings.backoff_ms_min, most_ms, self._failures, jitter)
         self._failures += 1
         self._close(Asking.BACKOFF)
 

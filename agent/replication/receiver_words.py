@@ -18,7 +18,7 @@ class Asking(Enum):
     OFFLINE = "no connection to the broker"
     WAITING = "a fetch is open"
     HOLDING = "nothing asked: an accepted page must be stored first"
-    BACKOFF = "the last fetch failed, or came back empty too soon; asks again in a while"
+    BACKOFF = "the last fetch failed or came empty too soon, or the connection has just returned; asks in a while"
     BLOCKED = "the peer or our store refused for good; asks again rarely"
     PACED = "the bytes a second that this peer may send are used up; asks in a while"
     FENCED = "another instance of this node has taken our place; asks no more until the process is started again"
@@ -33,7 +33,7 @@ class Storing(Enum):
 
 
 ASKING_TRANSITIONS: dict[Asking, frozenset[Asking]] = {
-    Asking.OFFLINE: frozenset({Asking.HOLDING}),
+    Asking.OFFLINE: frozenset({Asking.HOLDING, Asking.BACKOFF}),
     Asking.HOLDING: frozenset({Asking.WAITING, Asking.PACED, Asking.BLOCKED, Asking.OFFLINE}),
     Asking.WAITING: frozenset({Asking.HOLDING, Asking.BACKOFF, Asking.BLOCKED, Asking.FENCED, Asking.OFFLINE}),
     Asking.BACKOFF: frozenset({Asking.HOLDING, Asking.BLOCKED, Asking.OFFLINE}),
@@ -61,6 +61,12 @@ class Settings:
     backoff_ms_min: int = 250
     backoff_ms_max: int = 5_000
     """A request is one small packet: a peer that returns should be found within seconds."""
+    spread_ms: int = 250
+    """Over which the pulls of a node ask again whose connection has come back: all at once, their pages would come at once too."""
+    returning_ms: int = 10_000
+    """After that, for so long the peer's own connection is probably on its way back ..."""
+    backoff_ms_returning: int = 1_000
+    """... and it is asked at least this often."""
     blocked_ms: int = 60_000
     """Between two tries of what a human must mend."""
     pause_ms_min: int = 100

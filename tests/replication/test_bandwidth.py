@@ -156,6 +156,7 @@ def test_a_paced_receiver_survives_its_link() -> None:
     assert pull.core.deadline_ms == 9_750
     pull(LinkDown("gone"), 100)
     pull(LinkUp(), 200)
+    pull(Tick(), 200 + Settings().spread_ms)
     assert pull.core.asking is Asking.PACED
     pull(Tick(), 9_749)
     assert pull.core.asking is Asking.PACED

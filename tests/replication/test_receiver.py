@@ -227,8 +227,51 @@ def test_link_down_and_up() -> None:
     driver.answer(page(1, 10, more=True))
     assert kinds(driver(LinkDown("gone"))) == [NoteKind.PEER_LOST]
     assert driver(Appended()) == []
-    assert kinds(driver(LinkUp())) == [Fetch]
+    assert driver(LinkUp()) == []
+    assert kinds(driver(Tick(), PATIENCE.spread_ms // 2)) == [Fetch]
     assert driver.fetches[-1].confirm_offset == 10
+
+
+def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before() -> None:
+    """After many failures and a loss: asked within the spread, and while the peer may be on its way back at least once a second; then as
+    rarely as ever. The first connection of a life is used at once."""
+    patience = Settings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
+    driver = Driver(ONE, 0, patience)
+    assert kinds(driver(LinkUp())) == [Fetch]
+
+    def fail() -> int:
+        asked = driver.fetches[-1].fetch_id
+        driver(FetchFailed(asked, "transport", "nobody serves there", is_retryable=True))
+        assert driver.core.deadline_ms is not None
+        wait_ms = driver.core.deadline_ms - driver.now_ms
+        driver(Tick(), wait_ms)
+        assert driver.fetches[-1].fetch_id > asked
+        return wait_ms
+
+    assert max(fail() for _ in range(9)) > 30_000
+    driver(LinkDown("gone"))
+    driver(LinkUp(), 60_000)
+    back_ms = driver.now_ms
+    assert driver.core.deadline_ms is not None
+    assert 0 < driver.core.deadline_ms - back_ms <= patience.spread_ms
+    driver(Tick(), patience.spread_ms)
+    waits = []
+    while driver.now_ms < back_ms + 10_000:
+        waits.append(fail())
+    assert waits[0] <= patience.backoff_ms_min
+    assert max(waits) <= 1_000
+    assert fail() > 30_000
+
+
+def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
+    """Chance alone decides when within the spread: none later, and the luckiest at once."""
+    asked_ms = set()
+    for step in range(11):
+        core = Receiver(PATIENCE, ONE, 0)
+        for event in (LinkUp(), LinkDown("gone"), LinkUp()):
+            core.handle(event, 5_000, step / 10)
+        asked_ms.add(5_000 if core.asking is Asking.WAITING else core.deadline_ms)
+    assert asked_ms == {5_000 + 25 * step for step in range(11)}
 
 
 def test_definitions_wait_for_their_batch() -> None:
@@ -338,6 +381,7 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     driver(Appended())
     driver(LinkDown("gone"))
     driver(LinkUp())
+    driver(Tick(), PATIENCE.spread_ms)
     driver.answer(page(0, 0, epoch=TWO))
     assert [each.lease for each in driver.fetches[2:]] == [7, 7, 7, 7]
 
