@@ -442,11 +442,15 @@ DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
 SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
 
 -- insert_peer_position: how far a peer's stream is stored
-INSERT INTO peer_position (peer, stream, epoch, peer_offset) VALUES (?, ?, ?, ?)
-ON CONFLICT (peer, stream) DO UPDATE SET epoch = excluded.epoch, peer_offset = excluded.peer_offset;
+INSERT INTO peer_position (peer, stream, epoch, peer_offset, taken_offset, taken_digest) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (peer, stream) DO UPDATE SET
+    epoch = excluded.epoch, peer_offset = excluded.peer_offset,
+    taken_offset = excluded.taken_offset, taken_digest = excluded.taken_digest;
 
 -- select_peer_positions: every peer's position
-SELECT peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset
+SELECT
+    peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset,
+    peer_position.taken_offset, peer_position.taken_digest
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
 -- insert_incident: something was lost or refused; again, it counts up

@@ -1,8 +1,9 @@
 """A peer's page: batches sealed elsewhere, stored once, byte for byte, together with how far that peer has been read.
 
-All or nothing: one batch that contradicts what is held, or lacks its definitions, and the page changes nothing but the list of
-incidents. What is held already is skipped, after comparing it with what is stored: a gateway restored from an old image
-offers sequences we have, with other content, and to call those duplicates would lose them without a word.
+All or nothing: one batch that contradicts what is held of the peer's present epoch, or lacks its definitions, and the page changes
+nothing but the list of incidents; what contradicts it otherwise is passed over and named. What is held already is skipped, after
+comparing it with what is stored: a gateway restored from an old image offers sequences we have, with other content, and to call those
+duplicates would lose them without a word.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from agent.fact_store.artifact import digests_in, messages_of
 from agent.fact_store.definitions import vouched
 from agent.fact_store.errors import FactsRefused, ForkError
 from agent.fact_store.held import Duplicate, Fork, Insert, Range, decide
-from agent.fact_store.records import Gap, PeerPosition, PutResult, ReceivedDefinition
+from agent.fact_store.records import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.fact_store.transaction import Transaction
 from agent.message import MessageError, TagDefinition
 
@@ -41,6 +42,7 @@ class _Plan:
     fresh: dict[tuple[batch_format.Origin, int], Range] = field(default_factory=dict)
     inserts: list[Batch] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    refused: list[OriginRange] = field(default_factory=list)
     duplicate_facts: int = 0
 
 
@@ -70,10 +72,12 @@ def check(
 
 def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
     """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing; then nothing is stored."""
-    plan = _Plan()
-    for batch in page.batches:
-        _plan(transaction, plan, batch)
-    definitions = vouched(transaction, plan.inserts, page.definitions)
+    plan = _planned(transaction, page)
+    try:
+        definitions = vouched(transaction, plan.inserts, page.definitions)
+    except ForkError:  # which of the batches is it whose tags mean something else here?
+        plan = _planned(transaction, page, are_tags_compared=True)
+        definitions = vouched(transaction, plan.inserts, page.definitions)
     stream = transaction.stream(page.stream)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
@@ -89,10 +93,11 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
             "gap", subject, f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
         )
     _remember_holes(transaction, page)
+    _remember_refused(transaction, page, plan.refused)
     transaction.set_peer_position(page.peer, stream, page.position)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
-    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps))
+    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), tuple(plan.refused))
 
 
 def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
@@ -109,6 +114,45 @@ def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
             f"{page.stream} from {page.peer}",
             f"{page.peer} no longer has its offsets {first_offset} to {last_offset}: {reason}",
         )
+
+
+def _remember_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
+    """An incident for each run of sequences of which the peer has other facts than we: they are named, so that somebody can get them."""
+    for one in refused:
+        origin = batch_format.Origin(one.zone, one.epoch)
+        transaction.add_incident(
+            "refused",
+            f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}",
+            f"{page.peer} has other facts under these sequences than follow what is held here: {one.zone} went on from an old copy of its"
+            f" store. They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them",
+        )
+
+
+def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> _Plan:
+    """What to do with each batch. Raises ForkError for what contradicts what is held, where the peer can still mend that: in the epoch in
+    which its store goes on. Any other contradiction stays one whatever is done, so that batch is passed over, and named: both histories
+    are true, and only one of them fits here (decision 0041)."""
+    plan, present = _Plan(), batch_format.Origin(page.peer, page.position.epoch)
+    for batch in page.batches:
+        origin = batch.header.origin
+        try:
+            if are_tags_compared and origin != present:
+                vouched(transaction, [batch], page.definitions)
+            _plan(transaction, plan, batch)
+        except ForkError:
+            if origin in {present, transaction.catalog.origin}:
+                raise
+            _refuse(plan, batch.header)
+    return plan
+
+
+def _refuse(plan: _Plan, header: batch_format.Header) -> None:
+    """Pass over a batch; runs of them are told as one."""
+    zone, epoch, first_sequence = header.origin.zone, header.origin.epoch, header.first_sequence
+    last = plan.refused[-1] if plan.refused else None
+    if last is not None and (zone, epoch, first_sequence) == (last.zone, last.epoch, last.last_sequence + 1):
+        first_sequence = plan.refused.pop().first_sequence
+    plan.refused.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
 def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> None:

@@ -36,12 +36,21 @@ class AppendOutcome(NamedTuple):
     lease_epoch: int = 0  # of rejected_fenced: the epoch in force
 
 
+class Taken(NamedTuple):
+    """The last batch taken of a peer's log: the offset there at which it ends, and its digest."""
+
+    last_offset: int
+    digest: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class PeerPosition:
-    """How far a peer's stream has been stored here: an offset in one epoch of that peer."""
+    """How far a peer's stream has been stored here: an offset in one epoch of that peer, and the last batch at or before it that was
+    taken; None where it is not known."""
 
     epoch: bytes
     offset: int
+    taken: Taken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class PutResult:
     duplicate_facts: int
     end_offset: int
     gaps: tuple[Gap, ...] = ()
+    refused: tuple[OriginRange, ...] = ()  # passed over: other facts than are held here under the same sequences
 
 
 class BatchEnd(NamedTuple):

@@ -22,7 +22,7 @@ from agent.fact_store.frontier import Confirmed
 from agent.fact_store.held import Range
 from agent.fact_store.lifecycle import PRESENT, Event, Lifecycle, step
 from agent.fact_store.queries import QUERIES
-from agent.fact_store.records import ConsumerState, PeerPosition
+from agent.fact_store.records import ConsumerState, PeerPosition, Taken
 from agent.lease import Lease
 
 DATABASE_ERROR = sqlite3.Error
@@ -91,8 +91,8 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.held[stream, origin] = (*held, Range(*ends))
     for origin, count, digest in _rows(connection, "select_definition_ends"):
         catalog.definitions[origin] = Definitions(count, digest)
-    for peer, stream, epoch, offset in _rows(connection, "select_peer_positions"):
-        catalog.peers[peer, stream] = PeerPosition(epoch, offset)
+    for peer, stream, epoch, offset, *taken in _rows(connection, "select_peer_positions"):
+        catalog.peers[peer, stream] = PeerPosition(epoch, offset, Taken(*taken) if taken[0] else None)
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     return catalog

@@ -206,12 +206,15 @@ CREATE TABLE confirmed (
     PRIMARY KEY (consumer, first_offset)
 ) STRICT, WITHOUT ROWID;
 
--- How far a peer's stream has been stored here: its epoch and its offset, moved in the transaction that stores the facts.
+-- How far a peer's stream has been stored here: its epoch and its offset, moved in the transaction that stores the facts; and the last
+-- batch that was taken of its log: where it ends there and its digest (0 and nothing where none was).
 CREATE TABLE peer_position (
     peer TEXT NOT NULL,
     stream INTEGER NOT NULL REFERENCES stream (id),
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     peer_offset INTEGER NOT NULL CHECK (peer_offset >= 0),
+    taken_offset INTEGER NOT NULL DEFAULT 0 CHECK (taken_offset >= 0),
+    taken_digest BLOB NOT NULL DEFAULT x'',
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 

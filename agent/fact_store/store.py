@@ -58,6 +58,7 @@ from agent.fact_store.records import (
     StreamInfo,
 )
 from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
+from agent.fact_store.shown import contradiction
 from agent.fact_store.upkeep import Upkeep
 from agent.fact_store.work import Call
 from agent.fact_store.writer import OnCommit, Writer
@@ -317,6 +318,8 @@ class FactStore:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
 
         `holes` are (first_offset, last_offset, reason) of what the peer says it no longer has; each becomes an incident.
+
+        What contradicts the facts held, and is not of the peer's present epoch, is passed over: an incident, and `refused` in the result.
 
         Bytes are parsed and, with `verify`, opened in another thread before the transaction; a `Batch` has been parsed by
         whoever made it. Through the future: BatchError, ForkError, DefinitionsMissing, StoreFull; at once: StoreBusy.
@@ -579,8 +582,12 @@ class FactStore:
         """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at once."""
         return self._call("require a new epoch", partial(require_new_epoch, why=why))
 
+    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
+        """What is not here of that which a peer shows of this epoch, read in the calling thread; see shown.py."""
+        return contradiction(self._reader, self._writer.catalog, stream, taken, held)
+
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A configured peer that has read this store under its present epoch speaks of offsets that were never written here.
+        """A configured peer that has read this store under its present epoch speaks of facts that were never written here.
         Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
         with contextlib.suppress(StoreError):
             self._call("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why))

@@ -18,7 +18,7 @@ from agent.fact_store.catalog import Catalog, StreamState
 from agent.fact_store.held import Range
 from agent.fact_store.message_index import Entry, MessageIndex
 from agent.fact_store.queries import QUERIES, with_rows
-from agent.fact_store.records import ConsumerState, PeerPosition
+from agent.fact_store.records import ConsumerState, PeerPosition, Taken
 from agent.fact_store.served import PageRow
 
 ROWS_AT_ONCE = 8
@@ -214,13 +214,19 @@ class Transaction:
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
     def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
-        """How far a peer's stream is stored; within one epoch of the peer it never moves back."""
-        known = self.catalog.peers.get((peer, stream.name))
-        if known is not None and known.epoch == position.epoch and known.offset >= position.offset:
-            return
-        values = (peer, stream.id, position.epoch, position.offset)
+        """How far a peer's stream is stored; within one epoch of the peer it never moves back, and the last batch taken stays the last
+        until there is a later one."""
+        known, taken = self.catalog.peers.get((peer, stream.name)), position.taken
+        if known is not None and known.epoch == position.epoch:
+            if known.offset >= position.offset:
+                return
+            taken = taken or known.taken
+        taken_offset, taken_digest = taken or (0, b"")
+        values = (peer, stream.id, position.epoch, position.offset, taken_offset, taken_digest)
         self._execute(QUERIES["insert_peer_position"], values)
-        self.catalog.peers[peer, stream.name] = position
+        self.catalog.peers[peer, stream.name] = PeerPosition(
+            position.epoch, position.offset, Taken(*taken) if taken else None
+        )
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer; its number is given here."""

@@ -12,20 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.batch import Batch, BatchError, Header, Origin, parse, verify
+from agent.batch import DIGEST_BYTES, Batch, BatchError, Header, Origin, parse, verify
 from agent.replication.errors import ReplicationError
 from agent.replication.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
-from agent.replication.receiver_words import Page
+from agent.replication.receiver_words import Page, Taken
 
 DEFINITION_BYTES_MAX = 64 * 1024
 """Several times the largest that an origin can make; a larger one could not be handed on."""
 
 
 class Position(NamedTuple):
-    """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store."""
+    """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store, and the last batch taken of it."""
 
     epoch: bytes
     offset: int
+    taken: Taken | None = None
 
 
 class ReceivedDefinition(NamedTuple):
@@ -73,8 +74,17 @@ def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: 
         end_offset=answer.end_offset,
         definitions=numbers,
         lease=answer.lease or 0,
+        taken=_taken(answer, sealed),
         content=PageContent(answer.batches, sealed, definitions, answer.holes),
     )
+
+
+def _taken(answer: FetchAnswer, sealed: Sequence[bytes]) -> Taken | None:
+    """The last batch of a page, our own facts included, which are left out of it."""
+    found = [Taken(answer.batches[-1][1], sealed[-1][-DIGEST_BYTES:])] if answer.batches else []
+    if answer.omitted and answer.omitted_digest is not None:
+        found.append(Taken(answer.omitted[-1][1], bytes.fromhex(answer.omitted_digest)))
+    return max(found, default=None)
 
 
 def check_batches(

@@ -164,6 +164,13 @@ _ROWS = (
         "The serving store is older than what was read from it: was it restored from a backup?",
     ),
     ErrorRow(
+        "history_differs",
+        Fault.OPERATOR,
+        True,
+        "What the asker shows of this store (taken, held) is not in it: the store is an old copy that has gone on.",
+        "Ask again: it begins a new epoch by itself, once a week. If this stays, look at the incidents of the serving node.",
+    ),
+    ErrorRow(
         "epoch_changed",
         Fault.NOBODY,
         True,

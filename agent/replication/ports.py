@@ -224,7 +224,12 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A peer speaks of offsets of this epoch that were never written here.  Returns at once and never raises."""
+        """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
+        ...
+
+    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
+        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
+        sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
         ...
 
     def read(

@@ -26,7 +26,7 @@ from agent.replication.asker import Asker
 from agent.replication.bandwidth import Bandwidth
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
 from agent.replication.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
+from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
 from agent.replication.ports import PutResult, ReceivingStore
 from agent.replication.progress import CatchUp, Progress, Said
 from agent.replication.protocol import decode_answer
@@ -47,6 +47,7 @@ from agent.replication.receiver_words import (
     NoteKind,
     PageArrived,
     Settings,
+    Taken,
     Tick,
 )
 from agent.telemetry import Telemetry
@@ -182,7 +183,8 @@ class Puller:
         position = store.peer_position(settings.peer_zone, settings.stream)
         counts = store.definition_counts()
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
-        self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts), self._bandwidth)
+        taken = None if position is None or position.taken is None else Taken(*position.taken)
+        self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts), self._bandwidth, taken)
         spans = PullSpans(self._telemetry, settings.peer_zone, settings.stream, is_new=position is None)
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
@@ -267,6 +269,8 @@ class Puller:
             confirm=confirm,
             lease=effect.lease,
             definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
+            taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
+            held=self._held(effect.epoch) if effect.must_show else None,
         )
         fetch_id = effect.fetch_id
         expiry_s = (effect.wait_ms + settings.receiver.answer_timeout_ms) // 1000 + 1
@@ -276,6 +280,14 @@ class Puller:
             self._send_failed(fetch_id, error)
         else:
             sent.add_done_callback(lambda future: self._sent(fetch_id, future))
+
+    def _held(self, epoch: str | None) -> HeldEnd | None:
+        """The last of the peer's own facts of this epoch that is here, by whatever path."""
+        if epoch is None:
+            return None
+        settings = self._settings
+        ranges = self._store.held(settings.stream).get(Origin(settings.peer_zone, bytes.fromhex(epoch)))
+        return HeldEnd(last_sequence=ranges[-1].last_sequence, digest=ranges[-1].last_digest.hex()) if ranges else None
 
     def _sent(self, fetch_id: int, future: asyncio.Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
@@ -322,7 +334,7 @@ class Puller:
             assert isinstance(page.content, _Arrived)
             definitions += page.content.content.definitions
         settings = self._settings
-        position = Position(bytes.fromhex(effect.epoch), effect.offset)
+        position = Position(bytes.fromhex(effect.epoch), effect.offset, effect.page.taken)
         try:
             future = self._store.put_batches(
                 settings.peer_zone,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from agent.batch import BatchError, Origin, cut, parse
+from agent.batch import DIGEST_BYTES, BatchError, Origin, cut, parse
 from agent.replication.messages import OFFSET_MAX, DefinitionEntry
 from agent.replication.page import Gone, ReadPlan, Refuse, Row, select_page
 from agent.replication.ports import Page, ServingStore, StoredBatch
@@ -41,6 +41,7 @@ class PageRead:
     definitions: list[DefinitionEntry]
     last_offset: int
     end_offset: int
+    omitted_digest: bytes | None = None  # of the batch at the page's end, where that is left out
 
     @property
     def facts(self) -> int:
@@ -108,7 +109,12 @@ def _chosen(store: ServingStore, asked: PageAsked, page: Page) -> PageRead | Ref
         ],
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
+        _digest_at(page.batches, chosen.omitted[-1][1]) if chosen.omitted else None,
     )
+
+
+def _digest_at(batches: Sequence[StoredBatch], last_offset: int) -> bytes | None:
+    return next((each.sealed[-DIGEST_BYTES:] for each in batches if each.last_offset == last_offset), None)
 
 
 def _read_definitions(store: ServingStore, batches: Sequence[StoredBatch], asked: PageAsked) -> dict[str, list[bytes]]:

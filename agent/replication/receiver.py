@@ -12,6 +12,9 @@ page is dropped.  Nothing is ever skipped: a page that the store refuses for now
 good is asked for again, rarely, until somebody has looked.  No answer of a peer, however wrong, can bring down more than
 itself: what does not fit is dropped and counted.
 
+A peer that was put back to an old copy of its store and has grown since offers other facts at the same places, and cannot know
+it.  So it is shown what we have of it, whenever it has been silent: the last batch we took of its log, and the last of its own facts.
+
 Each life of a receiver asks the peer for a lease once, with its first fetches, and shows it from then on.  Told that another
 instance has a newer one, it stores what it has accepted and asks no more: two that took each other's place in turn would never end.
 
@@ -47,6 +50,7 @@ from agent.replication.receiver_words import (
     PageArrived,
     Settings,
     Storing,
+    Taken,
     Tick,
 )
 
@@ -60,8 +64,8 @@ _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 class Receiver:
     """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was;
-    `bandwidth` is what all streams of the peer share, if it has a limit; `lost_reason` says why the peer gives no facts at present,
-    None while it does."""
+    `taken` is the last batch that was taken of it; `bandwidth` is what all streams of the peer share, if it has a limit;
+    `lost_reason` says why the peer gives no facts at present, None while it does."""
 
     def __init__(
         self,
@@ -70,8 +74,11 @@ class Receiver:
         offset: int,
         definitions: Mapping[str, int] | None = None,
         bandwidth: Bandwidth | None = None,
+        taken: Taken | None = None,
     ) -> None:
         self._settings = settings
+        self._taken = taken
+        self._asked_ms: int | None = None  # when what was answered last was asked
         self._bandwidth = bandwidth
         self.asking = Asking.OFFLINE
         self.storing = Storing.IDLE
@@ -169,9 +176,17 @@ class Receiver:
                 dict(self._definitions_accepted),
                 wait_ms,
                 self.lease,
+                *self._shown(now_ms),
             )
         )
         self._to(Asking.WAITING)
+
+    def _shown(self, now_ms: int) -> tuple[bool, Taken | None]:
+        """Whether to show the peer what we have of it, and what: not while its answers come one after the other."""
+        asked_ms = self._asked_ms
+        is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
+        must_show = is_due and self.epoch is not None
+        return must_show, self._taken if must_show else None
 
     def _must_wait(self, now_ms: int) -> bool:
         """Whether the peer's bandwidth is used up; then it is asked as soon as there is some."""
@@ -192,6 +207,8 @@ class Receiver:
             self.counters.pages_dropped += 1  # from before the connection broke, or the peer's store was replaced
             return
         if is_newest:
+            assert self._open is not None
+            self._asked_ms = self._open.sent_ms
             if self.epoch is None:
                 self.epoch = page.epoch
             elif page.epoch != self.epoch:
@@ -287,6 +304,7 @@ class Receiver:
         self.epoch = epoch
         self.stored_offset = 0
         self.frontier = 0
+        self._taken = None
         self._accepted_offset = 0
         self._read_ahead = ()
         self._forget_definitions()
@@ -388,6 +406,7 @@ class Receiver:
         if page.epoch == self.epoch:
             assert offset >= self.stored_offset
             self.stored_offset = offset
+            self._taken = page.taken or self._taken
         if self._pauses:
             self._pauses = 0
             self._effects.append(Note(NoteKind.STORE_ACCEPTS, ""))

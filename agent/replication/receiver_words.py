@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 class Asking(Enum):
@@ -71,11 +71,21 @@ class Settings:
     """Between two tries of what a human must mend."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
+    show_after_ms: int = 1_000
+    """A peer is shown what we have of it, unless it has answered what we asked within this time: no store is stopped, put back to an
+    old copy, started and filled again in less."""
     empty_ms_min: int = 200
     """A page without facts that comes back sooner than this is not the end of a wait; it must not make us spin."""
 
 
 # --------------------------------------------------------------------------------------------------------------- events
+
+
+class Taken(NamedTuple):
+    """The last batch taken of a peer's log: the offset there at which it ends, and its digest."""
+
+    last_offset: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ class Page:
 
     `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
     to the highest number in it.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the peer, 0
-    where it gives none.
+    where it gives none.  `taken` is the last batch of the page, None where it has none.
     """
 
     epoch: str
@@ -95,6 +105,7 @@ class Page:
     end_offset: int = 0
     definitions: Mapping[str, int] = field(default_factory=dict)
     lease: int = 0
+    taken: Taken | None = None
     content: object = None
 
 
@@ -167,6 +178,10 @@ class Fetch:
     wait_ms: int
     lease: int = 0
     """Ours at the peer; 0 asks for one."""
+    must_show: bool = False
+    """Whether to show what we have of the peer, so that it learns if its store has been put back to an old copy."""
+    taken: Taken | None = None
+    """The last batch of it that is durable here, to be shown."""
 
 
 @dataclass(frozen=True, slots=True)

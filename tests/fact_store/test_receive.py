@@ -10,7 +10,7 @@ from agent import batch
 from agent.batch import BatchError
 from agent.fact_store import FactStore
 from agent.fact_store.errors import DefinitionsMissing, FactsRefused, ForkError
-from agent.fact_store.records import Gap, PeerPosition, PutResult, ReceivedDefinition
+from agent.fact_store.records import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.message import MessageError
 from tests.fact_store.making import (
     AT_ONCE,
@@ -23,6 +23,7 @@ from tests.fact_store.making import (
     plant,
     samples,
     sealed_in,
+    tag,
     values_in,
 )
 
@@ -329,3 +330,78 @@ def test_bad_arguments(store: FactStore) -> None:
     ):
         with pytest.raises(error):
             store.put_batches(peer, stream, [], [], position)
+
+
+LATER = b"n" * 16
+"""The epoch in which the plant goes on."""
+
+
+def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
+    """An origin as it was, and as it went on from an old copy that had one batch of ten, and perhaps defined its second tag anew."""
+    was, copy = Elsewhere(), Elsewhere()
+    copy.sealed = [was.seal(10)]
+    copy.link = was.link
+    if has_other_tags:
+        copy.bodies[1] = tag(2, "bar").to_json()
+    for salted, one in ((0, was), (1000, copy)):
+        one.seal(10, salted)
+        one.seal(10, salted)
+    return was, copy
+
+
+def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, peer: str = "plant") -> PutResult:
+    """Put a page of a peer that goes on in its later epoch."""
+    position = PeerPosition(LATER, offset)
+    return done(store.put_batches(peer, TELEMETRY, sealed, origin.received(), position))
+
+
+@pytest.mark.parametrize("peer", ["plant", "dmz2"])
+def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, peer: str) -> None:
+    """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once however often they are
+    offered, and what comes behind them is taken."""
+    was, copy = forked()
+    was.put(store, was.sealed, 30)
+    after = Elsewhere(epoch=LATER)
+    refused = (OriginRange("plant", EPOCH, 11, 30),)
+    for stored, repeated in ((10, 10), (0, 20)):
+        page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10)]
+        found = done(store.put_batches(peer, TELEMETRY, page, after.received(), PeerPosition(LATER, 40)))
+        assert (found.stored_facts, found.duplicate_facts, found.refused) == (stored, repeated, refused)
+    position = store.peer_position(peer, TELEMETRY)
+    assert position is not None
+    assert (position.epoch, position.offset) == (LATER, 40)
+    assert sealed_in(store) == [*was.sealed, *after.sealed]
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.count) == ("refused", 2)
+    assert incident.subject == f"{TELEMETRY} of plant/{EPOCH.hex()}, 11 to 30"
+
+
+def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
+    """Where the other history is the longer one, what lies beyond the sequences held contradicts nothing: it is stored, and the gap told."""
+    was, copy = forked()
+    was.put(store, was.sealed[:2], 20)
+    last = copy.seal(5, 1000)
+    found = offer(store, copy, [*copy.sealed], 35)
+    assert found.refused == (OriginRange("plant", EPOCH, 11, 30),)
+    assert found.gaps == (Gap(was.origin, 21, 30),)
+    assert sealed_in(store)[2:] == [last]
+
+
+def test_a_fork_whose_tags_mean_something_else_is_passed_over(store: FactStore) -> None:
+    """Beyond the sequences held, but sealed with tag definitions that are others here: nobody could read it rightly."""
+    was, copy = forked(has_other_tags=True)
+    was.put(store, was.sealed[:2], 20)
+    copy.seal(5, 1000)
+    found = offer(store, copy, [*copy.sealed], 35)
+    assert found.refused == (OriginRange("plant", EPOCH, 11, 35),)
+    assert store.definitions(was.origin, 0, 10) == was.bodies
+
+
+def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
+    """There the peer finds out what we hold, and goes on under another; until then nothing is passed over."""
+    was, copy = forked()
+    was.put(store, was.sealed, 30)
+    position = PeerPosition(EPOCH, 40)
+    error = failed(store.put_batches("plant", TELEMETRY, copy.sealed, copy.received(), position))
+    assert isinstance(error, ForkError)
+    assert sealed_in(store) == was.sealed

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.fact_store import opening
+from agent.batch import Header
+from agent.fact_store import opening, receive, store
+from agent.fact_store.errors import ForkError
 from agent.fact_store.held import Insert
 from agent.fact_store.held import decide as decide_held
 from agent.lease import Lease, Shown
@@ -78,6 +80,28 @@ def keeps_its_epoch(patch: pytest.MonkeyPatch) -> None:
     """A store that does not notice that it is an old copy of itself."""
     patch.setattr(opening, "restored_because", lambda *_: None)
     patch.setattr(Serving, "check_offsets", lambda *_: None)
+
+
+def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
+    """A store that believes itself as long as offsets can be its own."""
+    patch.setattr(Serving, "contradiction", lambda *_: None)
+
+
+def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
+    """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
+    compares = store.contradiction
+    patch.setattr(
+        store, "contradiction", lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held)
+    )
+
+
+def stands_at_every_fork(patch: pytest.MonkeyPatch) -> None:
+    """A store that refuses what nothing can mend any more, and all behind it."""
+
+    def refuse(_: object, header: Header) -> None:
+        raise ForkError(f"{header.first_sequence} to {header.last_sequence}")
+
+    patch.setattr(receive, "_refuse", refuse)
 
 
 def reads_the_clock_on_the_wall(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +176,6 @@ def sends_everything_back(patch: pytest.MonkeyPatch) -> None:
 
 def stores_what_it_holds(patch: pytest.MonkeyPatch) -> None:
     """A store that takes each batch for a new one."""
-    from agent.fact_store import receive
 
     def fresh(ranges: Any, offered: Any) -> Any:
         decision = decide_held(ranges, offered)
@@ -188,6 +211,10 @@ BROKEN = [
     Broken("torn_store", "chain_2", ("acknowledged",), answers_before_its_commit),
     Broken("full_disk", "chain_2", ("frontier", "lost"), receiver=SkipsRefusedPage),
     Broken("restored_image", "chain_2", ("chain", "converges", "lost", "frontier"), keeps_its_epoch),
+    Broken("restored_grown", "chain_2", ("converges", "lost"), compares_nothing_it_is_shown),
+    Broken("restored_grown", "plants", ("converges", "lost"), compares_nothing_it_is_shown),
+    Broken("restored_grown", "ring", ("converges", "lost"), forgets_what_was_taken_of_it),
+    Broken("restored_grown", "chain_2", ("converges",), stands_at_every_fork),
     Broken("clock_jump", "chain_3", ("converges",), reads_the_clock_on_the_wall),
     Broken("slow_consumer", "chain_3", ("converges",), keeps_the_newest_only),
     Broken("fenced_twin", "chain_2", ("fenced",), does_not_fence),

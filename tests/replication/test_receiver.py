@@ -23,6 +23,7 @@ from agent.replication.receiver_words import (
     PageArrived,
     Settings,
     Storing,
+    Taken,
     Tick,
 )
 
@@ -151,7 +152,7 @@ def test_other_epoch_starts_over() -> None:
     driver(LinkUp())
     failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
     assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0)
+    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, must_show=True)
     assert driver.answer(page(11, 20), fetch=0) == []
     assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
 
@@ -403,3 +404,27 @@ def test_a_fenced_receiver_stops_for_good() -> None:
     assert driver.core.deadline_ms is None
     assert (driver.core.asking, len(driver.fetches)) == (Asking.FENCED, asked)
     assert (driver.core.stored_offset, driver.core.lost_reason) == (10, "lease 2 is in force")
+
+
+def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
+    """With the first fetch, after each loss and after a second without an answer, but not from page to page; only what is durable, and
+    nothing of another life of its store."""
+    first, second = Taken(10, b"a" * 16), Taken(20, b"b" * 16)
+    driver = Driver(ONE, 10)
+    driver.core = Receiver(PATIENCE, ONE, 10, taken=first)
+    driver(LinkUp())
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, first)
+    driver.answer(page(11, 20, more=True, taken=second))
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (False, None)
+    driver(LinkDown("gone"))
+    driver(LinkUp())
+    driver(Tick(), PATIENCE.spread_ms)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, first), "the page is not durable yet"
+    driver(Appended())
+    driver.answer(page(0, 0, frontier=10), fetch=-1)
+    assert not driver.fetches[-1].must_show
+    driver.now_ms += 1_000
+    driver.answer(page(0, 0, frontier=20), fetch=-1)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, second)
+    driver(FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "other", is_retryable=True, epoch=TWO))
+    assert driver.fetches[-1].taken is None

@@ -46,8 +46,10 @@ from agent.replication.messages.facts import (
     FetchRange,
     FetchSequences,
     GetCursor,
+    HeldEnd,
     RangeAnswer,
     SequencesAnswer,
+    TakenEnd,
 )
 from agent.replication.messages.fields import (
     OFFSET_MAX,
@@ -132,6 +134,7 @@ __all__ = [
     "GetDigests",
     "GetLatest",
     "GetObject",
+    "HeldEnd",
     "LatestAnswer",
     "LatestEntry",
     "LeaseAnswer",
@@ -147,6 +150,7 @@ __all__ = [
     "StreamEntry",
     "StreamsAnswer",
     "TagKey",
+    "TakenEnd",
     "operation_of",
     "origin_named",
 ]

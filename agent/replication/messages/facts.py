@@ -11,6 +11,7 @@ from agent.replication.errors import MalformedMessage
 from agent.replication.messages.fields import (
     OFFSET_MAX,
     AnswerBody,
+    Digest,
     Epoch,
     Lease,
     Name,
@@ -51,6 +52,21 @@ class Confirm(Part, frozen=True):
             raise MalformedMessage(why, "bad_request", operation)
 
 
+class TakenEnd(Part, frozen=True):
+    """The last batch that the asker took of the log asked: the offset there at which it ends, and its digest."""
+
+    last_offset: Position
+    digest: Digest
+
+
+class HeldEnd(Part, frozen=True):
+    """The last fact that the asked store recorded itself, in its present epoch, of those the asker holds by whatever path: its sequence,
+    where a batch ends, and that batch's digest."""
+
+    last_sequence: Position
+    digest: Digest
+
+
 class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
     """A page of facts from the consumer's frontier, or from `after_offset`, once there is one or `wait_ms` are over."""
 
@@ -65,6 +81,8 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     confirm: Confirm | None = None
     lease: Lease | None = None
     definitions_known: dict[OriginName, Offset] = {}
+    taken: TakenEnd | None = None
+    held: HeldEnd | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")
@@ -216,10 +234,11 @@ class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
 
 class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
     """A consumer's page; one without offsets and without definitions means that nothing came while waiting. `lease` is the asker's,
-    where he showed or asked for one."""
+    where he showed or asked for one; `omitted_digest` that of the batch at which the last of `omitted` ends."""
 
     frontier: Offset
     lease: Lease | None = None
+    omitted_digest: Digest | None = None
 
 
 class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):

@@ -66,6 +66,8 @@ class Fetching:
         refusal = sender.check_offsets(log, request.epoch, request.after_offset, request.confirm)
         if refusal is not None:
             return self._told_ahead(caller, request.consumer_name, request.epoch, refusal)
+        if (differs := await self._differs(caller, request, stream)) is not None:
+            return differs
         if admitted.must_register:
             name, start = request.consumer_name, request.starts
             registered = await asyncio.wrap_future(store.register_consumer(name, caller.zone, stream, start))
@@ -138,6 +140,23 @@ class Fetching:
             why = f"consumer {name} of {caller.zone} has read more: {refusal.message}"
             self._context.store.peer_is_ahead(caller.zone, why)
         return refusal
+
+    async def _differs(self, caller: Caller, request: FetchFacts, stream: str) -> Refuse | None:
+        """A refusal where what the asker shows of this very epoch is not in the store, which must be an old copy then that has gone on
+        (decision 0041). Nothing may be served then: the places the asker names are not those it means."""
+        if request.epoch is None or (request.taken is None and request.held is None):
+            return None
+        taken, held = request.taken, request.held
+        why = await self._context.in_thread(
+            self._context.store.contradiction,
+            stream,
+            taken and (taken.last_offset, bytes.fromhex(taken.digest)),
+            held and (held.last_sequence, bytes.fromhex(held.digest)),
+        )
+        if why is None:
+            return None
+        self._context.store.peer_is_ahead(caller.zone, f"consumer {request.consumer_name} of {caller.zone}: {why}")
+        return Refuse("history_differs", why)
 
     async def _lease(self, caller: Caller, name: str, epoch: int | None, consumer: ConsumerView) -> Lease:
         """The lease under which this caller goes on, durable; the store raises for one whose place was taken."""
@@ -220,6 +239,7 @@ class Fetching:
             definitions=read.definitions,
             more=read.last_offset < read.end_offset,
             lease=lease,
+            omitted_digest=read.omitted_digest.hex() if read.omitted_digest else None,
         )
         return Reply(answer, read.batches, read.facts)
 

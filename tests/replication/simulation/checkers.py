@@ -1,6 +1,6 @@
 """What must be true of every store, looked at from outside after each commit, each restart and at the end.
 
-    once        no batch lies twice in a stream
+    once        no batch lies twice in a stream, nor any fact under two names
     dense       offsets have no gaps, a store that was opened again holds what it held
     order       batches of one origin come in the order they were sealed in, save what was told to be gone and came another way
     chain       each batch names the one before it of its origin, and is the same bytes wherever it lies
@@ -10,6 +10,7 @@
     lost        at the end every batch a peer ever held is there, except what was told to be gone
     acknowledged  at the end what an appender was told is safe is everywhere it belongs
     version     nothing is taken from a peer of another major version
+    refused     what a node passes over by name contradicts what it holds
     echo        nobody is sent facts of his own zone
     fenced      nobody confirms in a consumer's name once another instance has its lease
 
@@ -18,11 +19,14 @@ That everything converges within a bound is checked by the network itself. A che
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.batch import NO_DIGEST, Origin, parse
+from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.fact_store import FactStore
+from agent.fact_store.records import OriginRange
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:
@@ -49,10 +53,11 @@ class Violation(AssertionError):
 
 
 class Key(NamedTuple):
-    """A batch for ever: its origin and its first sequence."""
+    """A batch for ever: its origin and its first sequence; and its digest, for a store that was put back may write another one."""
 
     origin: Origin
     first_sequence: int
+    digest: bytes
 
 
 @dataclass(slots=True)
@@ -63,7 +68,6 @@ class Row:
     last_offset: int
     key: Key
     last_sequence: int
-    digest: bytes
     previous_digest: bytes
 
 
@@ -73,6 +77,7 @@ class Log:
 
     rows: list[Row] = field(default_factory=list)
     keys: set[Key] = field(default_factory=set)
+    ends: dict[tuple[Origin, int], bytes] = field(default_factory=dict)
     highest: dict[Origin, int] = field(default_factory=dict)
     frontiers: dict[str, int] = field(default_factory=dict)
     positions: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -86,7 +91,19 @@ class Log:
         """One more batch at the end."""
         self.rows.append(row)
         self.keys.add(row.key)
+        self.ends[row.key.origin, row.last_sequence] = row.key.digest
         self.highest[row.key.origin] = max(row.last_sequence, self.highest.get(row.key.origin, 0))
+
+    def contradicts(self, row: Row) -> bool:
+        """Whether a batch cannot be of the history that is here: its sequences are here as other batches, or what it follows is."""
+        origin, first = row.key.origin, row.key.first_sequence
+        if any(
+            one.key.origin == origin and one.key.first_sequence <= row.last_sequence and first <= one.last_sequence
+            for one in self.rows
+        ):
+            return row.key not in self.keys
+        follows = self.ends.get((origin, first - 1))
+        return follows is not None and follows != row.previous_digest
 
     def between(self, first_offset: int, last_offset: int) -> list[Row]:
         """Batches that touch a range of offsets."""
@@ -102,12 +119,16 @@ class Checkers:
         self.gone: set[Key] = set()
         """Told to be gone by somebody, or taken away by a restored image before anybody else had it."""
         self.acknowledged: set[Key] = set()
+        self.forks: set[Origin] = set()
+        """Whose store was put back to an old copy without a trace, and wrote other facts under the same sequences."""
+        self.passed_over: dict[str, set[Key]] = {}
+        """What a node was offered and refused by name, since it holds another history."""
         self.durable: dict[tuple[str, str, str], int] = {}
         """How far an asker's stream of a peer's epoch was ever durable: (asking zone, peer, epoch)."""
         self._perhaps: dict[str, list[Row]] = {}
         self._told: dict[str, list[tuple[int, int]]] = {}
-        self._sealed: dict[tuple[Key, bytes], int] = {}
-        self._ends: dict[tuple[Origin, int], bytes] = {}
+        self._sealed: set[Key] = set()
+        self._ends: dict[tuple[Origin, int], set[bytes]] = {}
 
     def complaint(self, text: str) -> Violation:
         """What is wrong, to be raised; remembered, for whoever is called by a future may raise in vain."""
@@ -137,7 +158,7 @@ class Checkers:
         origin = row.key.origin
         if row.first_offset != log.end_offset + 1:
             raise self.complaint(f"dense: {where} where {log.end_offset + 1} is next")
-        if row.key in log.keys:
+        if row.key in log.keys or log.contradicts(row):
             raise self.complaint(f"once: {where} holds {row.key} again")
         if row.key.first_sequence <= log.highest.get(origin, 0) and row.key not in self.gone:
             raise self.complaint(f"order: {where} holds {row.key} behind {log.highest[origin]}")
@@ -147,15 +168,16 @@ class Checkers:
     def _check_chain(self, where: str, row: Row) -> None:
         if (row.key.first_sequence == 1) != (row.previous_digest == NO_DIGEST):
             raise self.complaint(f"chain: {where} begins at {row.key.first_sequence} after {row.previous_digest.hex()}")
-        if (row.key, row.digest) in self._sealed:
+        if row.key in self._sealed:
             return
         before = self._ends.get((row.key.origin, row.key.first_sequence - 1))
-        if before is not None and before != row.previous_digest:
+        if before is not None and row.previous_digest not in before:
             raise self.complaint(f"chain: {where}: {row.key} does not follow the batch before it")
-        if (row.key.origin, row.last_sequence) in self._ends:
+        ends = self._ends.setdefault((row.key.origin, row.last_sequence), set())
+        if ends and row.key.origin not in self.forks:
             raise self.complaint(f"chain: {where}: {row.key} is not the batch that its origin sealed")
-        self._sealed[row.key, row.digest] = row.last_sequence
-        self._ends[row.key.origin, row.last_sequence] = row.digest
+        self._sealed.add(row.key)
+        ends.add(row.key.digest)
 
     # --------------------------------------------------------------------------------------------------------- what happens
 
@@ -209,6 +231,18 @@ class Checkers:
                     raise self.complaint(f"holes: {peer.name} told that {row.key} is gone, and it is not")
                 self.gone.add(row.key)
 
+    def refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
+        """A node has passed over facts of a page, by name."""
+        named = {(Origin(one.zone, one.epoch), n) for one in ranges for n in range(one[2], one[3] + 1)}
+        for batch in map(parse, sealed if named else ()):
+            header = batch.header
+            key = Key(header.origin, header.first_sequence, batch.digest)
+            if (header.origin, header.first_sequence) not in named:
+                continue
+            if not self.logs[node.name].contradicts(Row(0, 0, key, header.last_sequence, header.previous_digest)):
+                raise self.complaint(f"refused: {node.name} passes over {key}, which it could hold")
+            self.passed_over.setdefault(node.name, set()).add(key)
+
     def perhaps(self, node: Node) -> None:
         """A node dies in a commit; whether it is durable is known when it comes back."""
         self._perhaps[node.name] = _rows(node.running, "put", self.logs[node.name].end_offset)
@@ -256,7 +290,7 @@ class Checkers:
                 if pull.is_fenced:
                     continue  # its log ends where it was told so
                 wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
-                missing = wanted - self.logs[node.name].keys - self.gone
+                missing = wanted - self.logs[node.name].keys - self.gone - self.passed_over.get(node.name, set())
                 if missing:
                     raise self.complaint(
                         f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing)}"
@@ -264,18 +298,23 @@ class Checkers:
         for node in nodes:
             if node.is_sink and not any(pull.is_fenced for pull in node.pulls):
                 missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
-                missing -= self.logs[node.name].keys
+                missing -= self.logs[node.name].keys.union(*self.passed_over.values())
                 if missing:
                     raise self.complaint(f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing)}")
 
     def _check_bytes(self, node: Node) -> None:
         """What a store serves is what was sealed, byte for byte."""
         page = node.running.read(STREAM, 0, EVERYTHING, EVERYTHING)
+        values = list[object]()
         for one in page.batches:
             batch = parse(one.sealed)
-            key = Key(batch.header.origin, batch.header.first_sequence)
-            if (key, batch.digest) not in self._sealed:
+            key = Key(batch.header.origin, batch.header.first_sequence, batch.digest)
+            if key not in self._sealed:
                 raise self.complaint(f"chain: {node.name} serves {key}, which nobody sealed")
+            values += open_samples(batch).values if batch.header.kind is Kind.SAMPLES else []
+        if len(values) != len(set(values)):
+            twice = [value for value, count in Counter(values).items() if count > 1]
+            raise self.complaint(f"once: {node.name} has facts twice, under whatever name: {twice}")
 
 
 def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:
@@ -285,5 +324,5 @@ def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:
     found = stepped.writer_of(store).execute(_ROWS.format(table), (STREAM, after_offset)).fetchall()
     for first, last, zone, epoch, sequence, count, digest, previous in found:
         origin = origins.setdefault((zone, epoch), Origin(zone, epoch))
-        rows.append(Row(first, last, Key(origin, sequence), sequence + count - 1, digest, previous))
+        rows.append(Row(first, last, Key(origin, sequence, digest), sequence + count - 1, previous))
     return rows

@@ -24,6 +24,7 @@ class Faults:
     torn_store_ms: int = 0
     full_disk_ms: int = 0
     restored_image_ms: int = 0
+    restored_grown_ms: int = 0
     clock_jump_ms: int = 0
     slow_consumer_ms_max: int = 0
     fenced_twin: bool = False
@@ -45,6 +46,7 @@ NAMED: dict[str, Faults] = {
     "torn_store": Faults(torn_store_ms=2_500),
     "full_disk": Faults(full_disk_ms=2_500),
     "restored_image": Faults(restored_image_ms=4_000),
+    "restored_grown": Faults(restored_grown_ms=2_500),
     "clock_jump": Faults(clock_jump_ms=1_500),
     "slow_consumer": Faults(slow_consumer_ms_max=3_000),
     "fenced_twin": Faults(fenced_twin=True, crash_ms=6_000),

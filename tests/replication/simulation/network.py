@@ -214,6 +214,7 @@ class World:
             ("torn_store", faults.torn_store_ms, self._tear),
             ("full_disk", faults.full_disk_ms, self._fill),
             ("restored_image", faults.restored_image_ms, self._restore),
+            ("restored_grown", faults.restored_grown_ms, self._restore_grown),
             ("clock_jump", faults.clock_jump_ms, self._jump),
             ("version_major", faults.version_major_ms, self._upgrade),
             ("damage", faults.damage_ms, self._damage),
@@ -265,6 +266,16 @@ class World:
 
     def _restore(self) -> bool:
         return self._hit(Node.restore)
+
+    def _restore_grown(self) -> bool:
+        return self._hit(Node.restore_grown)
+
+    def hide(self, node: Node, until_ms: int) -> None:
+        """Nobody reaches a node for a while who asks it for facts; it may ask others."""
+        for asker in self.nodes:
+            for pull in asker.pulls:
+                if pull.peer is node:
+                    self._broken[asker.name, node.name] = self._broken[node.name, asker.name] = until_ms
 
     def _fill(self) -> bool:
         return self._hit(Node.fill)

@@ -44,6 +44,8 @@ class Node:
         self.damaged: set[Key] = set()
         self.wall_jump_ms = 0
         self.is_writing = False
+        self.was_put_back = False
+        self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
 
@@ -90,6 +92,7 @@ class Node:
         for pull in self.pulls:
             pull.start()
         if self.is_producer:
+            self._grow()
             self.after(self.world.chance.randint(1, 500), self._produce)
         self.after(IDLE_MS, self._idle)
 
@@ -147,6 +150,12 @@ class Node:
         self._append()
         self.after(int(world.chance.expovariate(1 / (APPEND_MS * world.producers))) + 5, self._produce)
 
+    def _grow(self) -> None:
+        """After it was put back to an old copy: append until it is longer than it ever was."""
+        if self.world.faults_are_on and self.running.end_offset(STREAM) < self._grows_past:
+            self._append()
+            self.after(self.world.chance.randint(5, 100), self._grow)
+
     def _append(self) -> None:
         """Somebody appends some facts, and waits for the answer."""
         world = self.world
@@ -185,17 +194,33 @@ class Node:
         self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image))
         return True
 
-    def _put_back(self, image: stepped.Image) -> None:
+    def restore_grown(self) -> bool:
+        """As `restore`, but the witness is put back as well, and the store grows past its former end before anybody sees it again who
+        has read it. Once for each node: a peer's word is believed once a week."""
+        if self._store is None or self.was_put_back:
+            return False
+        self.was_put_back = True
+        image = stepped.image_of(self._folder)
+        self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image, is_unseen=True))
+        return True
+
+    def _put_back(self, image: stepped.Image, *, is_unseen: bool = False) -> None:
         if self._store is None:
-            self.world.at(500, lambda: self._put_back(image))
+            self.world.at(500, lambda: self._put_back(image, is_unseen=is_unseen))
             return
         self._commit()
         if not self.is_up:
             return
+        chance, check = self.world.chance, self.world.check
+        if is_unseen:
+            check.forks.add(self._store.origin)
+            self._grows_past = self._store.end_offset(STREAM) + chance.randint(-5, 40)
+            self.world.hide(self, self.world.now_ms + chance.randint(1_000, 8_000))
         self._store.close()
         self._store = None
         witness = f"{stepped.FILE}.witness"
-        self._again_with({**image, witness: stepped.image_of(self._folder)[witness]}, is_old=True)
+        kept = {} if is_unseen else {witness: stepped.image_of(self._folder)[witness]}
+        self._again_with({**image, **kept}, is_old=True)
 
     def _again_with(self, image: stepped.Image, *, is_old: bool = False) -> None:
         """Die, and be started with these files in a while."""

@@ -7,11 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agent.batch import Origin
 from agent.fact_store.errors import StoreError
 from agent.fact_store.records import PutResult
 from agent.replication.checking import PageContent, PageRefused, Position, check_batches, check_page
 from agent.replication.errors import MalformedMessage
-from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts
+from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
 from agent.replication.protocol import decode_answer, encode_request
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
@@ -27,6 +28,7 @@ from agent.replication.receiver_words import (
     LinkUp,
     Note,
     PageArrived,
+    Taken,
     Tick,
 )
 from tests.replication.simulation.checkers import STREAM, Violation
@@ -66,7 +68,8 @@ class Pull:
         position = store.peer_position(self.peer.zone, STREAM)
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
         known = {str(origin): count for origin, count in store.definition_counts().items()}
-        self._core = world.receiver(world.settings, epoch, offset, known)
+        taken = None if position is None or position.taken is None else Taken(*position.taken)
+        self._core = world.receiver(world.settings, epoch, offset, known, None, taken)
         self._is_linked = False
         self._tick_at = None
         self.node.after(world.chance.randint(1, 1_000), self.link_up)
@@ -159,6 +162,8 @@ class Pull:
             confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
             definitions_known=dict(effect.definitions_known),
             lease=effect.lease,
+            taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
+            held=self._held(effect.epoch) if effect.must_show else None,
         )
         payload, life, fetch_id = request_of(node.version, encode_request(request)), node.life, effect.fetch_id
         instance, sent_ms = f"{node.name}-{life}", world.now_ms
@@ -183,6 +188,11 @@ class Pull:
                 peer.serving.request(node, instance, payload, answer)
 
         world.carry(node, peer, arrive)
+
+    def _held(self, epoch: str | None) -> HeldEnd | None:
+        origin = Origin(self.peer.zone, bytes.fromhex(epoch or ""))
+        ranges = self.node.running.held(STREAM).get(origin)
+        return HeldEnd(last_sequence=ranges[-1].last_sequence, digest=ranges[-1].last_digest.hex()) if ranges else None
 
     def _failed(self, life: int, event: FetchFailed) -> None:
         if life == self.node.life and self.node.is_up and self._is_linked:
@@ -222,7 +232,8 @@ class Pull:
         for page in (*effect.definitions_before, effect.page):
             assert isinstance(page.content, _Arrived)
             definitions += page.content.content.definitions
-        position, holes = Position(bytes.fromhex(effect.epoch), effect.offset), list(arrived.content.holes)
+        position = Position(bytes.fromhex(effect.epoch), effect.offset, effect.page.taken)
+        holes = list(arrived.content.holes)
         try:
             putting = self.node.running.put_batches(
                 self.peer.zone, STREAM, arrived.content.sealed, definitions, position, holes=holes, verify=False
@@ -231,15 +242,22 @@ class Pull:
             self._told_soon(AppendFailed(str(error), is_retryable=error.retryable))
         else:
             life = self.node.life
-            putting.add_done_callback(lambda future: self._stored(life, effect, holes, future))
+            sealed = arrived.content.sealed
+            putting.add_done_callback(lambda future: self._stored(life, effect, sealed, holes, future))
 
     def _stored(
-        self, life: int, effect: Append, holes: Sequence[tuple[int, int, str]], future: Future[PutResult]
+        self,
+        life: int,
+        effect: Append,
+        sealed: Sequence[bytes],
+        holes: Sequence[tuple[int, int, str]],
+        future: Future[PutResult],
     ) -> None:
         """Durable, whether somebody is left to hear of it or not."""
         error = future.exception()
         if error is None:
             self.node.world.check.stored(self, effect.epoch, effect.offset, holes)
+            self.node.world.check.refused(self.node, sealed, future.result().refused)
             self.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in holes)
             event: Event = Appended()
         else:

@@ -81,6 +81,10 @@ class Serving:
                 store.peer_is_ahead(zone, refusal.message)
             self._refuse(fetching.send, "FetchFacts", refusal)
             return
+        if (why := self.contradiction(request)) is not None:
+            store.peer_is_ahead(zone, why)
+            self._refuse(fetching.send, "FetchFacts", Refuse("history_differs", why))
+            return
         if consumer is None:
             registering = store.register_consumer(request.consumer_name, zone, STREAM, request.starts)
             registering.add_done_callback(lambda _: self._node.soon(lambda: self._registered(fetching, registering)))
@@ -91,6 +95,17 @@ class Serving:
         """Whether the offsets of a request can be of this store."""
         log = sender.LogView(self._store.epoch.hex(), self._store.end_offset(STREAM))
         return sender.check_offsets(log, request.epoch, request.after_offset, request.confirm)
+
+    def contradiction(self, request: FetchFacts) -> str | None:
+        """What of that which the asker shows is not in this store."""
+        taken, held = request.taken, request.held
+        if request.epoch is None:
+            return None
+        return self._store.contradiction(
+            STREAM,
+            taken and (taken.last_offset, bytes.fromhex(taken.digest)),
+            held and (held.last_sequence, bytes.fromhex(held.digest)),
+        )
 
     def _registered(self, fetching: Fetching, registering: Future[ConsumerState]) -> None:
         if (error := registering.exception()) is not None:
@@ -214,6 +229,7 @@ class Serving:
             definitions=read.definitions,
             more=read.last_offset < read.end_offset,
             lease=None if fetching.request.lease is None else fetching.lease.epoch,
+            omitted_digest=read.omitted_digest.hex() if read.omitted_digest else None,
         )
         fetching.send(encode_answer(answer, read.batches))
 
