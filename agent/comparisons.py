@@ -16,10 +16,12 @@ from agent.config import BrokerSettings, NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.errors import StoreError
 from agent.replication.asker import Asker
+from agent.replication.bandwidth import Bandwidth, Share
 from agent.replication.carrier import Access
 from agent.replication.comparing import Comparer, CompareSettings, Comparison
 from agent.replication.identity import Identity
 from agent.replication.link import Link
+from agent.replication.paying import PayingAsker
 from agent.replication.ports import ReceivingStore
 from agent.telemetry import Telemetry
 
@@ -37,8 +39,18 @@ def access_of(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
     return Access(broker.name, zone, broker.host, broker.port, identity.context)
 
 
+def bandwidths(settings: NodeSettings) -> dict[str, Bandwidth]:
+    """By zone, for each peer that may send only so many bytes a second, the allowance that all who ask it share."""
+    limited = [peer for peer in settings.peer if peer.bytes_per_second_max]
+    return {peer.zone: Bandwidth(peer.bytes_per_second_max) for peer in limited}
+
+
 def comparers(
-    settings: NodeSettings, store: FactStore, askers: Mapping[str, Asker], telemetry: Telemetry | None = None
+    settings: NodeSettings,
+    store: FactStore,
+    askers: Mapping[str, Asker],
+    limits: Mapping[str, Bandwidth],
+    telemetry: Telemetry | None = None,
 ) -> dict[str, Comparer]:
     """By zone, for each peer that something is pulled from and that is asked. The cast: see `agent.node`."""
     found = dict[str, Comparer]()
@@ -48,9 +60,8 @@ def comparers(
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
             errors = (StoreError, BatchError)
-            found[peer.zone] = Comparer(
-                askers[peer.zone], cast("ReceivingStore", store), what, errors, telemetry=telemetry
-            )
+            asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR)
+            found[peer.zone] = Comparer(asker, cast("ReceivingStore", store), what, errors, telemetry=telemetry)
     return found
 
 
@@ -74,7 +85,7 @@ async def compare_alone(settings: NodeSettings, request: local.ComparePeer) -> l
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone), identity=identity)
-        known = comparers(settings, store, {peer.zone: Asker(link, peer.zone)})
+        known = comparers(settings, store, {peer.zone: Asker(link, peer.zone)}, bandwidths(settings))
         door = local.Door(store, partial(compare, known))
         async with asyncio.TaskGroup() as group:
             running = group.create_task(link.run(), name="link")

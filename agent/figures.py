@@ -29,6 +29,7 @@ from agent.health.snapshot import (
     IntegrityFigures,
     Latency,
     NodeSnapshot,
+    PacingFigures,
     PeerFigures,
     RequestFigures,
     ServingFigures,
@@ -188,6 +189,7 @@ class Figures:
             trouble=pull.lost_reason or "",
             catch_up=_catch_up(pull),
             compared=self._compared(pull.peer_zone, pull.stream),
+            pacing=_pacing(pull),
             fenced=pull.asking is Asking.FENCED,
             lease=pull.lease,
             facts_stored_total=pull.facts_stored,
@@ -304,6 +306,16 @@ def _catch_up(pull: PullStatistics) -> CatchUpFigures | None:
     if state is None:
         return None
     return CatchUpFigures(state.from_offset, state.percent, state.facts_per_s, state.seconds_left)
+
+
+def _pacing(pull: PullStatistics) -> PacingFigures | None:
+    found = pull.pacing
+    if found is None:
+        return None
+    waits = pull.asking is Asking.PACED
+    return PacingFigures(
+        found.bytes_per_second_max, waits, found.paced_ms / 1000, found.bytes_owed, found.bytes_waited_off
+    )
 
 
 def _fill_percent(space: StoreSpace | None) -> float | None:

@@ -48,10 +48,10 @@ from agent.ingest.tag_file import load_tag_maps
 from agent.ingest.tag_map import TagMap
 from agent.last_values import look_up_in
 from agent.replication.asker import Asker
-from agent.replication.bandwidth import Bandwidth
 from agent.replication.first_values import FirstValues
 from agent.replication.identity import IdentityWatch
 from agent.replication.link import Link
+from agent.replication.paying import PayingAsker
 from agent.replication.ports import ReceivingStore, ServingStore
 from agent.replication.puller import Puller, PullSettings
 from agent.replication.receiver_words import Settings
@@ -118,8 +118,9 @@ class Node:
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._first_values: list[FirstValues] = []
         self._askers = {peer.zone: Asker(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls}
+        self._bandwidths = comparisons.bandwidths(settings)
         self._pullers = list(self._make_pullers())
-        self._comparers = comparisons.comparers(settings, store, self._askers, self._telemetry)
+        self._comparers = comparisons.comparers(settings, store, self._askers, self._bandwidths, self._telemetry)
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
         self._figures = Figures(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
@@ -190,7 +191,7 @@ class Node:
             asker = self._askers[peer.zone]
             store = cast("ReceivingStore", self._store)
             origins = frozenset({peer.zone, *peer.relays})
-            bandwidth = Bandwidth(peer.bytes_per_second_max) if peer.bytes_per_second_max else None
+            bandwidth = self._bandwidths.get(peer.zone)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
                 receiver = Settings(start="oldest" if start == "oldest" else "end")
@@ -198,7 +199,8 @@ class Node:
                 puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry)
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)
-                    self._first_values.append(FirstValues(asker, stream, origins, puller.begun, keep_here))
+                    paying = PayingAsker(asker, bandwidth)
+                    self._first_values.append(FirstValues(paying, stream, origins, puller.begun, keep_here))
                 yield puller
 
     async def _until_the_store_fails(self) -> None:

@@ -54,7 +54,7 @@ def text(found: dict[str, Any]) -> str:
         link = "fenced, stopped" if peer["fenced"] else link
         lines.append(
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
-            f"{_catch_up(peer)}"
+            f"{_catch_up(peer)}{_pacing(peer)}"
         )
     for source in found["sources"]:
         link = "connected" if source["connected"] else f"not connected {source['trouble']}".rstrip()
@@ -70,6 +70,18 @@ def _catch_up(peer: dict[str, Any]) -> str:
     pace = "" if state["facts_per_s"] is None else f" at {state['facts_per_s']:,.0f} facts/s"
     left = "" if state["seconds_left"] is None else f", {state['seconds_left']:,.0f} s left"
     return f", catching up from {state['from_offset']:,}: {state['percent']:.1f} %{pace}{left}"
+
+
+def _pacing(peer: dict[str, Any]) -> str:
+    """What the limit of the peer's bandwidth costs this pull."""
+    state = peer["pacing"]
+    if state is None:
+        return ""
+    now = ", waits now" if state["waits"] else ""
+    return (
+        f", limited to {state['bytes_per_second_max'] / 1000:,.1f} kB/s: waited {state['waited_seconds_total']:,.0f} s"
+        f" for {state['bytes_waited_off_total'] / 1e6:,.1f} MB{now}"
+    )
 
 
 def _room(stream: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from agent.health.snapshot import ComparisonFigures, Latency, NodeSnapshot
+from agent.health.snapshot import ComparisonFigures, Latency, NodeSnapshot, PeerFigures
 from agent.health.verdict import Level, assess
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -64,6 +64,10 @@ _STORE_GAUGES = (
     ("bsfg_store_artifact_bytes", "Size of artifacts, also of what is still coming in.", "artifact_bytes"),
 )
 
+_PACING_GAUGES = (
+    ("bsfg_peer_bandwidth_limit_bytes_per_second", "What the peer may send.", "bytes_per_second_max"),
+    ("bsfg_peer_bandwidth_owed_bytes", "Bytes that came early and are still to be waited off.", "bytes_owed"),
+)
 _COMPARISON_COUNTERS = (
     ("bsfg_comparisons", "Comparisons with this peer.", "comparisons_total"),
     ("bsfg_comparison_failures", "Comparisons that could not be carried out.", "failures_total"),
@@ -202,6 +206,7 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
         *("bsfg_peer_catch_up_seconds_left", "Until it has caught up, at the pace of the last seconds.", labels),
         [(n, p.catch_up.seconds_left if p.catch_up else None) for n, p in named],
     )
+    yield from _pacing(snapshot.peers)
     yield from _comparisons([(n, p.compared) for n, p in named if p.compared], labels)
     yield _gauge(
         *("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.", labels),
@@ -209,6 +214,26 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
     )
     for name, text, field in _PEER_COUNTERS:
         yield _counter(name, text, labels, [(n, getattr(p, field)) for n, p in named])
+
+
+def _pacing(peers: tuple[PeerFigures, ...]) -> Iterator[Metric]:
+    found = [((p.zone, p.stream), p.pacing) for p in peers if p.pacing is not None]
+    labels = ("peer", "stream")
+    yield _gauge(
+        *("bsfg_peer_paced", "1 while the peer's bandwidth limit keeps this pull from asking.", labels),
+        [(n, float(one.waits)) for n, one in found],
+    )
+    yield _counter(
+        *("bsfg_peer_paced_seconds", "For so long the bandwidth limit kept this pull from asking.", labels),
+        [(n, one.waited_seconds_total) for n, one in found],
+    )
+    shared = {(zone,): one for (zone, _), one in found}.items()  # all streams of a peer have one limit together
+    for name, text, field in _PACING_GAUGES:
+        yield _gauge(name, text, ("peer",), [(n, getattr(one, field)) for n, one in shared])
+    yield _counter(
+        *("bsfg_peer_bandwidth_waited_off_bytes", "Bytes that came early and were waited off.", ("peer",)),
+        [(n, one.bytes_waited_off_total) for n, one in shared],
+    )
 
 
 def _comparisons(found: list[tuple[tuple[str, str], ComparisonFigures]], labels: tuple[str, ...]) -> Iterator[Metric]:

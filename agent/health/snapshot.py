@@ -103,6 +103,18 @@ class CatchUpFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PacingFigures:
+    """What `bytes_per_second_max` of a peer does to a pull: whether and for how long, in all, it kept it from asking. Of all streams of
+    the peer together: bytes that came before they were due, still to be waited off, and waited off since the start."""
+
+    bytes_per_second_max: int
+    waits: bool
+    waited_seconds_total: float
+    bytes_owed: int
+    bytes_waited_off_total: int
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonFigures:
     """What comparing with a peer has found and repaired since the start. `is_equal`: whether the last comparison left nothing that
     differs, None before the first."""
@@ -140,6 +152,7 @@ class PeerFigures:
     timeouts_total: int = 0
     restarts_total: int = 0  # because the peer's store had become another
     compared: ComparisonFigures | None = None
+    pacing: PacingFigures | None = None  # where the peer's bandwidth is limited
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,14 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
         hint = "it catches up by itself; a new zone, or one that was away, takes what it lacks page by page"
         yield Reason(Level.LATE, alert=False, subject=subject, text=text or _catching_up(peer).lstrip("; "), hint=hint)
         return
-    yield from _judge("peer_lag", lag, subject, text, "it catches up by itself; look at the peer if this grows")
+    yield from _judge("peer_lag", lag, subject, text, _lag_hint(peer))
+
+
+def _lag_hint(peer: PeerFigures) -> str:
+    if peer.pacing is None or not peer.pacing.waits:
+        return "it catches up by itself; look at the peer if this grows"
+    limit = peer.pacing.bytes_per_second_max
+    return f"it is held back by bytes_per_second_max = {limit} of this peer in node.toml; raise it if this grows"
 
 
 def _comparison_reasons(peer: PeerFigures) -> Iterator[Reason]:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.batch import Batch
-from agent.replication.asker import Asker
-from agent.replication.bandwidth import Bandwidth
 from agent.replication.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.messages import BYTES_MAX_MIN, CHUNK_BYTES_MAX, GetObject, ObjectAnswer
+from agent.replication.paying import PayingAsker
 from agent.replication.ports import Artifacts, Held, Reference
 
 ANSWER_S = 10.0
@@ -41,20 +39,13 @@ class Wanted:
 
 
 class ArtifactPull:
-    """What comes from one peer. `bandwidth` is what all pulls from it share, if it has a limit: chunks wait like pages of a backlog."""
+    """What comes from one peer."""
 
-    def __init__(
-        self,
-        asker: Asker,
-        artifacts: Artifacts,
-        store_errors: tuple[type[Exception], ...],
-        bandwidth: Bandwidth | None = None,
-    ) -> None:
+    def __init__(self, asker: PayingAsker, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]) -> None:
         self._asker = asker
         self._artifacts = artifacts
         self._store_errors = store_errors
-        self._bandwidth = bandwidth
-        self._chunk_bytes = CHUNK_BYTES_MAX if bandwidth is None else bandwidth.page_bytes(CHUNK_BYTES_MAX)
+        self._chunk_bytes = asker.page_bytes(CHUNK_BYTES_MAX)
 
     async def bring(self, batches: Sequence[Batch]) -> None:
         """Return when everything to which the facts refer is here, or known not to come. Raises what may pass: TransportError, and
@@ -114,7 +105,6 @@ class ArtifactPull:
 
     async def _ask(self, request: GetObject) -> tuple[ObjectAnswer, bytes]:
         """The answer and what is attached. NotComing for what is final; TransportError for what may pass, or was spoilt on its way."""
-        await self._turn()
         try:
             reply = await self._asker.ask(request, ANSWER_S)
         except PeerRefused as error:
@@ -123,25 +113,10 @@ class ArtifactPull:
             raise NotComing(str(error)) from error
         except MalformedMessage as error:
             raise TransportError(self._asker.peer_zone, f"unreadable answer: {error.why}") from error
-        if self._bandwidth is not None:
-            self._bandwidth.spend(reply.bytes, _now_ms())
         if not isinstance(reply.answer, ObjectAnswer):
             raise NotComing(f"{self._asker.peer_zone} gave another answer than an artifact")
         return reply.answer, b"".join(reply.batches)
 
-    async def _turn(self) -> None:
-        """Wait until the peer's bandwidth allows a chunk."""
-        while self._bandwidth is not None:
-            now_ms = _now_ms()
-            ready_ms = self._bandwidth.ready_ms(now_ms, is_at_end=False)
-            if ready_ms <= now_ms:
-                return
-            await asyncio.sleep((ready_ms - now_ms) / 1000)
-
     async def _put(self, reference: Reference, offset: int, data: bytes) -> Held:
         put = self._artifacts.put_chunk
         return await asyncio.to_thread(put, reference.digest, reference.size, offset, data)
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

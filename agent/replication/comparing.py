@@ -19,7 +19,6 @@ from agent import spans
 from agent.batch import Batch, Origin
 from agent.replication.anti_entropy import Forked, Held, Interval, known_end, missing, narrow, shared
 from agent.replication.artifact_pull import ArtifactPull
-from agent.replication.asker import Asker
 from agent.replication.checking import PageRefused, ReceivedDefinition, check_sequences
 from agent.replication.errors import ReplicationError
 from agent.replication.messages import (
@@ -32,6 +31,7 @@ from agent.replication.messages import (
     SequencesAnswer,
     origin_named,
 )
+from agent.replication.paying import PayingAsker
 from agent.replication.ports import HeldRange, ReceivingStore
 from agent.spans import Span as Sequences
 from agent.telemetry import Span, Telemetry
@@ -103,7 +103,7 @@ class Comparer:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: PayingAsker,
         store: ReceivingStore,
         settings: CompareSettings,
         store_errors: tuple[type[Exception], ...],
@@ -338,7 +338,7 @@ class Comparer:
                 first_sequence=first,
                 last_sequence=last,
                 limit=LIMIT,
-                bytes_max=BYTES_MAX_DEFAULT,
+                bytes_max=self._asker.page_bytes(BYTES_MAX_DEFAULT),
                 definitions_known={str(origin): known},
             )
             reply = await self._asker.ask(request, ANSWER_S)

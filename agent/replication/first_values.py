@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Callable
 
-from agent.replication.asker import Asker
 from agent.replication.backoff import delay_ms
 from agent.replication.errors import MalformedMessage, ReplicationError
 from agent.replication.last_values import Told
@@ -25,6 +24,7 @@ from agent.replication.messages import (
     LatestAnswer,
     LatestEntry,
 )
+from agent.replication.paying import PayingAsker
 
 ANSWER_S = 60.0
 """It looks as deep as it may, and others may wait to be answered before."""
@@ -41,7 +41,7 @@ class FirstValues:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: PayingAsker,
         stream: str,
         zones: frozenset[str],
         begun: asyncio.Event,
@@ -82,7 +82,7 @@ class FirstValues:
                 stream=self._stream,
                 after=after,
                 limit=VALUES_MAX,
-                bytes_max=VALUES_BYTES_MAX,
+                bytes_max=self._asker.page_bytes(VALUES_BYTES_MAX),
                 depth_facts=DEPTH_FACTS_MAX,
             )
             answer = (await self._asker.ask(request, ANSWER_S)).answer

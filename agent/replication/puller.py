@@ -27,6 +27,7 @@ from agent.replication.bandwidth import Bandwidth
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
 from agent.replication.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
+from agent.replication.paying import PayingAsker
 from agent.replication.ports import PutResult, ReceivingStore
 from agent.replication.progress import CatchUp, Progress, Said
 from agent.replication.protocol import decode_answer
@@ -90,6 +91,17 @@ class _Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Pacing:
+    """What a limit of the peer's bandwidth does to a pull: for how long it has not asked because of it; and, of all streams of this peer
+    together, the bytes that came early and are not waited off yet, and those that are."""
+
+    bytes_per_second_max: int
+    paced_ms: int
+    bytes_owed: int
+    bytes_waited_off: int
+
+
+@dataclass(frozen=True, slots=True)
 class PullStatistics:
     """Where this pull stands, and what it has done so far."""
 
@@ -113,6 +125,8 @@ class PullStatistics:
     """Monotonic clock."""
     catch_up: CatchUp | None
     """While this pull is far behind."""
+    pacing: Pacing | None
+    """Where the peer's bandwidth is limited."""
 
 
 class Puller:
@@ -147,7 +161,7 @@ class Puller:
         self._peer_end_offset = 0
         self._last_answer_ms: int | None = None
         self._progress = Progress()
-        self._artifacts = ArtifactPull(asker, store.artifacts, store_errors, bandwidth)
+        self._artifacts = ArtifactPull(PayingAsker(asker, bandwidth), store.artifacts, store_errors)
         self._group: asyncio.TaskGroup | None = None
         self.begun = asyncio.Event()
         """The peer has answered for the first time in this life, so it knows our consumer."""
@@ -174,6 +188,15 @@ class Puller:
             restarts=counters.restarts,
             last_answer_ms=self._last_answer_ms,
             catch_up=self._progress.now,
+            pacing=self._pacing(core),
+        )
+
+    def _pacing(self, core: Receiver) -> Pacing | None:
+        limit, now_ms = self._bandwidth, _now_ms()
+        if limit is None:
+            return None
+        return Pacing(
+            limit.bytes_per_second_max, core.paced_ms(now_ms), limit.bytes_owed(now_ms), limit.bytes_waited_off
         )
 
     async def run(self) -> None:

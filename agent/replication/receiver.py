@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.replication.backoff import delay_ms
-from agent.replication.bandwidth import Bandwidth
+from agent.replication.bandwidth import Bandwidth, Share
 from agent.replication.receiver_words import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
@@ -101,6 +101,7 @@ class Receiver:
         self._ask_at_ms = 0
         self._append_at_ms = 0
         self._failures = 0
+        self._handled_ms = 0
         self._was_linked = False
         self._returning_until_ms = 0
         self._pauses = 0
@@ -125,9 +126,15 @@ class Receiver:
             times.append(self._append_at_ms)
         return min(times, default=None)
 
+    def paced_ms(self, now_ms: int) -> int:
+        """How long the peer's bandwidth has kept this pull from asking, in all."""
+        return self.counters.paced_ms + (now_ms - self._handled_ms if self.asking is Asking.PACED else 0)
+
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         """What to do now that `event` has happened."""
         assert not self._effects
+        self.counters.paced_ms = self.paced_ms(now_ms)
+        self._handled_ms = now_ms
         match event:
             case LinkUp() | LinkDown() | PageArrived() | FetchFailed() if self.asking is Asking.FENCED:
                 pass  # the peer is no longer our business
@@ -192,10 +199,10 @@ class Receiver:
         """Whether the peer's bandwidth is used up; then it is asked as soon as there is some."""
         if self._bandwidth is None:
             return False
-        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, is_at_end=self.is_caught_up)
+        share = Share.LIVE if self.is_caught_up else Share.BACKLOG
+        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, share)
         if self._ask_at_ms <= now_ms:
             return False
-        self.counters.paced += 1
         self._to(Asking.PACED)
         return True
 

@@ -250,5 +250,5 @@ class Counters:
     pages_dropped: int = 0
     timeouts: int = 0
     restarts: int = 0
-    paced: int = 0
-    """Requests that waited for the peer's bandwidth."""
+    paced_ms: int = 0
+    """For how long no request went out, because the peer's bandwidth was used up."""

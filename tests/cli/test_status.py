@@ -4,7 +4,14 @@ from dataclasses import replace
 
 from agent.cli.status import text
 from agent.health.page import health_json
-from agent.health.snapshot import CatchUpFigures, ConsumerFigures, NodeSnapshot, PeerFigures, StreamFigures
+from agent.health.snapshot import (
+    CatchUpFigures,
+    ConsumerFigures,
+    NodeSnapshot,
+    PacingFigures,
+    PeerFigures,
+    StreamFigures,
+)
 from agent.health.verdict import Level, assess
 
 
@@ -50,3 +57,16 @@ def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
     stuck = replace(peer, catch_up=replace(state, seconds_left=None))
     assert assess(replace(closing, peers=(stuck,))).alert
     assert "25.0 % at 50,000 facts/s" in told(replace(closing, peers=(stuck,)))
+
+
+def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
+    """The limit, how long it has kept this pull from asking and for how many bytes; whoever reads why it is late is told of the limit, and
+    of nothing where it is not the reason."""
+    pacing = PacingFigures(250_000, True, 90.4, 400_000, 12_300_000)
+    peer = PeerFigures("plant-a", "facts.telemetry", True, 1_000, 4_000, 900.0, 900.0, pacing=pacing)
+    waits = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
+    assert "limited to 250.0 kB/s: waited 90 s for 12.3 MB, waits now" in told(waits)
+    assert "bytes_per_second_max = 250000" in assess(waits).reasons[0].hint
+    goes_on = replace(waits, peers=(replace(peer, pacing=replace(pacing, waits=False)),))
+    assert told(goes_on).endswith("waited 90 s for 12.3 MB")
+    assert "bytes_per_second_max" not in assess(goes_on).reasons[0].hint

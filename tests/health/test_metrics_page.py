@@ -16,6 +16,7 @@ from agent.health.snapshot import (
     ComparisonFigures,
     ConsumerFigures,
     NodeSnapshot,
+    PacingFigures,
     PeerFigures,
     ServingFigures,
     SourceFigures,
@@ -49,6 +50,7 @@ def everything() -> NodeSnapshot:
                         *("p", "s", True, 1, 1),
                         catch_up=CatchUpFigures(0, 1.0, 1.0, 1.0),
                         compared=ComparisonFigures(1, 1, 1, 1, 1),
+                        pacing=PacingFigures(1, True, 1.0, 1, 1),
                     )
                 ),
             ),

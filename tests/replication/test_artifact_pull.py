@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.replication import artifact_pull
+from agent.replication import paying
 from agent.replication.artifact_pull import ArtifactPull, Wanted
 from agent.replication.asker import Reply
 from agent.replication.bandwidth import Bandwidth
 from agent.replication.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.messages import GetObject, ListStreams, ObjectAnswer, StreamsAnswer
+from agent.replication.paying import PayingAsker
 
 EPOCH = "0" * 32
 BLOB = b"some report " * 100_000
@@ -78,8 +79,12 @@ class Peer:
 
 def bring(files: Files, peer: Peer, bandwidth: Bandwidth | None = None) -> None:
     """What a page's facts refer to."""
-    pull = ArtifactPull(peer, files, (Refused,), bandwidth)  # type: ignore[arg-type]
-    asyncio.run(pull.bring([]))
+    asyncio.run(pull_from(peer, files, bandwidth).bring([]))
+
+
+def pull_from(peer: Peer, files: Files, bandwidth: Bandwidth | None = None) -> ArtifactPull:
+    """Brings from the peer into the files."""
+    return ArtifactPull(PayingAsker(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
 
 
 def refused(code: str, *, retryable: bool) -> PeerRefused:
@@ -104,7 +109,7 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
         nonlocal now_ms
         now_ms += round(seconds * 1000)
 
-    monkeypatch.setattr(artifact_pull, "_now_ms", lambda: now_ms)
+    monkeypatch.setattr(paying, "_now_ms", lambda: now_ms)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     files, peer = Files(), Peer()
     bring(files, peer, Bandwidth(100_000))
@@ -171,9 +176,9 @@ def test_mending_takes_the_size_from_the_peer_and_tells_nothing_twice() -> None:
     files = Files()
     gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
     there = Peer()
-    assert asyncio.run(ArtifactPull(gone, files, (Refused,)).mend("s")) == 1  # type: ignore[arg-type]
-    assert asyncio.run(ArtifactPull(there, files, (Refused,)).mend("s")) == 0  # type: ignore[arg-type]
-    assert asyncio.run(ArtifactPull(there, files, (Refused,)).mend("s")) == 0  # type: ignore[arg-type]
+    assert asyncio.run(pull_from(gone, files).mend("s")) == 1
+    assert asyncio.run(pull_from(there, files).mend("s")) == 0
+    assert asyncio.run(pull_from(there, files).mend("s")) == 0
     assert (files.bytes, files.told) == (BLOB, [])
 
 

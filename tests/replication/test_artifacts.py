@@ -18,6 +18,7 @@ from agent.replication.bandwidth import Bandwidth
 from agent.replication.comparing import Comparer, CompareSettings
 from agent.replication.errors import PeerRefused
 from agent.replication.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
+from agent.replication.paying import PayingAsker
 from agent.replication.server import Server
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -172,7 +173,7 @@ def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path)
         serve(plant, {"idmz": [STREAM]})
         idmz.pull("plant-a")
         settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-        comparer = Comparer(idmz.asker("plant-a"), idmz.store, settings, STORE_ERRORS)
+        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
         put(plant, SMALL)
         await file_report(plant, SMALL)
         for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):

@@ -1,10 +1,20 @@
 """What a peer may send in a second: the bucket alone, and receivers that share it, on a clock of the test's."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.replication.bandwidth import OVERDRAWN_MS_MAX, PAGE_BYTES_MIN, SAVED_MS_MAX, Bandwidth
+from agent.replication.bandwidth import (
+    OVERDRAWN_MS_MAX,
+    PAGE_BYTES_MIN,
+    REPAIR_SAVED_MS,
+    REPAIR_WAITS_MS_MAX,
+    SAVED_MS_MAX,
+    Bandwidth,
+    Share,
+)
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import (
     Appended,
@@ -60,23 +70,23 @@ class Pull:
 def test_a_page_is_paid_for_before_the_next() -> None:
     """From rest a quarter of a second's worth is there; then a page of half a second's takes half a second."""
     bandwidth = Bandwidth(RATE)
-    assert bandwidth.ready_ms(1_000, is_at_end=False) == 1_000
+    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_000
     bandwidth.spend(RATE // 4, 1_000)
-    assert bandwidth.ready_ms(1_000, is_at_end=False) == 1_000
+    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_000
     bandwidth.spend(RATE // 2, 1_000)
-    assert bandwidth.ready_ms(1_000, is_at_end=False) == 1_500
-    assert bandwidth.ready_ms(1_499, is_at_end=False) == 1_500
-    assert bandwidth.ready_ms(1_500, is_at_end=False) == 1_500
+    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_500
+    assert bandwidth.ready_ms(1_499, Share.BACKLOG) == 1_500
+    assert bandwidth.ready_ms(1_500, Share.BACKLOG) == 1_500
 
 
 def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
     """A stream at its end asks while the debt is less than two seconds' worth, and pays into it like any other."""
     bandwidth = Bandwidth(RATE)
     bandwidth.spend(RATE // 4 + 2 * RATE, 0)
-    assert bandwidth.ready_ms(0, is_at_end=True) == 0
-    assert bandwidth.ready_ms(0, is_at_end=False) == OVERDRAWN_MS_MAX
+    assert bandwidth.ready_ms(0, Share.LIVE) == 0
+    assert bandwidth.ready_ms(0, Share.BACKLOG) == OVERDRAWN_MS_MAX
     bandwidth.spend(1, 0)
-    assert bandwidth.ready_ms(0, is_at_end=True) == 1
+    assert bandwidth.ready_ms(0, Share.LIVE) == 1
 
 
 def test_what_is_not_used_is_not_saved_for_long() -> None:
@@ -84,7 +94,7 @@ def test_what_is_not_used_is_not_saved_for_long() -> None:
     bandwidth = Bandwidth(RATE)
     bandwidth.spend(RATE, 0)
     bandwidth.spend(RATE * SAVED_MS_MAX // 1000 + RATE, 3_600_000)
-    assert bandwidth.ready_ms(3_600_000, is_at_end=False) == 3_601_000
+    assert bandwidth.ready_ms(3_600_000, Share.BACKLOG) == 3_601_000
 
 
 @pytest.mark.parametrize(
@@ -97,14 +107,14 @@ def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
 
 @given(
     st.integers(BYTES_PER_SECOND_MIN, 10_000_000),
-    st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.booleans()), max_size=60),
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Share)), max_size=60),
 )
-def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, bool]]) -> None:
+def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Share]]) -> None:
     """Whoever asks no sooner than told gets, over any stretch, no more than the rate, what was saved up, what may be overdrawn, and
     the page that was under way."""
     bandwidth, now_ms, spent = Bandwidth(rate), 0, 0
-    for pause_ms, size, is_at_end in steps:
-        now_ms = bandwidth.ready_ms(now_ms + pause_ms, is_at_end=is_at_end)
+    for pause_ms, size, share in steps:
+        now_ms = bandwidth.ready_ms(now_ms + pause_ms, share)
         most = rate * (now_ms + SAVED_MS_MAX + OVERDRAWN_MS_MAX) / 1000
         assert spent <= most, "before this page"
         bandwidth.spend(size, now_ms)
@@ -131,8 +141,60 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
             waited_ms.append(now_ms)
     assert len(waited_ms) == live.core.stored_offset == 300
     assert backlog.core.asking is Asking.PACED
-    assert backlog.core.counters.paced > 100
+    assert backlog.core.counters.paced_ms > 10_000
     assert backlog.bytes + live.bytes == pytest.approx(60 * RATE, rel=0.02)
+
+
+def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
+    """Alone it has the whole rate. Beside a backlog it asks once in half a minute, and the backlog has nearly everything."""
+    alone = Bandwidth(RATE)
+    alone.spend(PAGE_BYTES, 0)
+    assert alone.ready_ms(0, Share.REPAIR) == REPAIR_SAVED_MS
+    alone.spend(PAGE_BYTES, 125)
+    assert alone.ready_ms(125, Share.REPAIR) == 125 + PAGE_BYTES * 1000 // RATE
+    bandwidth, asked_ms, began_ms = Bandwidth(RATE), list[int](), 0
+    backlog = Pull(bandwidth, 10**6)
+    backlog(LinkUp(), 0)
+    for now_ms in range(0, 120_000, 10):
+        backlog.tick(now_ms)
+        backlog.serve(now_ms, PAGE_BYTES)
+        if bandwidth.ready_ms(now_ms, Share.REPAIR, now_ms - began_ms) <= now_ms:
+            bandwidth.spend(PAGE_BYTES, now_ms)
+            asked_ms.append(now_ms)
+            began_ms = now_ms
+    waits_ms = [later - earlier for earlier, later in pairwise([0, *asked_ms])]
+    assert len(asked_ms) >= 3
+    assert min(waits_ms) >= REPAIR_WAITS_MS_MAX
+    assert max(waits_ms) <= REPAIR_WAITS_MS_MAX + 1_000
+    assert backlog.bytes > 0.95 * 120 * RATE
+
+
+def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
+    """Several where the rate is high, never none."""
+    assert Bandwidth(16_000_000).pages_ahead(262_144, 3) == 3
+    assert Bandwidth(2_400_000).pages_ahead(262_144, 3) == 2
+    assert Bandwidth(RATE).pages_ahead(PAGE_BYTES, 3) == 1
+    assert Bandwidth(BYTES_PER_SECOND_MIN).pages_ahead(PAGE_BYTES_MIN, 3) == 1
+
+
+def test_what_is_owed_and_what_was_waited_off_is_told() -> None:
+    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted; time without debt is
+    not. The pull says for how long it did not ask, also while it still waits, and not for the time in which it was cut off."""
+    bandwidth = Bandwidth(RATE)
+    pull = Pull(bandwidth, 1_000)
+    pull(LinkUp(), 0)
+    pull.serve(0, 10 * RATE)
+    assert (bandwidth.bytes_owed(0), bandwidth.bytes_waited_off) == (975_000, 0)
+    assert (bandwidth.bytes_owed(4_000), bandwidth.bytes_waited_off) == (575_000, 400_000)
+    assert pull.core.paced_ms(4_000) == 4_000
+    pull(LinkDown("gone"), 5_000)
+    assert pull.core.paced_ms(6_000) == 5_000
+    pull(LinkUp(), 6_000)
+    pull(Tick(), 6_000 + Settings().spread_ms)
+    pull(Tick(), 9_750)
+    assert pull.core.asking is Asking.WAITING
+    assert pull.core.paced_ms(20_000) == 5_000 + 9_750 - 6_000 - Settings().spread_ms
+    assert (bandwidth.bytes_owed(20_000), bandwidth.bytes_waited_off) == (0, 975_000)
 
 
 def test_live_facts_beyond_the_rate_are_paced_too() -> None:

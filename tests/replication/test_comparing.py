@@ -19,10 +19,12 @@ from agent.fact_store.records import PeerPosition, ReceivedDefinition
 from agent.fact_store.store import FactStore
 from agent.fact_store.verifying import Verified, verify_store
 from agent.replication.asker import Asker
+from agent.replication.bandwidth import Bandwidth, Share
 from agent.replication.comparing import Comparer, CompareSettings, Comparison
 from agent.replication.errors import PeerRefused
 from agent.replication.link import Link
 from agent.replication.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
+from agent.replication.paying import PayingAsker
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -41,7 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> Comparer:
     """Compares the stream of a node with a peer's."""
     settings = CompareSettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
-    return Comparer(node.asker(peer), node.store, settings, STORE_ERRORS, chance=lambda: chance)
+    return Comparer(PayingAsker(node.asker(peer)), node.store, settings, STORE_ERRORS, chance=lambda: chance)
 
 
 def flip(path: Path, batch: bytes) -> None:
@@ -84,6 +86,34 @@ def compared(
 
 
 EVERYTHING = {"plant-a": [STREAM], "idmz": [STREAM]}
+
+
+class Counting(Bandwidth):
+    """Far more than is needed, and what of it was spent."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000_000)
+        self.spent = 0
+
+    def spend(self, size: int, now_ms: int) -> None:
+        self.spent += size
+        super().spend(size, now_ms)
+
+
+def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) -> None:
+    """Each answer, of digests and of batches, is taken from the peer's bandwidth."""
+    flipped = asyncio.run(pulled(broker, tmp_path))[3]
+    flip(tmp_path / "idmz.db", flipped)
+
+    async def scenario(_: Node, idmz: Node) -> None:
+        limit = Counting()
+        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
+        asker = PayingAsker(idmz.asker("plant-a"), limit, Share.REPAIR)
+        found = await Comparer(asker, idmz.store, settings, STORE_ERRORS).compare(STREAM, repair=True, scan=True)
+        assert found.repaired_facts == 100
+        assert limit.spent == found.bytes > len(flipped)
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
 
 
 @pytest.mark.parametrize("hurt, helper", [("idmz", "plant-a"), ("plant-a", "idmz")])
@@ -309,7 +339,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
             with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
                 assert sealed(store)[:10] == before
                 link = Link(access(broker, "idmz"))
-                known = comparisons.comparers(load(config), store, {"plant-a": Asker(link, "plant-a")})
+                known = comparisons.comparers(load(config), store, {"plant-a": Asker(link, "plant-a")}, {})
                 door = local.Door(store, partial(comparisons.compare, known))
                 tasks = [asyncio.create_task(one) for one in (link.run(), local.serve(door, tmp_path / "state"))]
                 await link.wait_up()

@@ -15,6 +15,7 @@ from agent.message import Sample, TagDefinition
 from agent.replication.first_values import FirstValues
 from agent.replication.last_values import Told
 from agent.replication.messages import LatestEntry
+from agent.replication.paying import PayingAsker
 from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.test_latest import value
 from tests.support.mosquitto import Mosquitto
@@ -96,8 +97,10 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
         keep(tmp_path, told("plant-a", [value(1), value(2)]))
         idmz.serve({"enterprise": [STREAM]}, heard_in=tmp_path)
         begun, kept = asyncio.Event(), list[Told]()
-        values = FirstValues(enterprise.asker("idmz"), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append)
-        others = FirstValues(enterprise.asker("idmz"), STREAM, frozenset({"idmz"}), begun, kept.append)
+        values = FirstValues(
+            PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
+        )
+        others = FirstValues(PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append)
         async with idmz.running(), enterprise.running():
             begun.set()
             await values.run()
