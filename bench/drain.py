@@ -40,7 +40,7 @@ LIVE_FACTS_PER_S = (1_000, 100_000)
 PROBE_INTERVAL_NS = 10_000_000
 LOAD_RUNS = 100
 FACTS_PER_S_MIN = 100_000  # slower than this, something is wrong: a limit for waiting
-PAGE_BYTES = pull_settings().bytes_max
+PAGE_BYTES = pull_settings().receiver.page_bytes_max
 PHASES = ("during", "after")
 PLACES = {"in_stream": STREAM, "own_stream": LIVE_STREAM}
 

@@ -21,7 +21,7 @@ from bench.figures import Report, files_bytes, machine, median, process_cpu_ns, 
 from bench.product import batches, pull_settings
 from bench.stage import ASKING, BARE_SERVING, SERVING, Stage, stage
 
-PAGE_BYTES = pull_settings().bytes_max
+PAGE_BYTES = pull_settings().receiver.page_bytes_max
 QUEUED_FACTS = 20_000
 
 

@@ -114,6 +114,8 @@ CORES: tuple[str, ...] = (
             "anti_entropy",
             "appends",
             "bandwidth",
+            "nearness",
+            "page_size",
             "broker_words",
             "last_values",
             "page",

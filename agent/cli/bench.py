@@ -60,7 +60,7 @@ def append(facts: int, seconds: float, seed: int, folder: Path | None, as_json: 
 
 
 @bench.command()
-@_facts_option(4_000_000)
+@_facts_option(8_000_000)
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; medians are told.")
 @click.option(
     "--batch-facts", type=click.IntRange(1, 16_384), default=2000, show_default=True, help="Facts of a batch."

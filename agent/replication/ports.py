@@ -5,8 +5,8 @@ both as it is.  What the ports demand of it:
 
 - Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
-- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once.  Everything
-  else that returns a plain value is a look into memory, called from the event loop.
+- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a small page in
+  the event loop's.  Everything else that returns a plain value is a look into memory, called from the event loop.
 - A definition is stored only together with a batch that vouches for it; what no batch of the page needs is ignored.
 - Trouble is raised, directly or through the future, as one exception type of the store's own (handed to the shells as
   `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is,

@@ -74,9 +74,8 @@ class PullSettings:
     stream: str
     consumer_name: str
     origins: frozenset[str]
-    limit: int = 65_536
-    """Facts of a page: four of the largest batches, so that bytes and not facts are the bound."""
-    bytes_max: int = 256 * 1024
+    limit: int = 262_144
+    """Facts of a page: sixteen of the largest batches, so that bytes and not facts are the bound."""
     verify: bool = True
     """Open each batch once before storing it."""
     receiver: Settings = field(default_factory=Settings)
@@ -147,7 +146,6 @@ class Puller:
         self._telemetry = telemetry or Telemetry()
         self._store = store
         self._settings = settings
-        self._page_bytes = settings.bytes_max if bandwidth is None else bandwidth.page_bytes(settings.bytes_max)
         self._store_errors = store_errors
         self._chance = chance
         self._loop = asyncio.get_running_loop()
@@ -285,7 +283,7 @@ class Puller:
             stream=settings.stream,
             start=settings.receiver.start,
             limit=settings.limit,
-            bytes_max=self._page_bytes,
+            bytes_max=effect.bytes_max,
             wait_ms=effect.wait_ms,
             epoch=effect.epoch,
             after_offset=effect.after_offset,

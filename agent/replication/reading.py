@@ -1,6 +1,6 @@
-"""Reading a page from the store: what happens in a reader thread between the decision to answer and the answer's bytes.
+"""Reading a page from the store: what happens between the decision to answer and the answer's bytes.
 
-One call, one hop to the thread: batches, the definitions they need, the choice (`page.select_page`), and slices where a
+One call, at once or in a reader thread: batches, the definitions they need, the choice (`page.select_page`), and slices where a
 small limit asks for one.  Touches nothing but the store's read side, so it may run beside anything.
 """
 

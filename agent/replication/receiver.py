@@ -28,6 +28,7 @@ from collections.abc import Mapping
 
 from agent.replication.backoff import delay_ms
 from agent.replication.bandwidth import Bandwidth, Share
+from agent.replication.page_size import PageSize
 from agent.replication.receiver_words import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
@@ -80,6 +81,7 @@ class Receiver:
         self._taken = taken
         self._asked_ms: int | None = None  # when what was answered last was asked
         self._bandwidth = bandwidth
+        self._page_size = PageSize(settings.page_bytes_max)
         self.asking = Asking.OFFLINE
         self.storing = Storing.IDLE
         self.counters = Counters()
@@ -182,6 +184,7 @@ class Receiver:
                 self.stored_offset if must_confirm else None,
                 dict(self._definitions_accepted),
                 wait_ms,
+                self._page_bytes(),
                 self.lease,
                 *self._shown(now_ms),
             )
@@ -194,6 +197,10 @@ class Receiver:
         is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
         must_show = is_due and self.epoch is not None
         return must_show, self._taken if must_show else None
+
+    def _page_bytes(self) -> int:
+        found = self._page_size.bytes
+        return found if self._bandwidth is None else self._bandwidth.page_bytes(found)
 
     def _must_wait(self, now_ms: int) -> bool:
         """Whether the peer's bandwidth is used up; then it is asked as soon as there is some."""
@@ -233,6 +240,8 @@ class Receiver:
                 self._back_off("page_not_at_position", reason, now_ms, jitter)
             return
         self.counters.pages_late += not is_newest
+        if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it did not wait for facts
+            self._page_size.arrived(now_ms - self._open.sent_ms)
         if self._accepted_offset is None:
             self._accepted_offset = self.stored_offset = page.first_offset - 1
         self._accept(page)
@@ -320,6 +329,7 @@ class Receiver:
     def _tick(self, now_ms: int, jitter: float) -> None:
         if self._open is not None and now_ms >= self._open.deadline_ms:
             self.counters.timeouts += 1
+            self._page_size.timed_out()
             self._back_off("timeout", "no answer", now_ms, jitter)
         elif self.asking in _WAITS and now_ms >= self._ask_at_ms:
             self._to(Asking.HOLDING)

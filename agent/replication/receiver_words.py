@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from agent.replication.page_size import BYTES_MAX
+
 
 class Asking(Enum):
     """What stands between us and the peer."""
@@ -74,6 +76,7 @@ class Settings:
     show_after_ms: int = 1_000
     """A peer is shown what we have of it, unless it has answered what we asked within this time: no store is stopped, put back to an
     old copy, started and filled again in less."""
+    page_bytes_max: int = BYTES_MAX
     empty_ms_min: int = 200
     """A page without facts that comes back sooner than this is not the end of a wait; it must not make us spin."""
 
@@ -176,6 +179,7 @@ class Fetch:
     confirm_offset: int | None
     definitions_known: Mapping[str, int]
     wait_ms: int
+    bytes_max: int
     lease: int = 0
     """Ours at the peer; 0 asks for one."""
     must_show: bool = False

@@ -19,7 +19,6 @@ import contextlib
 import logging
 import secrets
 import socket
-import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.exception import MQTTException
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from agent.replication.carrier import Access, Incoming
@@ -201,7 +201,7 @@ class Connection:
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
-        client.on_publish = self._on_publish
+        client.on_acknowledged = self._on_acknowledged
         return client
 
     async def _connect(self) -> None:
@@ -253,8 +253,7 @@ class Connection:
     def _read(self) -> None:
         """Read what is there.  What TLS has decrypted already does not wake the loop, so it is read to its end."""
         for _ in range(READS_PER_WAKE_MAX):
-            opened = self._socket
-            if opened is None:
+            if self._socket is None:
                 return
             try:
                 self._client.loop_read()
@@ -267,7 +266,7 @@ class Connection:
                 self._end(ConnectionLost(str(self._access), f"the broker sent no MQTT: {error!r}"))
                 return
             self._hand_over()
-            if not isinstance(opened, ssl.SSLSocket) or self._socket is None or not opened.pending():
+            if not self._client.has_more():
                 break
         else:
             self._loop.call_soon(self._read)
@@ -292,7 +291,7 @@ class Connection:
         if granted is not None and not granted.done():
             granted.set_result(None)
 
-    def _on_publish(self, _client: Client, _data: Any, identifier: int, reason: Any, _properties: Any) -> None:
+    def _on_acknowledged(self, identifier: int, reason: ReasonCode) -> None:
         message = self._unacknowledged.pop(identifier, None)
         if message is None or message.acknowledged is None or message.acknowledged.done():
             return

@@ -24,6 +24,7 @@ from agent.replication.asker import Asker
 from agent.replication.bandwidth import Bandwidth
 from agent.replication.carrier import Access
 from agent.replication.link import Link
+from agent.replication.page_size import BYTES_MAX
 from agent.replication.puller import Puller, PullSettings
 from agent.replication.receiver_words import Settings
 from agent.replication.server import Server
@@ -93,11 +94,13 @@ class Node:
         relays: Iterable[str] = (),
         stream: str = STREAM,
         bandwidth: Bandwidth | None = None,
+        page_bytes_max: int = BYTES_MAX,
         **settings: object,
     ) -> Puller:
         """Bring a stream of `peer_zone` here."""
         origins = frozenset({peer_zone, *relays})
-        pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=Settings(wait_ms=2_000))
+        receiver = Settings(wait_ms=2_000, page_bytes_max=page_bytes_max)
+        pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
         asker, pull = self.asker(peer_zone), replace(pull, **settings)
         puller = Puller(asker, self.store, pull, STORE_ERRORS, bandwidth=bandwidth)
         self.pullers.append(puller)

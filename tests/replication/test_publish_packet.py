@@ -58,7 +58,9 @@ def test_any_bytes(command: int, data: bytes) -> None:
         return
 
 
-@pytest.mark.parametrize("name", ["_ssl_wrap_socket", "_sock_recv", "_handle_publish", "_packet_queue", "_send_puback"])
+@pytest.mark.parametrize(
+    "name", ["_ssl_wrap_socket", "_sock_recv", "_handle_publish", "_packet_queue", "_send_puback", "_do_on_publish"]
+)
 def test_what_we_override_exists(name: str) -> None:
     """The private methods of paho that this project replaces or uses are still there."""
     assert callable(getattr(Client, name))

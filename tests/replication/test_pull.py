@@ -188,7 +188,7 @@ def test_a_page_may_end_before_the_batch_that_brings_new_tags(broker: Mosquitto,
             await define(plant.store, f"line1/tag{life}")
             rows = samples(100 * life, 40 + 7 * life, tag=life + 1)
             await asyncio.wrap_future(plant.store.append_samples(STREAM, rows, awaited=True))
-        puller = idmz.pull("plant-a", bytes_max=2_048)
+        puller = idmz.pull("plant-a", page_bytes_max=2_048)
         end_offset = plant.store.end_offset(STREAM)
         async with plant.running(), idmz.running():
             await wait_until_async(
@@ -267,7 +267,7 @@ def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_path: Pa
         async with plant.running():
             for end_offset in (500, 2_000, 5_000):
                 idmz = Node.open(broker, "idmz", tmp_path)
-                puller = idmz.pull("plant-a", bytes_max=2_048)
+                puller = idmz.pull("plant-a", page_bytes_max=2_048)
                 async with idmz.running():
                     await idmz.wait_end(end_offset)
                 assert puller.statistics().facts_duplicate == 0
@@ -308,7 +308,7 @@ def test_full_store_pauses_and_skips_nothing(
         await plant.append(0, 1_000, 100)
         store = idmz.store
         idmz.store = FullNowAndThen(store)  # type: ignore[assignment]
-        idmz.pull("plant-a", bytes_max=1_024)
+        idmz.pull("plant-a", page_bytes_max=1_024)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
         assert sealed(store) == sealed(plant.store)

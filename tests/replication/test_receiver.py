@@ -63,7 +63,7 @@ def kinds(effects: list[Effect]) -> list[object]:
 def test_first_fetch_begins_at_the_oldest() -> None:
     """Nothing stored: ask after 0, in no epoch, confirming nothing."""
     asked = Driver()(LinkUp())
-    assert asked == [Fetch(1, None, 0, None, {}, 0)]
+    assert asked == [Fetch(1, None, 0, None, {}, 0, 262_144)]
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
@@ -152,7 +152,7 @@ def test_other_epoch_starts_over() -> None:
     driver(LinkUp())
     failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
     assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, must_show=True)
+    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, 262_144, must_show=True)
     assert driver.answer(page(11, 20), fetch=0) == []
     assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
 

@@ -124,7 +124,7 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
     async def scenario() -> tuple[Telemetry, Telemetry]:
         plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
         server = plant.serve({"idmz": [STREAM]})
-        puller = idmz.pull("plant-a", bytes_max=2_048)
+        puller = idmz.pull("plant-a", page_bytes_max=2_048)
         await plant.append(0, 1_000, 50)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -10,8 +11,10 @@ from typing import NamedTuple, TypedDict, TypeVar
 
 from agent.replication.link import Link
 from agent.replication.messages import Answer
+from agent.replication.nearness import Nearness
 from agent.replication.page import Refuse
 from agent.replication.ports import ServingStore
+from agent.replication.reading import PageAsked, PageRead, read_page
 from agent.replication.sender import Drop
 from agent.telemetry import Telemetry
 
@@ -47,6 +50,7 @@ class Context:
     telemetry: Telemetry = field(default_factory=Telemetry)
     epoch: str = field(init=False)
     readers: Executor | None = None  # while the server runs
+    nearness: Nearness = field(default_factory=Nearness)
 
     def __post_init__(self) -> None:
         self.epoch = self.store.epoch.hex()
@@ -55,6 +59,18 @@ class Context:
     def own(self) -> From:
         """What every answer begins with."""
         return {"store_zone": self.store.zone, "epoch": self.epoch}
+
+    async def page(self, asked: PageAsked) -> PageRead | Refuse:
+        """The page that `asked` describes: read at once where it is small and the disk is quick, else in a reader thread."""
+        plan = asked.plan
+        facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
+        began_ns = time.monotonic_ns()
+        if not self.nearness.is_near(facts, began_ns):
+            return await self.in_thread(read_page, self.store, asked)
+        try:
+            return read_page(self.store, asked)
+        finally:
+            self.nearness.took(began_ns, time.monotonic_ns())
 
     async def in_thread(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Do what touches the disk, in one of the reader threads."""

@@ -1,8 +1,7 @@
 """FetchFacts, ConfirmReceipt and GetCursor: a durable reader's pages and how far it has come.
 
 A fetch that finds nothing is parked until its stream grows or its patience ends; a newer fetch of the same consumer takes its
-place. Facts are read in a reader thread, so that a slow disk delays nobody's answer but the one that needs it; a confirmation is
-written while the page is read.
+place. A slow disk delays nobody's answer but the one that needs it (see `nearness`); a confirmation is written while the page is read.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from agent.replication.messages import (
 from agent.replication.operations.context import Context, Outcome, Reply
 from agent.replication.page import Refuse
 from agent.replication.ports import Consumer
-from agent.replication.reading import PageAsked, PageRead, read_page
+from agent.replication.reading import PageAsked, PageRead
 from agent.replication.sender import AskStore, Caller, ConsumerView, Drop, DropReason, LogView, Park
 from agent.replication.waiters import Waiters
 from agent.telemetry import Span, Started
@@ -223,9 +222,7 @@ class Fetching:
                 return Drop(DropReason.SUPERSEDED), waited_ns
         packet_bytes_max = self._context.link.require().packet_bytes_max
         asked = PageAsked(decision.plan, caller.zone, request.definitions_known, packet_bytes_max)
-        if waited_ns:  # what it waited for was written a moment ago and lies in memory: the hop would take longer
-            return read_page(store, asked), waited_ns
-        return await self._context.in_thread(read_page, store, asked), 0
+        return await self._context.page(asked), waited_ns
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None) -> Reply:
         answer = FetchAnswer(

@@ -10,7 +10,7 @@ from agent.replication import sender
 from agent.replication.messages import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
 from agent.replication.operations.context import Context, Outcome, Reply
 from agent.replication.page import Refuse
-from agent.replication.reading import PageAsked, read_page, read_sequences
+from agent.replication.reading import PageAsked, read_sequences
 from agent.replication.sender import Caller, LogView
 
 
@@ -51,7 +51,7 @@ class Ranges:
             return plan
         packet_bytes_max = context.link.require().packet_bytes_max
         asked = PageAsked(plan, caller.zone, request.definitions_known, packet_bytes_max)
-        read = await context.in_thread(read_page, context.store, asked)
+        read = await context.page(asked)
         if isinstance(read, Refuse):
             return read
         answer = RangeAnswer(

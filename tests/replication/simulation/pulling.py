@@ -155,7 +155,7 @@ class Pull:
             consumer_name=self._consumer_name,
             stream=STREAM,
             limit=LIMIT,
-            bytes_max=PAGE_BYTES_MAX,
+            bytes_max=min(effect.bytes_max, PAGE_BYTES_MAX),
             wait_ms=effect.wait_ms,
             epoch=effect.epoch,
             after_offset=effect.after_offset,
