@@ -1,6 +1,7 @@
 """Brings the artifacts to which a page's facts refer, before the page is stored.
 
-A chunk at a time, from where an earlier attempt ended, also in another life of this node: what came so far lies in the store. A
+Chunk by chunk, in order, from where an earlier attempt ended, also in another life of this node: what came so far lies in the store. The next
+chunks are under way while one is written, so that a long way costs little more than a short one. A
 loss of the connection or a full disk is waited out, and the page with it, so that no fact stands here before what it refers to. What
 the peer does not have, or this node does not take, is told as an incident, and the facts are stored all the same: a
 missing drawing must not keep the facts behind it from arriving (decision 0039).
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,8 @@ from agent.replication.ports import Artifacts, Held, Reference
 ANSWER_S = 10.0
 ATTEMPTS = 2
 """What came may have been spoilt by what lay here from before; spoilt twice, it is spoilt at the peer."""
+CHUNKS_AHEAD_MAX = 3
+"""Under way or in memory at once: 768 KiB for each pull. Over 50 ms there and back they bring 15 MB/s; one alone, 5."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class ArtifactPull:
         self._artifacts = artifacts
         self._store_errors = store_errors
         self._chunk_bytes = asker.page_bytes(CHUNK_BYTES_MAX)
+        self._chunks_ahead = asker.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
 
     async def bring(self, batches: Sequence[Batch]) -> None:
         """Return when everything to which the facts refer is here, or known not to come. Raises what may pass: TransportError, and
@@ -85,10 +90,7 @@ class ArtifactPull:
     async def _bring(self, reference: Reference) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                held = await self._put(reference, 0, b"")
-                while not held.is_complete:
-                    data = await self._get(reference, held.received)
-                    held = await self._put(reference, held.received, data)
+                await self._bring_rest(reference, await self._put(reference, 0, b""))
             except self._store_errors as error:
                 if getattr(error, "retryable", False):
                     raise
@@ -97,8 +99,45 @@ class ArtifactPull:
             else:
                 return
 
-    async def _get(self, reference: Reference, offset: int) -> bytes:
-        answer, data = await self._ask(GetObject(digest=reference.digest, offset=offset, bytes_max=self._chunk_bytes))
+    async def _bring_rest(self, reference: Reference, held: Held) -> None:
+        """Ask for chunks ahead and store them in their order. One that is not where the store goes on is of no use, nor are those behind it:
+        the peer gives less at once than was asked for, or somebody else brings the same artifact."""
+        failure: Exception | None = None
+        chunk_bytes, asked = self._chunk_bytes, held.received
+        ahead = deque[tuple[int, asyncio.Task[bytes | Exception]]]()
+        async with asyncio.TaskGroup() as group:
+            while failure is None and not held.is_complete:
+                if ahead and ahead[0][0] != held.received:
+                    _cancel(ahead)
+                if not ahead:
+                    asked = held.received
+                while not ahead or (asked < reference.size and len(ahead) < self._chunks_ahead):
+                    getting = self._get_or_why(reference, asked, chunk_bytes)
+                    ahead.append((asked, group.create_task(getting, name="chunk")))
+                    asked += chunk_bytes
+                offset, task = ahead.popleft()
+                data = await task
+                if isinstance(data, Exception):
+                    failure = data
+                    break
+                try:
+                    held = await self._put(reference, offset, data)
+                except self._store_errors as error:
+                    failure = error
+                chunk_bytes = min(chunk_bytes, max(len(data), BYTES_MAX_MIN))
+            _cancel(ahead)
+        if failure is not None:
+            raise failure
+
+    async def _get_or_why(self, reference: Reference, offset: int, size: int) -> bytes | Exception:
+        """A chunk, or the reason why there is none: raised, it would end the group of those beside it as several errors."""
+        try:
+            return await self._get(reference, offset, size)
+        except (NotComing, TransportError) as error:
+            return error
+
+    async def _get(self, reference: Reference, offset: int, size: int) -> bytes:
+        answer, data = await self._ask(GetObject(digest=reference.digest, offset=offset, bytes_max=size))
         if (answer.size, answer.offset) != (reference.size, offset) or not data:
             raise NotComing(f"{self._asker.peer_zone} has other bytes than the {reference.size} that the fact tells of")
         return data
@@ -120,3 +159,10 @@ class ArtifactPull:
     async def _put(self, reference: Reference, offset: int, data: bytes) -> Held:
         put = self._artifacts.put_chunk
         return await asyncio.to_thread(put, reference.digest, reference.size, offset, data)
+
+
+def _cancel(ahead: deque[tuple[int, asyncio.Task[bytes | Exception]]]) -> None:
+    """Their answers, if they still come, are strangers."""
+    for _, task in ahead:
+        task.cancel()
+    ahead.clear()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from agent.replication import paying
-from agent.replication.artifact_pull import ArtifactPull, Wanted
+from agent.replication.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull, Wanted
 from agent.replication.asker import Reply
 from agent.replication.bandwidth import Bandwidth
 from agent.replication.errors import MalformedMessage, PeerRefused, TransportError
-from agent.replication.messages import GetObject, ListStreams, ObjectAnswer, StreamsAnswer
+from agent.replication.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.paying import PayingAsker
 
 EPOCH = "0" * 32
@@ -99,6 +99,67 @@ def test_it_goes_on_from_what_is_here() -> None:
     bring(files, peer)
     assert files.bytes == BLOB
     assert [one.offset for one in peer.asked] == [1_000_000]
+
+
+class FarAway(Peer):
+    """Answers the latest request first, and only once so many wait as are ever asked for at once; notes how many those were. Gives at most
+    `most` bytes at once."""
+
+    def __init__(self, most: int = 2**30) -> None:
+        super().__init__()
+        self.most = most
+        self.waiting: list[asyncio.Event] = []
+        self.waited: list[int] = []
+
+    async def ask(self, request: GetObject, timeout_s: float) -> Reply:
+        mine = asyncio.Event()
+        self.waiting.append(mine)
+        try:
+            while not mine.is_set():
+                for _ in range(20):  # turns of the loop, in which whoever wants to ask does
+                    await asyncio.sleep(0)
+                if self.waiting[-1] is mine:
+                    break
+        finally:
+            self.waited.append(len(self.waiting))
+            self.waiting.remove(mine)
+        reply = await super().ask(request, timeout_s)
+        return Reply(reply.answer, [each[: self.most] for each in reply.batches], reply.bytes)
+
+
+def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
+    """Three are under way, never more, and whichever comes first, each byte is asked for once and stored where it belongs."""
+    files, peer = Files(), FarAway()
+    bring(files, peer)
+    assert files.bytes == BLOB
+    assert max(peer.waited) == CHUNKS_AHEAD_MAX == 3
+    assert sorted(one.offset for one in peer.asked) == list(range(0, len(BLOB), CHUNK_BYTES_MAX))
+
+
+def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
+    """Its broker takes 100,000 bytes at once: what was asked for ahead is thrown away once, and then chunks are of that size."""
+    files, peer = Files(), FarAway(most=100_000)
+    bring(files, peer)
+    assert (files.bytes, files.told) == (BLOB, [])
+    assert len(peer.asked) <= len(BLOB) // 100_000 + CHUNKS_AHEAD_MAX
+
+
+def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
+    """The second of three chunks is lost: the first stays, the third is thrown away, and the next attempt goes on behind the first."""
+
+    class Lossy(Peer):
+        async def ask(self, request: GetObject, timeout_s: float) -> Reply:
+            if request.offset == CHUNK_BYTES_MAX and not any(one.offset == CHUNK_BYTES_MAX for one in self.asked):
+                self.asked.append(request)
+                raise TransportError("plant", "lost")
+            return await super().ask(request, timeout_s)
+
+    files, peer = Files(), Lossy()
+    with pytest.raises(TransportError):
+        bring(files, peer)
+    assert files.bytes == BLOB[:CHUNK_BYTES_MAX]
+    bring(files, peer)
+    assert (files.bytes, files.told) == (BLOB, [])
 
 
 def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
