@@ -5,7 +5,6 @@ What is compared and how stands in `agent.replication.comparing`; here is only w
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import cast
@@ -25,7 +24,6 @@ from agent.replication.paying import PayingAsker
 from agent.replication.ports import ReceivingStore
 from agent.telemetry import Telemetry
 
-REACH_S = 20.0  # for a command that needs the broker: two tries of a connection
 TOLD_MAX = 1000  # differences of a stream named one by one, so that the door's answer stays below its limit
 
 
@@ -69,8 +67,8 @@ async def compare(known: Mapping[str, Comparer], request: local.ComparePeer) -> 
     """Compare all streams pulled from a peer. Raises LocalError where it is none, and what `Comparer.compare` raises."""
     comparer = known.get(request.zone)
     if comparer is None:
-        named = ", ".join(sorted(known)) or "nobody"
-        raise local.LocalError(f"nothing is pulled from {request.zone!r}; pulled is from {named}", "see bsfg peer list")
+        others = f"; it pulls from {', '.join(sorted(known))}" if known else ""
+        raise local.LocalError(f"this node pulls nothing from {request.zone!r}{others}", "see bsfg peer list")
     streams = comparer.settings.streams
     found = [await comparer.compare(each, repair=request.repair, scan=request.scan) for each in streams]
     return local.Compared([_told(one) for one in found])
@@ -84,20 +82,11 @@ async def compare_alone(settings: NodeSettings, request: local.ComparePeer) -> l
             return await local.Door(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
-        link = Link(access_of(broker, identity, settings.node.zone), identity=identity)
+        link = Link(access_of(broker, identity, settings.node.zone))
         known = comparers(settings, store, {peer.zone: Asker(link, peer.zone)}, bandwidths(settings))
         door = local.Door(store, partial(compare, known))
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(link.run(), name="link")
-            try:
-                async with asyncio.timeout(REACH_S):
-                    await link.wait_up()
-                return await door.answer(request)
-            except TimeoutError:
-                why = link.statistics().down_reason or "no answer"
-                return local.Refused(f"broker {broker.name} is not reached: {why}", f"bsfg peer test {peer.zone}")
-            finally:
-                running.cancel()
+        async with link.visit():
+            return await door.answer(request)
 
 
 def _told(found: Comparison) -> local.ComparedStream:
@@ -118,4 +107,5 @@ def _told(found: Comparison) -> local.ComparedStream:
         unavailable_facts=found.unavailable_facts,
         refused=found.refused[:TOLD_MAX],
         missing_artifacts=found.missing_artifacts,
+        repaired_artifacts=found.repaired_artifacts,
     )

@@ -350,6 +350,7 @@ def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
         failures_total=link.failures,
         strangers_total=link.strangers,
         trouble=link.down_reason or "",
+        needs_person=link.needs_person,
         identity_trouble=link.identity_trouble,
     )
 

@@ -197,6 +197,7 @@ class ComparedStream(msgspec.Struct, frozen=True):
     unavailable_facts: int
     refused: list[str]
     missing_artifacts: int = 0
+    repaired_artifacts: int = 0
 
 
 class Compared(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):

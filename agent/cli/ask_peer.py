@@ -6,15 +6,14 @@ No node need run here. What the peer refuses, and what stands in the way to it, 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TypeVar
 
 import click
 
 from agent.config import NodeSettings
-from agent.replication import pki
 from agent.replication.carrier import Access
 from agent.replication.errors import MalformedMessage
+from agent.replication.identity import Identity
 from agent.replication.messages import Answer, Request, operation_of
 from agent.replication.question import ask_once
 
@@ -32,11 +31,12 @@ def ask_peer(settings: NodeSettings, zone: str, request: Request, kind: type[_An
 
 
 def access_to(settings: NodeSettings, zone: str) -> Access:
-    """How to enter the broker where a peer is met. Raises UsageError where node.toml knows none of this name."""
+    """How to enter the broker where a peer is met, with files that are checked as a running node checks them: a broker says little of
+    what it refuses. Raises UsageError where node.toml knows no peer of this name."""
     peer = next((each for each in settings.peer if each.zone == zone), None)
     if peer is None:
         known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
         raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
     at = next(broker for broker in settings.broker if broker.name == peer.broker)
-    context = partial(pki.client_context, at.ca_file, at.cert_file, at.key_file)
-    return Access(at.name, settings.node.zone, at.host, at.port, context)
+    identity = Identity(at.name, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
+    return Access(at.name, settings.node.zone, at.host, at.port, identity.context)

@@ -128,6 +128,8 @@ def _told(zone: str, one: local.ComparedStream) -> Iterator[str]:
         yield f"  fork: {why}"
     if one.repaired_ranges:
         yield f"  repaired: {one.repaired_ranges} ranges, {one.repaired_facts:,} facts"
+    if one.repaired_artifacts:
+        yield f"  repaired: {one.repaired_artifacts:,} artifacts"
     if one.unavailable_facts:
         yield f"  not to be had from {zone}: {one.unavailable_facts:,} facts"
     if one.missing_artifacts:

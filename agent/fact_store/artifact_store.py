@@ -100,7 +100,8 @@ class ArtifactStore:
             except FileNotFoundError:
                 raise ArtifactMissing(f"{reference.digest}, to which the fact refers, is not here") from None
         if size != reference.size:
-            raise ArtifactMissing(f"{reference.digest} has {size} bytes, the fact says {reference.size}")
+            why = f"{reference.digest} has {size} bytes, the fact says {reference.size}"
+            raise ArtifactMissing(why, "correct the size in the fact, or the digest if another artifact is meant")
 
     def keep(self, reference: Reference) -> bool:
         """Whether the whole of it is here; then it is young again."""

@@ -89,6 +89,7 @@ class BrokerFigures:
     failures_total: int = 0  # tries that came to no connection
     strangers_total: int = 0  # messages that nobody here had asked for
     trouble: str = ""
+    needs_person: bool = False  # what keeps us out does not pass by itself
     identity_trouble: str = ""  # why the certificate in its files is not the one in force
 
 

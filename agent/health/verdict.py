@@ -208,9 +208,12 @@ def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]
 
 def _broker_reasons(broker: BrokerFigures) -> Iterator[Reason]:
     if not broker.connected:
-        text = "not connected" + (f": {broker.trouble}" if broker.trouble else "")
+        trouble = " ".join(broker.trouble.split())  # several problems come as lines
+        text = "not connected" + (f": {trouble}" if trouble else "")
         hint = "facts wait on both sides until it is back; bsfg broker check tries each step"
-        yield Reason(Level.BROKEN, False, f"broker {broker.name}", text, hint)
+        if broker.needs_person:
+            hint = "it does not pass by itself, and facts wait on both sides; bsfg peer test tries each step (docs/operate/certificates.md)"
+        yield Reason(Level.BROKEN, broker.needs_person, f"broker {broker.name}", text, hint)
 
 
 def _identity_reasons(broker: BrokerFigures) -> Iterator[Reason]:
@@ -223,8 +226,8 @@ def _identity_reasons(broker: BrokerFigures) -> Iterator[Reason]:
 def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
     subject, lag = f"peer {peer.zone}/{peer.stream}", peer.lag_seconds
     if peer.fenced:
-        text = f"fenced: another instance of this node pulls in its place, and this one has stopped ({peer.trouble})"
-        hint = "was this machine cloned? Stop the other one and restart this node, or stop this one (docs/operate/peers.md)"
+        text = f"fenced: another instance of this node pulls in its place, and this one has stopped ({peer.trouble.rstrip('. ')})"
+        hint = "docs/operate/peers.md says how to find the other one"
         yield Reason(Level.BROKEN, True, subject, text, hint)
         return
     if not peer.connected:

@@ -62,9 +62,9 @@ class ArtifactPull:
                     lost.add(reference)
                     self._artifacts.unavailable(self._asker.peer_zone, reference.digest, why)
 
-    async def mend(self, stream: str) -> int:
-        """Bring what held facts of a stream refer to and did not come with them, as far as the peer has it now; how many still are
-        not here. Raises as `bring`."""
+    async def mend(self, stream: str) -> tuple[int, int]:
+        """Bring what held facts of a stream refer to and did not come with them, as far as the peer has it now; how many came, and how
+        many still are not here. Raises as `bring`."""
         absent = await asyncio.to_thread(self._artifacts.absent, stream)
         left = 0
         for digest in absent:
@@ -74,7 +74,7 @@ class ArtifactPull:
                 left += 1
             else:
                 left += await self._brought(Wanted(digest, answer.size)) is not None
-        return left
+        return len(absent) - left, left
 
     async def _brought(self, reference: Reference) -> str | None:
         """Bring one; why not, where it will not come."""

@@ -106,16 +106,18 @@ def deny_zones(config_file: Path, zones: Sequence[str]) -> Path:
 
 
 def find_brokers(config_file: Path) -> list[int]:
-    """Processes called mosquitto that were started with this configuration."""
-    found = []
+    """Processes called mosquitto that were started with this configuration, however its path was written: to signal another site's
+    broker because both said `broker/mosquitto.conf` would leave ours with a revoked zone, and say that all is well."""
+    wanted, found = config_file.resolve(), []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
-            words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+            started_in = (folder / "cwd").readlink() if Path(words[0]).name == "mosquitto" else None
         except OSError:  # gone meanwhile, or not ours to see
             continue
-        if Path(words[0]).name == "mosquitto" and str(config_file) in words:
+        if started_in is not None and any((started_in / word).resolve() == wanted for word in words[1:]):
             found.append(int(folder.name))
     return sorted(found)
 
@@ -162,10 +164,12 @@ def _unreadable(files: Iterable[Path], user: str) -> Iterator[Finding]:
             Outcome.BAD, f"there is no user {user} on this machine", "install mosquitto, or correct the line user"
         )
         return
-    groups = set(os.getgrouplist(user, entry.pw_gid))
+    groups, closed = set(os.getgrouplist(user, entry.pw_gid)), set[Path]()
     for file in files:
         steps = [*reversed(file.parents), file]
         for step in steps:
+            if step in closed:  # a folder is told once, whatever lies in it
+                break
             try:
                 there = step.stat()
             except OSError as error:
@@ -175,6 +179,7 @@ def _unreadable(files: Iterable[Path], user: str) -> Iterator[Finding]:
             if not _may(there, entry.pw_uid, groups, need):
                 verb = "read" if step == file else "enter"
                 what = f"{user} may not {verb} {step} (mode {stat.S_IMODE(there.st_mode):04o})"
+                closed.add(step)
                 yield Finding(Outcome.BAD, what, f"chgrp {user} {step}; chmod g+{'r' if need == 4 else 'x'} {step}")
                 break
 

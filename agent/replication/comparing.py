@@ -74,6 +74,7 @@ class Comparison:
     unavailable_facts: int = 0
     refused: list[str] = field(default_factory=list)
     missing_artifacts: int = 0
+    repaired_artifacts: int = 0
     """To which held facts of the stream refer; after a repair, those that the peer has not either."""
 
     @property
@@ -196,7 +197,7 @@ class Comparer:
                 await self._fetch_missing(found, origin, span)
             for origin, span in found.damaged:
                 await self._fetch_damaged(found, origin, span)
-            found.missing_artifacts = await self._artifacts.mend(stream)
+            found.repaired_artifacts, found.missing_artifacts = await self._artifacts.mend(stream)
         else:
             found.missing_artifacts = len(await asyncio.to_thread(self._store.artifacts.absent, stream))
         return found

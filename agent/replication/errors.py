@@ -218,6 +218,11 @@ _ROWS = (
 ERRORS: dict[str, ErrorRow] = {row.code: row for row in _ROWS}
 
 
+def advice(message: str, hint: str) -> str:
+    """What a peer said, and what to do, as two sentences."""
+    return f"{message.rstrip('. ')}. {hint}".rstrip()
+
+
 class ReplicationError(BsfgError):
     """Root of the tree drawn above."""
 
@@ -228,9 +233,10 @@ class MalformedMessage(ReplicationError):
     `code` is the table's code with which a server answers; `operation` what the sender asked for, as far as readable.
     """
 
-    def __init__(self, why: str, code: str = "bad_request", operation: str = "") -> None:
+    def __init__(self, why: str, code: str = "bad_request", operation: str = "", hint: str = "") -> None:
         assert code in ERRORS
         super().__init__(why)
+        self.hint = hint
         self.why = why
         self.code = code
         self.operation = operation
@@ -248,7 +254,7 @@ class PeerRefused(ReplicationError):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.zone} refused ({self.code}): {self.message} {self.hint}".rstrip()
+        return f"{self.zone} refused ({self.code}): {advice(self.message, self.hint)}"
 
 
 class TransportError(ReplicationError):

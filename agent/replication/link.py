@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,7 @@ from agent.replication.backoff import delay_ms
 from agent.replication.carrier import Access, Incoming
 from agent.replication.errors import ConnectionLost, ConnectionRefused, ReplicationError
 from agent.replication.identity import Identity
+from agent.replication.pki import PkiError
 from agent.replication.transport import Connection
 
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 5_000
@@ -44,6 +46,8 @@ class LinkStatistics:
     strangers: int
     """Messages that nobody here had asked for."""
     down_reason: str | None
+    needs_person: bool = False
+    """It is down for what waiting does not mend: our identity cannot be used, or the broker refuses it again and again."""
     identity_trouble: str = ""
     identity_ends: datetime | None = None
 
@@ -61,6 +65,7 @@ class Link:
         self._news = asyncio.Event()  # the connection ended, or a new identity is offered
         self._ready: Connection | None = None  # with a new identity, accepted by the broker, not yet in use
         self._unaccepted = 0
+        self._cannot_enter = False  # there is no identity that could be shown
         self.connection: Connection | None = None
         self._chance = chance
         self._routes: dict[str, Callable[[Incoming], None]] = {}
@@ -108,6 +113,7 @@ class Link:
             self._failures,
             self._strangers,
             self._down_reason,
+            self.connection is None and (self._cannot_enter or self._unaccepted >= UNACCEPTED_TOLD),
             "" if identity is None else identity.trouble,
             None if identity is None else identity.ends,
         )
@@ -217,6 +223,12 @@ class Link:
         if self._unaccepted == UNACCEPTED_TOLD:
             extra = {"broker": self.access.name, "times": self._unaccepted, "reason": str(error)}
             _log.error("broker_refuses_us", extra=extra)
-        if str(error) != self._down_reason:
+        self._cannot_enter = isinstance(error, PkiError)
+        if _words(str(error)) != _words(self._down_reason or ""):
             _log.warning("broker_unreachable", extra={"broker": self.access.name, "reason": str(error)})
-            self._down_reason = str(error)
+        self._down_reason = str(error)
+
+
+def _words(reason: str) -> str:
+    """A reason without its figures: an identity that has ended names the clock, and each new second is no news."""
+    return re.sub(r"\d+", "", reason)

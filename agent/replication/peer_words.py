@@ -103,8 +103,8 @@ def _judge_clock(best: RoundTrip) -> Step:
     ahead_ms, give = best.peer_unix_ms - best.middle_unix_ms, best.took_ms / 2
     figures: Figures = {"clock_ahead_ms": round(ahead_ms, 1), "clock_uncertain_ms": round(give, 1)}
     apart = abs(ahead_ms) - give
-    way = "ahead" if ahead_ms > 0 else "behind"
-    what = f"the peer's clock is {_span(abs(ahead_ms))} {way} of ours (give or take {give:.1f} ms)"
+    way = "ahead of" if ahead_ms > 0 else "behind"
+    what = f"the peer's clock is {_span(abs(ahead_ms))} {way} ours (give or take {give:.1f} ms)"
     if apart <= CLOCK_NOTE_MS:
         return Step("clock", Finding(Outcome.GOOD, what), figures)
     hint = "set the wrong one (timedatectl on both); times of facts are only as good as the clock that gave them"

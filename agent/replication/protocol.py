@@ -126,7 +126,9 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
 
 
 def _too_large(payload: bytes) -> MalformedMessage:
-    return MalformedMessage(f"request of {len(payload)} bytes, at most {REQUEST_BYTES_MAX}", "request_too_large")
+    code = "request_too_large"
+    why = f"request of {len(payload)} bytes, at most {REQUEST_BYTES_MAX}"
+    return MalformedMessage(why, code, hint=ERRORS[code].hint)
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operation: str) -> _T:

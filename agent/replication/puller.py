@@ -25,7 +25,7 @@ from agent.replication.artifact_pull import ArtifactPull
 from agent.replication.asker import Asker
 from agent.replication.bandwidth import Bandwidth
 from agent.replication.checking import PageContent, PageRefused, Position, ReceivedDefinition, check_batches, check_page
-from agent.replication.errors import ERRORS, MalformedMessage, TransportError
+from agent.replication.errors import ERRORS, MalformedMessage, TransportError, advice
 from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
 from agent.replication.paying import PayingAsker
 from agent.replication.ports import PutResult, ReceivingStore
@@ -401,7 +401,7 @@ class Puller:
             answer, sealed = decode_answer(payload)
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
-                reason = f"{error.code}: {error.message} {error.hint}"
+                reason = f"{error.code}: {advice(error.message, error.hint)}"
                 self._tell(FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch))
                 return
             page = check_page(answer, sealed, settings.peer_zone, settings.stream, settings.origins)
@@ -443,7 +443,7 @@ class Puller:
 def _unreadable(fetch_id: int, error: MalformedMessage) -> FetchFailed:
     """An answer in another major version stays one until somebody updates a node; any other may have been spoilt on its way."""
     if error.code == "unsupported_version":
-        return FetchFailed(fetch_id, error.code, f"{error.why} {ERRORS[error.code].hint}", is_retryable=False)
+        return FetchFailed(fetch_id, error.code, f"{error.why}. {ERRORS[error.code].hint}", is_retryable=False)
     return FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True)
 
 

@@ -220,7 +220,8 @@ class Server:
 
     def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
         if (code := self._refused_as.get(type(error))) is not None:
-            return Refuse(code, str(error))
+            # The code says what to do (errors.py); the store's own advice is for who calls it here.
+            return Refuse(code, str(error).removesuffix(f"; {getattr(error, 'hint', '')}"))
         _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 

@@ -93,6 +93,14 @@ def publish_error(topic: str, reason: ReasonCode) -> TransportError | None:
     if reason.value == _NO_MATCHING_SUBSCRIBERS:
         return PeerAbsent(topic, "nobody serves it now", "Is the peer running and connected?")
     if reason.value == _NOT_AUTHORIZED:
-        hint = "Generate the broker's access list again, with this peer: bsfg broker config."
-        return NotAuthorized(topic, "the broker's access list forbids it", hint)
+        return NotAuthorized(topic, "the broker's access list forbids it", _link_hint(topic))
     return TransportError(topic, f"the broker refused it: {reason}") if reason.is_failure else None
+
+
+def _link_hint(topic: str) -> str:
+    """What the access list lacks, as the command takes it that writes the list."""
+    match topic.split("/"):
+        case ["bsfg", _, serving, asking, *_]:
+            link = f"--link {serving}:{asking}"
+            return f"Write the list again with {link} among its links (bsfg broker config), unless a zone was shut out on purpose."
+    return "Write the list again, with this peer: bsfg broker config."

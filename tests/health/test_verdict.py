@@ -37,6 +37,7 @@ CASES = [
     ("certificate over", {"certificate_days_left": -1.0}, (Level.BROKEN, True, "certificate")),
     ("certificate unknown", {"certificate_days_left": None}, None),
     ("broker gone", {"brokers": {"connected": False}}, (Level.BROKEN, False, "broker site")),
+    ("broker refuses us", {"brokers": {"connected": False, "needs_person": True}}, (Level.BROKEN, True, "broker site")),
     ("new certificate refused", {"brokers": {"identity_trouble": "no"}}, (Level.BROKEN, False, "broker site")),
     ("lag 1", {"peers": {"lag_seconds": 1.0}}, None),
     ("lag 2", {"peers": {"lag_seconds": 2.0}}, (Level.LATE, False, "peer plant/facts.telemetry")),

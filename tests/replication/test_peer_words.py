@@ -59,7 +59,7 @@ def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
     "ahead_ms,took_ms,outcome,says",
     [
         (3, 10, Outcome.GOOD, "3.0 ms ahead of ours (give or take 5.0 ms)"),
-        (-900, 2, Outcome.GOOD, "behind"),
+        (-900, 2, Outcome.GOOD, "900.0 ms behind ours"),
         (CLOCK_NOTE_MS + 400, 1000, Outcome.GOOD, "ahead"),
         (-CLOCK_NOTE_MS - 2, 2, Outcome.NOTE, "behind"),
         (CLOCK_BAD_MS + 2, 2, Outcome.BAD, "60.0 s ahead"),

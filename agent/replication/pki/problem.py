@@ -31,7 +31,8 @@ class Problem:
     hint: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.why}; {self.hint}"
+        named = self.why.startswith(str(self.file))  # an error of a file says which
+        return f"{self.why}; {self.hint}" if named else f"{self.file}: {self.why}; {self.hint}"
 
 
 def moment_text(moment: datetime) -> str:
