@@ -16,11 +16,15 @@ from agent.query.dictionary import Dictionary
 from agent.query.last_rows import ShownRow, shown, with_heard
 from agent.query.latest_search import latest
 from agent.query.scan import Scanner
-from agent.replication.last_values import Found, LookUp, Wanted
+from agent.replication.last_values import Found, LookUp, TagOrder, Wanted
 
 
 def _nothing(_: str) -> Sequence[ShownRow]:
     return ()
+
+
+def _tag(row: ShownRow) -> TagOrder:
+    return row["zone"], row["subject"], row["predicate"]
 
 
 def look_up_in(
@@ -35,10 +39,14 @@ def look_up_in(
         found = latest(
             Scanner(reader, dictionary), now_ns, is_wanted, streams=streams, depth_facts=depth_facts, fresh_ms=fresh_ms
         )
-        rows = [shown(row) for row in found.rows if row.known is not None]
-        others = [row for row in heard(stream) if is_wanted((row["zone"], row["subject"], row["predicate"]))]
+        known = [row for row in found.rows if row.known is not None]
+        others = [row for row in heard(stream) if is_wanted(_tag(row))]
         if others:
-            rows = with_heard(rows, others, now_ns, fresh_ms)
-        return Found([entry_of(row) for row in rows], found.depth_facts, queue_depth(stream))
+            rows = with_heard([shown(row) for row in known], others, now_ns, fresh_ms)
+            tags = [_tag(row) for row in rows]
+            return Found(tags, lambda at: entry_of(rows[at]), found.depth_facts, queue_depth(stream))
+        # Most of a search for ten thousand values is spent in making them readable: that is left for those of a page.
+        tags = [row.tag for row in known]
+        return Found(tags, lambda at: entry_of(shown(known[at])), found.depth_facts, queue_depth(stream))
 
     return look_up

@@ -17,7 +17,7 @@ from agent.query.latest_search import latest
 from agent.query.scan import Scanner
 from agent.replication.asker import Asker
 from agent.replication.errors import MalformedMessage, PeerRefused
-from agent.replication.last_values import Found, page_of, wanted_by
+from agent.replication.last_values import KEPT_MAX, KEPT_MS, Found, Kept, Question, Searched, page_of
 from agent.replication.messages import GetLatest, LatestAnswer, LatestEntry, TagKey
 from agent.replication.operations.latest import WAITING_MAX
 from agent.replication.server import Server
@@ -112,6 +112,25 @@ def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits:
 
 
 @pytest.mark.system
+def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto, tmp_path: Path) -> None:
+    """A value appended between two pages is not in the second, which names the end of the log as it was; the next first page has it. One
+    that asks for another page of a question never asked is searched for."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        first = await ask(asker, limit=3)
+        newer = Sample(5, BASE_NS + 1_000_000_000, 5.0)
+        await asyncio.wrap_future(plant.store.append_samples(STREAM, [newer], awaited=True))
+        later = await ask(asker, limit=3, after=first.last_after(None))
+        assert (first.end_offset, later.end_offset) == (20, 20)
+        assert "tag:line1/t4" in [each.subject for each in later.values if each.offset != 21]
+        unheard_of = await ask(asker, limit=3, after=first.last_after(None), prefix="tag:line1/")
+        assert unheard_of.end_offset == 21
+        assert [each.offset for each in (await ask(asker)).values if each.subject == "tag:line1/t4"] == [21]
+
+    serve(broker, tmp_path, scenario)
+
+
+@pytest.mark.system
 def test_what_is_asked_for_narrows_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
     """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by name."""
 
@@ -141,7 +160,7 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
     def slow(stream: str, _wanted: object, *_: int) -> Found:
         begun.append(stream)
         assert may_go_on.wait(20)
-        return Found([], 0, 7)
+        return Found([], value, 0, 7)
 
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
@@ -192,11 +211,49 @@ def value(number: int, size: int = 10) -> LatestEntry:
 def test_a_page_has_at_least_one_value_and_keeps_its_limits() -> None:
     """By number and by bytes; one that is larger than all that a page may hold goes alone."""
     values = [value(1), value(2, 5_000), value(3), value(4)]
-    assert page_of(values, 2, 10**6) == (values[:2], True)
-    assert page_of(values, 4, 10**6) == (values, False)
-    assert page_of(values, 4, 1_024) == (values[:1], True)
-    assert page_of(values[1:], 4, 1_024) == (values[1:2], True)
-    assert page_of([], 4, 1_024) == ([], False)
+    tags = [each.key.order for each in values]
+    some = found(values)
+    assert page_of(some, None, 2, 10**6) == (values[:2], True)
+    assert page_of(some, None, 4, 10**6) == (values, False)
+    assert page_of(some, None, 4, 1_024) == (values[:1], True)
+    assert page_of(some, tags[0], 4, 1_024) == (values[1:2], True)
+    assert page_of(some, tags[1], 4, 1_024) == (values[2:], False)
+    assert page_of(some, ("plant-a", "tag:001", "zzz"), 1, 1_024) == (values[1:2], True)
+    assert page_of(some, tags[3], 4, 1_024) == ([], False)
+    assert page_of(found([]), None, 4, 1_024) == ([], False)
+
+
+def found(values: list[LatestEntry]) -> Found:
+    """A search that found these."""
+    return Found([each.key.order for each in values], values.__getitem__, 0, 0)
+
+
+def test_only_values_of_the_page_are_made_readable() -> None:
+    """Ten thousand found and three asked for: three are, wherever the page begins."""
+    made = list[int]()
+
+    def entry_at(place: int) -> LatestEntry:
+        made.append(place)
+        return value(place)
+
+    tags = [value(number).key.order for number in range(1_000)]
+    page, more = page_of(Found(tags, entry_at, 0, 0), tags[500], 3, 10**6)
+    assert (made, len(page), more) == ([501, 502, 503], 3, True)
+
+
+def test_few_searches_are_kept_and_not_for_long() -> None:
+    """For the same question only, at most two, the oldest gives way, and after ten seconds there is none."""
+    kept, questions = Kept(), [Question("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
+    for at_ms, question in enumerate(questions):
+        assert kept.get(question, at_ms) is None
+        kept.put(question, Searched(found([]), 7, at_ms))
+    assert [kept.get(question, 10) is not None for question in questions] == [False, True, True]
+    assert KEPT_MAX == 2
+    kept.put(questions[1], Searched(found([]), 8, 10))
+    assert [one.end_offset for question in questions if (one := kept.get(question, 10))] == [8, 7]
+    assert [kept.get(question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
+    kept.forget(KEPT_MS + 10)
+    assert kept._searches == {}
 
 
 def test_a_peer_cannot_lead_in_a_circle() -> None:
@@ -209,10 +266,10 @@ def test_a_peer_cannot_lead_in_a_circle() -> None:
             again.last_after(before)
 
 
-def test_wanted_is_what_was_asked_and_not_told() -> None:
-    """Tags in their order, after the last of the page before."""
-    is_wanted = wanted_by(
-        GetLatest(stream=STREAM, prefix="tag:a", after=TagKey(zone="b", subject="tag:ab", predicate="p"))
-    )
-    tags = [("a", "tag:az", "p"), ("b", "tag:ab", "p"), ("b", "tag:ab", "q"), ("c", "tag:aa", "p"), ("c", "tag:b", "p")]
-    assert [is_wanted(tag) for tag in tags] == [False, False, True, True, False]
+def test_wanted_is_what_was_asked() -> None:
+    """By subject and by prefix; which page of it is asked for makes no other question."""
+    first = GetLatest(stream=STREAM, prefix="tag:a", subjects=["tag:ab", "tag:b"])
+    later = msgspec.structs.replace(first, after=TagKey(zone="b", subject="tag:ab", predicate="p"), limit=7)
+    assert Question.of(first) == Question.of(later)
+    tags = [("a", "tag:az", "p"), ("b", "tag:ab", "q"), ("c", "tag:b", "p")]
+    assert [Question.of(first).is_about(tag) for tag in tags] == [False, True, False]

@@ -1,14 +1,16 @@
 """GetLatest: the last known values of an exported stream, looked up when somebody asks.
 
-One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to ask later.
+One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to ask later. The next
+pages of a question are told from the search that answered the first, for as long as it is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 
-from agent.replication.last_values import LookUp, page_of, wanted_by
-from agent.replication.messages import GetLatest, LatestAnswer
+from agent.replication.last_values import KEPT_MS, Kept, LookUp, Question, Searched, page_of
+from agent.replication.messages import GetLatest, LatestAnswer, LatestEntry
 from agent.replication.operations.context import Context, Outcome, Reply
 from agent.replication.page import Refuse
 from agent.replication.sender import Caller, not_exported
@@ -28,6 +30,7 @@ class LastValues:
         self._look_up = look_up
         self._turn = asyncio.Lock()
         self._waiting = 0
+        self._kept = Kept()
 
     async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
         """A page of values."""
@@ -39,20 +42,39 @@ class LastValues:
         self._waiting += 1
         try:
             async with self._turn:
-                end_offset = context.store.end_offset(request.stream)
-                asked = request.stream, wanted_by(request), request.fresh_ms, request.depth_facts
-                found = await context.in_thread(self._look_up, *asked)
+                searched = await self._searched(request)
+                room = context.link.require().packet_bytes_max - HEAD_BYTES
+                values, more = await context.in_thread(_page, searched, request, min(request.bytes_max, room))
         finally:
             self._waiting -= 1
-        room = context.link.require().packet_bytes_max - HEAD_BYTES
-        values, more = page_of(found.values, request.limit, min(request.bytes_max, room))
         answer = LatestAnswer(
             **context.own,
             stream=request.stream,
-            end_offset=end_offset,
-            queue_depth=found.queue_depth,
-            depth_facts=found.depth_facts,
+            end_offset=searched.end_offset,
+            queue_depth=searched.found.queue_depth,
+            depth_facts=searched.found.depth_facts,
             values=values,
             more=more,
         )
         return Reply(answer, [])
+
+    async def _searched(self, request: GetLatest) -> Searched:
+        """The search of which a page is asked for: a new one for the first page, and for a later one if it is kept no more."""
+        context, question = self._context, Question.of(request)
+        searched = None if request.after is None else self._kept.get(question, _now_ms())
+        if searched is None:
+            end_offset = context.store.end_offset(request.stream)
+            asked = request.stream, question.is_about, request.fresh_ms, request.depth_facts
+            searched = Searched(await context.in_thread(self._look_up, *asked), end_offset, _now_ms())
+            self._kept.put(question, searched)
+            asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
+        return searched
+
+
+def _page(searched: Searched, request: GetLatest, bytes_max: int) -> tuple[list[LatestEntry], bool]:
+    after = None if request.after is None else request.after.order
+    return page_of(searched.found, after, request.limit, bytes_max)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
