@@ -9,6 +9,7 @@ duplicates would lose them without a word.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from agent import batch as batch_format
@@ -68,6 +69,25 @@ def check(
         if is_opened:
             batch_format.verify(batch)
     return batches
+
+
+def begin_check(
+    checker: Executor,
+    stream: str,
+    sealed: Sequence[bytes | Batch],
+    definitions: Sequence[ReceivedDefinition],
+    *,
+    is_opened: bool,
+) -> Future[list[Batch]]:
+    """`check` in another thread, or done when this returns where only headers are left to look at, which the way there would outlast."""
+    if is_opened or definitions or not all(isinstance(one, Batch) for one in sealed):
+        return checker.submit(check, stream, sealed, definitions, is_opened=is_opened)
+    checked: Future[list[Batch]] = Future()
+    try:
+        checked.set_result(check(stream, sealed, (), is_opened=False))
+    except BatchError as error:
+        checked.set_exception(error)
+    return checked
 
 
 def put(transaction: Transaction, page: ReceivedPage) -> PutResult:

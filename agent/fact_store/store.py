@@ -39,7 +39,7 @@ from agent.fact_store.held import Range
 from agent.fact_store.lifecycle import Event, Lifecycle, step
 from agent.fact_store.opening import open_writer, peer_is_ahead, require_new_epoch
 from agent.fact_store.reader import StoreReader
-from agent.fact_store.receive import ReceivedPage, check, put
+from agent.fact_store.receive import ReceivedPage, begin_check, check, put
 from agent.fact_store.records import (
     Appended,
     AppendOutcome,
@@ -336,7 +336,7 @@ class FactStore:
             ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position, holes=tuple(holes)
         )
         try:
-            checked = self._checker.submit(check, stream, sealed, definitions, is_opened=verify)
+            checked = begin_check(self._checker, stream, sealed, definitions, is_opened=verify)
         except RuntimeError as error:  # `close` has come between
             self._writer.release(call)
             raise StoreClosed(f"{self.path} is closed") from error
@@ -344,7 +344,7 @@ class FactStore:
         return call.future
 
     def _put_checked(self, call: Call, page: Callable[..., ReceivedPage], checked: Future[list[Batch]]) -> None:
-        """In the checking thread: hand a checked page to the writer, in the room that was taken for it."""
+        """Mostly in the checking thread: hand a checked page to the writer, in the room that was taken for it."""
         if (error := checked.exception()) is not None:
             self._writer.release(call)
             call.future.set_exception(error)

@@ -205,6 +205,21 @@ def test_a_batch_of_another_stream(store: FactStore) -> None:
     assert "'facts.other'" in str(error)
 
 
+def test_parsed_batches_are_checked_all_the_same(store: FactStore) -> None:
+    """A batch that its caller has parsed and opened already still cannot be a slice, or of another stream; an honest one is stored."""
+    origin, other = Elsewhere(), Elsewhere(stream="facts.other")
+    first, second = batch.parse(origin.seal(10)), batch.parse(origin.seal(10))
+    position = PeerPosition(EPOCH, 10)
+    assert (
+        done(store.put_batches("plant", TELEMETRY, [first], origin.received(), position, verify=False)).stored_facts
+        == 10
+    )
+    for wrong in (batch.cut(second, 0, 5), batch.parse(other.seal(10))):
+        error = failed(store.put_batches("plant", TELEMETRY, [wrong], [], position, verify=False))
+        assert isinstance(error, BatchError)
+    assert done(store.put_batches("plant", TELEMETRY, [second], [], position, verify=False)).stored_facts == 10
+
+
 @pytest.mark.parametrize("already_held", [1, 2, 3])
 def test_a_restored_gateway_is_noticed(store: FactStore, already_held: int) -> None:
     """An origin that writes its history anew is refused wherever the new history begins, and an incident is kept."""
