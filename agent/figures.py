@@ -69,6 +69,7 @@ class _Remembered:
     ages_s: dict[str, float] = field(default_factory=dict)
     space: StoreSpace | None = None
     artifact_bytes: int = 0
+    artifact_bytes_lacking: int = 0
     certificate_days_left: float | None = None
 
 
@@ -190,6 +191,7 @@ class Figures:
             catch_up=_catch_up(pull),
             compared=self._compared(pull.peer_zone, pull.stream),
             pacing=_pacing(pull),
+            page_waits=pull.page_waits,
             fenced=pull.asking is Asking.FENCED,
             lease=pull.lease,
             facts_stored_total=pull.facts_stored,
@@ -254,6 +256,8 @@ class Figures:
             file_bytes=counted.file_bytes,
             log_bytes=counted.wal_bytes,
             artifact_bytes=self._remembered.artifact_bytes,
+            artifact_bytes_max=self._store.artifacts.bytes_max,
+            artifact_bytes_lacking=self._remembered.artifact_bytes_lacking,
         )
 
     # ---------------------------------------------------------------------------------------------- in a thread, from disk
@@ -262,6 +266,7 @@ class Figures:
         space = None
         try:
             self._remembered.artifact_bytes = self._store.artifacts.bytes_used()
+            self._remembered.artifact_bytes_lacking = self._store.artifacts.bytes_lacking()
             space = self._store.space()
         except StoreError as error:
             self._note("space", error)

@@ -165,6 +165,10 @@ class ConsumerEntry(msgspec.Struct, frozen=True):
     held_bytes: int
     held_hours: float | None
     seen_unix_ms: int | None
+    lease_epoch: int = 0
+    """In force; 0 where no instance ever asked for one."""
+    lease_holder: str = ""
+    """The instance that has it."""
 
 
 class Consumers(msgspec.Struct, frozen=True, tag="ListConsumers", tag_field="operation"):
@@ -343,6 +347,8 @@ def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
                 held_bytes=backlog.bytes,
                 held_hours=held_hours,
                 seen_unix_ms=store.seen_unix_ms(consumer.name),
+                lease_epoch=consumer.lease.epoch,
+                lease_holder=consumer.lease.holder,
             )
         )
     return sorted(entries, key=lambda one: one.name)

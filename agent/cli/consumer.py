@@ -20,7 +20,7 @@ from agent.cli.door import ask, start_option
 from agent.config import load
 from agent.fact_store.consumers import Start
 
-_COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen")
+_COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen", "lease")
 
 
 @click.group()
@@ -95,8 +95,9 @@ def _row(one: local.ConsumerEntry) -> tuple[object, ...]:
     hours = "" if one.held_hours is None else f"{one.held_hours:.1f}"
     seen = "never" if one.seen_unix_ms is None else _time(one.seen_unix_ms)
     state = f"{one.state}, in sync" if one.in_sync else one.state
+    lease = f"{one.lease_epoch} {one.lease_holder}" if one.lease_epoch else ""
     held = _size(one.held_bytes) if one.held_bytes else ""
-    return (one.name, one.stream, one.zone, state, one.frontier, one.behind_facts, held, hours, seen)
+    return (one.name, one.stream, one.zone, state, one.frontier, one.behind_facts, held, hours, seen, lease)
 
 
 def _time(unix_ms: int) -> str:

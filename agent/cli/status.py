@@ -39,6 +39,7 @@ def text(found: dict[str, Any]) -> str:
             f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "
             f"{stream['bytes'] / 1e6:.1f} MB{_room(stream)}"
         )
+    lines += _artifacts(found["store"])
     for consumer in found["consumers"]:
         age = consumer["oldest_unconfirmed_age_s"]
         behind = f", oldest {age:.1f} s" if consumer["behind_facts"] and age is not None else ""
@@ -54,7 +55,7 @@ def text(found: dict[str, Any]) -> str:
         link = "fenced, stopped" if peer["fenced"] else link
         lines.append(
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
-            f"{_catch_up(peer)}{_pacing(peer)}"
+            f"{_catch_up(peer)}{_pacing(peer)}{', a page waits to be stored' if peer['page_waits'] else ''}"
         )
     for source in found["sources"]:
         link = "connected" if source["connected"] else f"not connected {source['trouble']}".rstrip()
@@ -70,6 +71,18 @@ def _catch_up(peer: dict[str, Any]) -> str:
     pace = "" if state["facts_per_s"] is None else f" at {state['facts_per_s']:,.0f} facts/s"
     left = "" if state["seconds_left"] is None else f", {state['seconds_left']:,.0f} s left"
     return f", catching up from {state['from_offset']:,}: {state['percent']:.1f} %{pace}{left}"
+
+
+def _artifacts(store: dict[str, Any]) -> list[str]:
+    """What artifacts take, where there are some or they have a limit."""
+    limit, lacking = store["artifact_bytes_max"], store["artifact_bytes_lacking"]
+    if not store["artifact_bytes"] and limit is None:
+        return []
+    of = "" if limit is None else f" of {limit / 1e6:.1f} MB"
+    full = (
+        f", artifacts_total_bytes_max reached: {lacking / 1e6:.1f} MB are lacking for one that waits" if lacking else ""
+    )
+    return [f"  artifacts {store['artifact_bytes'] / 1e6:.1f} MB{of}{full}"]
 
 
 def _pacing(peer: dict[str, Any]) -> str:

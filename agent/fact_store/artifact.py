@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.batch import Batch, Kind, open_messages
-from agent.fact_store.errors import ArtifactRefused, ArtifactTooLarge, StoreFull
+from agent.fact_store.errors import ArtifactRefused, ArtifactsFull, ArtifactTooLarge, StoreFull
 from agent.message import JSON_INTEGER_MAX, Message, parse_json
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -108,14 +108,15 @@ def decide_chunk(held: Held | None, size: int, offset: int, length: int, size_ma
 def check_room(limits: Limits, size: int, received: int, used: int, free: int | None) -> None:
     """Raise unless the rest of an artifact has room beside all that is `used` already, and on a disk with `free` bytes left.
 
-    ArtifactTooLarge where it never will have, StoreFull where others may make room: facts that are released let theirs go.
+    ArtifactTooLarge where it never will have, ArtifactsFull or StoreFull where others may make room: facts that are released let theirs
+    go.
     """
     coming, more = size - received, "raise [store] artifacts_total_bytes_max"
     if limits.total_max and size > limits.total_max:
         raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node keeps {limits.total_max:,} in all", more)
     if limits.total_max and used + coming > limits.total_max:
-        why = f"artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more have no room"
-        raise StoreFull(why, f"{more}, or keep the facts that refer to artifacts for less time")
+        why = f"artifacts_total_bytes_max reached: artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more have no room"
+        raise ArtifactsFull(why)
     if free is not None and limits.free_min and free - coming < limits.free_min:
         why = f"the disk is full: {free:,} bytes are left, {coming:,} come, {limits.free_min:,} stay free"
         raise StoreFull(why, "free space, then put it again: it goes on")

@@ -35,13 +35,22 @@ from agent.fact_store.artifact import (
     is_orphan,
 )
 from agent.fact_store.ballast import disk_free
-from agent.fact_store.errors import ArtifactMismatch, ArtifactMissing, ArtifactRefused, StoreFull, StoreUnavailable
+from agent.fact_store.errors import (
+    ArtifactMismatch,
+    ArtifactMissing,
+    ArtifactRefused,
+    ArtifactsFull,
+    StoreFull,
+    StoreUnavailable,
+)
 
 PARTIAL = "partial"
 SYNC_BYTES = 8 * 1024 * 1024
 """Synced at least so often: what a power cut takes back, and what the last chunk still has to wait for."""
 RUNNING_MAX = 16
 """Transfers whose digest is kept while they run; of any other the bytes that are here are read again with the next chunk."""
+REFUSED_S = 600
+"""Who waits for room asks again within seconds (a pull) or minutes (a program); who has not for so long does not wait."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -50,12 +59,15 @@ class ArtifactStore:
 
     def __init__(self, folder: Path, limits: Limits = Limits()) -> None:  # noqa: B008 frozen
         self.folder = folder
-        self._limits = limits
+        self.limits = limits
         self._writing = threading.Lock()
         # Between a claim and a removal; taken inside the other, held for a look and a word.
         self._naming = threading.Lock()
         self._running: OrderedDict[Path, tuple[int, hashlib._Hash]] = OrderedDict()
         self._used: int | None = None
+        self._refused: tuple[str, int, float] | None = (
+            None  # what last had no room below the limit, its bytes, and when
+        )
         # Folders whose names are on the disk: an earlier life may have ended before it synced them.
         self._durable = set[Path]()
 
@@ -66,7 +78,7 @@ class ArtifactStore:
         partial = self._partial(name, size)
         with self._writing, self._disk():
             held = self._held(name, size)
-            match decide_chunk(held, size, offset, len(data), self._limits.size_max):
+            match decide_chunk(held, size, offset, len(data), self.limits.size_max):
                 case Skip(_, is_complete=True):
                     is_here = self._is_claimed(name)
                     return Held(size, size if is_here else 0, is_here)
@@ -75,7 +87,7 @@ class ArtifactStore:
                 case Finish():
                     self._complete(name, partial)
                     return Held(size, size, is_complete=True)
-            check_room(self._limits, size, offset, self.bytes_used(), disk_free(self.folder.parent))
+            self._check_room(name, size, offset)
             self._append(partial, offset, data)
             if offset + len(data) < size:
                 return Held(size, offset + len(data), is_complete=False)
@@ -153,6 +165,12 @@ class ArtifactStore:
                 used = self._used = sum(_size(path) for path in self._files())
         return used
 
+    def bytes_lacking(self) -> int:
+        """How much is to go before the artifact that the limit of all last refused has room; 0 where none waits. Raises StoreUnavailable."""
+        if self._refused is None or time.monotonic() - self._refused[2] > REFUSED_S:
+            return 0
+        return max(0, self.bytes_used() + self._refused[1] - self.limits.total_max)
+
     def sweep(
         self, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float | None = None
     ) -> int:
@@ -219,6 +237,15 @@ class ArtifactStore:
         if path.parent not in self._durable:
             _sync_folder(path.parent)
             self._durable.add(path.parent)
+
+    def _check_room(self, name: str, size: int, offset: int) -> None:
+        try:
+            check_room(self.limits, size, offset, self.bytes_used(), disk_free(self.folder.parent))
+        except ArtifactsFull:
+            self._refused = name, size - offset, time.monotonic()
+            raise
+        if self._refused is not None and self._refused[0] == name:
+            self._refused = None
 
     def _append(self, partial: Path, offset: int, data: bytes) -> None:
         """Write a chunk at the end of what has come."""

@@ -59,6 +59,15 @@ class Artifacts:
         """Bytes of all artifacts, and of what is coming in."""
         return self._files.bytes_used()
 
+    @property
+    def bytes_max(self) -> int | None:
+        """The limit of all together, None where only the disk is one."""
+        return self._files.limits.total_max or None
+
+    def bytes_lacking(self) -> int:
+        """As `ArtifactStore.bytes_lacking`."""
+        return self._files.bytes_lacking()
+
     def streams(self, digest: str) -> list[str]:
         """The streams with a held fact that refers to it. Raises ArtifactRefused."""
         return self._reader.artifact_streams(digest)

@@ -10,6 +10,7 @@
         StoreUnavailable            the store is open but cannot take this now (try again where `retryable`)
             StoreBusy               too much is waiting for the disk; slow the source
             StoreFull               no space left, or a size limit reached; the transaction was rolled back
+                ArtifactsFull       all artifacts together are at their limit
             StoreFailed             the disk failed a commit; this process must be restarted
             StoreForked             found to be an old copy of itself; a new epoch begins when it is opened again
             StoreClosed             closed by its owner
@@ -107,6 +108,12 @@ class StoreFull(StoreUnavailable):
     """No space left, or a size limit reached; the transaction was rolled back."""
 
     hint = "free disk space or raise the limit; nothing that was acknowledged is affected"
+
+
+class ArtifactsFull(StoreFull):
+    """All artifacts together are at their limit; nothing of the one that was to come was written."""
+
+    hint = "raise [store] artifacts_total_bytes_max, or keep the facts that refer to artifacts for less time"
 
 
 class StoreFailed(StoreUnavailable):

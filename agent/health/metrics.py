@@ -62,6 +62,8 @@ _STORE_GAUGES = (
     ("bsfg_store_file_bytes", "Size of the database.", "file_bytes"),
     ("bsfg_store_log_bytes", "Size of its write-ahead log.", "log_bytes"),
     ("bsfg_store_artifact_bytes", "Size of artifacts, also of what is still coming in.", "artifact_bytes"),
+    ("bsfg_store_artifact_bytes_max", "What they may take, artifacts_total_bytes_max.", "artifact_bytes_max"),
+    ("bsfg_store_artifact_bytes_lacking", "So much too little room for one that waits.", "artifact_bytes_lacking"),
 )
 
 _PACING_GAUGES = (
@@ -190,6 +192,10 @@ def _peers(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _gauge(
         *("bsfg_peer_fenced", "1 when another instance took this one's place.", labels),
         [(n, float(p.fenced)) for n, p in named],
+    )
+    yield _gauge(
+        *("bsfg_peer_page_waits", "1 while a page that has come cannot be stored.", labels),
+        [(n, float(bool(p.page_waits))) for n, p in named],
     )
     yield _gauge("bsfg_peer_lease_epoch", "Ours at the peer, 0 for none.", labels, [(n, p.lease) for n, p in named])
     yield _gauge("bsfg_peer_position_offset", "Received up to here.", labels, [(n, p.position) for n, p in named])

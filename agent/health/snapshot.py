@@ -153,6 +153,9 @@ class PeerFigures:
     timeouts_total: int = 0
     restarts_total: int = 0  # because the peer's store had become another
     compared: ComparisonFigures | None = None
+    page_waits: str = (
+        ""  # why a page that has come is not stored yet: our store refuses it, or what it refers to does not come
+    )
     pacing: PacingFigures | None = None  # where the peer's bandwidth is limited
 
 
@@ -210,6 +213,8 @@ class StoreFigures:
     file_bytes: int = 0
     log_bytes: int = 0
     artifact_bytes: int = 0
+    artifact_bytes_max: int | None = None
+    artifact_bytes_lacking: int = 0  # for the artifact that this limit last refused, and that waits
 
 
 @dataclass(frozen=True, slots=True)

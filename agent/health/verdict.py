@@ -21,6 +21,7 @@ from agent.health.snapshot import (
     NodeSnapshot,
     PeerFigures,
     SourceFigures,
+    StoreFigures,
 )
 
 
@@ -141,6 +142,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room",
     )
     yield from _full_reasons(snapshot)
+    yield from _artifact_reasons(snapshot.store)
     yield from _integrity_reasons(snapshot.integrity)
     days = snapshot.certificate_days_left
     left = "" if days is None else f"{days:.0f} days left" if days > 0 else "has expired"
@@ -173,6 +175,15 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
             "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
         )
         yield from _judge("hours_until_full", hours, "store", text, hint)
+
+
+def _artifact_reasons(store: StoreFigures) -> Iterator[Reason]:
+    """An artifact waits for room that nobody but a person, or retention in its time, makes; the facts behind it wait with it."""
+    if store.artifact_bytes_lacking and store.artifact_bytes_max is not None:
+        taken = f"artifacts take {store.artifact_bytes / 1e6:,.1f} of {store.artifact_bytes_max / 1e6:,.1f} MB"
+        text = f"artifacts_total_bytes_max reached: {taken}, and one waits for {store.artifact_bytes_lacking / 1e6:,.1f} MB more"
+        hint = "raise artifacts_total_bytes_max in [store], or keep the facts that refer to artifacts for less time"
+        yield Reason(Level.FULL, alert=True, subject="artifacts", text=text, hint=hint)
 
 
 def _integrity_reasons(integrity: IntegrityFigures) -> Iterator[Reason]:
@@ -235,6 +246,9 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
         yield Reason(
             Level.BROKEN, False, subject, text, "facts wait at the peer and are lost only by their time to live"
         )
+    if peer.page_waits:
+        hint = "it is offered again by itself; nothing is lost, its facts stay at the peer"
+        yield Reason(Level.FULL, False, subject, f"a page that has come is not stored: {peer.page_waits}", hint)
     behind = max(0, peer.end_offset - peer.position)
     text = "" if lag is None else f"{_duration(lag)} behind, {behind} facts known to be outstanding{_catching_up(peer)}"
     if peer.connected and peer.catch_up is not None and peer.catch_up.seconds_left is not None:

@@ -124,6 +124,8 @@ class PullStatistics:
     """Monotonic clock."""
     catch_up: CatchUp | None
     """While this pull is far behind."""
+    page_waits: str
+    """Why the page that was last offered to the store is not in it yet, while it is offered again."""
     pacing: Pacing | None
     """Where the peer's bandwidth is limited."""
 
@@ -186,6 +188,7 @@ class Puller:
             restarts=counters.restarts,
             last_answer_ms=self._last_answer_ms,
             catch_up=self._progress.now,
+            page_waits=core.page_waits,
             pacing=self._pacing(core),
         )
 

@@ -66,7 +66,8 @@ _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 class Receiver:
     """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was;
     `taken` is the last batch that was taken of it; `bandwidth` is what all streams of the peer share, if it has a limit;
-    `lost_reason` says why the peer gives no facts at present, None while it does."""
+    `lost_reason` says why the peer gives no facts at present, None while it does; `page_waits` why our store does not take the page
+    that is offered to it again and again, "" while it does."""
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class Receiver:
         self._was_linked = False
         self._returning_until_ms = 0
         self._pauses = 0
+        self.page_waits = ""
         self.lost_reason: str | None = None
         self._is_page_refused = False
         self._effects: list[Effect] = []
@@ -426,6 +428,7 @@ class Receiver:
             self._taken = page.taken or self._taken
         if self._pauses:
             self._pauses = 0
+            self.page_waits = ""
             self._effects.append(Note(NoteKind.STORE_ACCEPTS, ""))
         if self._is_page_refused:
             self._is_page_refused = False
@@ -439,6 +442,7 @@ class Receiver:
             settings = self._settings
             self._append_at_ms = now_ms + delay_ms(settings.pause_ms_min, settings.pause_ms_max, self._pauses, jitter)
             self._pauses += 1
+            self.page_waits = event.reason
             self._to_storing(Storing.PAUSED)
             return
         assert self._appending is not None
@@ -451,6 +455,7 @@ class Receiver:
             self._definitions_stored = {}  # perhaps the store lacks what we believed it had: have all sent again
             self._forget_definitions()
         self._is_page_refused = True
+        self.page_waits = ""
         self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
 
     # ----------------------------------------------------------------------------------------------------------- states

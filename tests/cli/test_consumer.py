@@ -13,6 +13,7 @@ from agent import local
 from agent.cli import bsfg, main
 from agent.cli.consumer import _size
 from agent.fact_store import FactStore
+from agent.lease import Shown
 from agent.message import Envelope, Fact, Message
 from tests.waiting import wait_until_async
 
@@ -69,6 +70,22 @@ def test_what_each_holds_back() -> None:
     behind, _ = json.loads(run("consumer", "list", "--json").output)
     assert behind["behind_facts"] == 1
     assert behind["seen_unix_ms"] is not None
+
+
+def test_the_lease_of_a_consumer_is_told() -> None:
+    """The epoch and the instance that has it, for people and for programs; one that never asked for a lease has an empty place."""
+    run("consumer", "add", "idmz.ops", "--stream", STREAM, "--zone", "idmz")
+    run("consumer", "add", "mes", "--stream", STREAM)
+    with FactStore.open(Path("state/facts.db"), "plant-a") as store:
+        for instance in ("5f3a", "77c1"):
+            store.hold_lease("idmz.ops", Shown(instance, 0)).result(20)
+    leased, plain = json.loads(run("consumer", "list", "--json").output)
+    assert (leased["lease_epoch"], leased["lease_holder"]) == (2, "77c1")
+    assert (plain["lease_epoch"], plain["lease_holder"]) == (0, "")
+    heading, _, first, second = run("consumer", "list").output.splitlines()
+    assert "lease" in heading
+    assert first.endswith("2 77c1")
+    assert "77c1" not in second
 
 
 def test_an_unknown_consumer() -> None:

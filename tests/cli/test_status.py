@@ -10,6 +10,7 @@ from agent.health.snapshot import (
     NodeSnapshot,
     PacingFigures,
     PeerFigures,
+    StoreFigures,
     StreamFigures,
 )
 from agent.health.verdict import Level, assess
@@ -70,3 +71,25 @@ def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
     goes_on = replace(waits, peers=(replace(peer, pacing=replace(pacing, waits=False)),))
     assert told(goes_on).endswith("waited 90 s for 12.3 MB")
     assert "bytes_per_second_max" not in assess(goes_on).reasons[0].hint
+
+
+def test_artifacts_at_their_limit_are_their_own_thing() -> None:
+    """Artifacts, their limit, and what is lacking for one that waits, with the setting to change, as an alert; a page that waits for it says
+    why. Where there are none and no limit, nothing is said."""
+    store = StoreFigures(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000)
+    why = "ArtifactsFull: artifacts_total_bytes_max reached"
+    peer = PeerFigures("plant-a", "facts.reports", True, 3, 9, 0.0, page_waits=why)
+    full = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,), store=store)
+    said = told(full)
+    assert (
+        "artifacts 48.0 MB of 50.0 MB, artifacts_total_bytes_max reached: 1.5 MB are lacking for one that waits" in said
+    )
+    assert "3 of 9, a page waits to be stored" in said
+    first, second = assess(full).reasons
+    assert (first.subject, first.level, first.alert) == ("artifacts", Level.FULL, True)
+    assert "artifacts_total_bytes_max in [store]" in first.hint
+    assert why in second.text
+    quiet = replace(full, peers=(), store=replace(store, artifact_bytes_lacking=0))
+    assert assess(quiet).level is Level.GOOD
+    assert told(quiet).splitlines()[1:] == ["  artifacts 48.0 MB of 50.0 MB"]
+    assert "artifacts" not in told(replace(quiet, store=StoreFigures()))

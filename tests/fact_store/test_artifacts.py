@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.fact_store import artifact_store
 from agent.fact_store.artifact import (
     CHUNK_BYTES_MAX,
     REFERENCES_MAX,
@@ -29,6 +30,7 @@ from agent.fact_store.errors import (
     ArtifactMismatch,
     ArtifactMissing,
     ArtifactRefused,
+    ArtifactsFull,
     ArtifactTooLarge,
     StoreError,
     StoreFull,
@@ -181,7 +183,7 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
         (Limits(), 10, 0, 2**60, None, None),
         (Limits(total_max=100), 10, 0, 90, None, None),
         (Limits(total_max=100), 10, 4, 94, None, None),
-        (Limits(total_max=100), 10, 0, 91, None, StoreFull),
+        (Limits(total_max=100), 10, 0, 91, None, ArtifactsFull),
         (Limits(total_max=100), 101, 100, 0, None, ArtifactTooLarge),
         (Limits(free_min=50), 10, 0, 0, 60, None),
         (Limits(free_min=50), 10, 0, 0, 59, StoreFull),
@@ -201,7 +203,7 @@ def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
     """What would go beyond it is refused before a byte is written, also after a restart, until what nobody refers to is swept."""
     put(ArtifactStore(tmp_path), b"a" * 600, digest_of(b"a" * 600))
     store = ArtifactStore(tmp_path, Limits(total_max=1000))
-    refused(StoreFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
     put(store, b"c" * 300, digest_of(b"c" * 300))
     store.put_chunk(digest_of(b"d" * 100), 100, 0, b"d" * 50)
     assert store.bytes_used() == 950
@@ -209,6 +211,37 @@ def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
     assert store.bytes_used() == 0
     put(store, b"b" * 401, digest_of(b"b" * 401))
     refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
+
+
+def test_what_waits_for_room_is_told_until_it_has_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many bytes are lacking as must go before the refused one has room, in the middle of it too; none once they have gone, or when
+    nobody has asked for ten minutes. What never has room waits for none."""
+    now_s = 1_000.0
+    monkeypatch.setattr(artifact_store.time, "monotonic", lambda: now_s)
+    store = ArtifactStore(tmp_path, Limits(total_max=1000))
+    put(store, b"a" * 700, digest_of(b"a" * 700))
+    assert store.bytes_lacking() == 0
+    refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
+    assert store.bytes_lacking() == 0
+    refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    assert store.bytes_lacking() == 101
+    now_s += artifact_store.REFUSED_S + 1
+    assert store.bytes_lacking() == 0
+    refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    assert store.bytes_lacking() == 101
+    assert store.sweep(lambda _: False, -(10**10)) == 1
+    assert store.bytes_lacking() == 0
+    refused(ArtifactsFull, put_beside(store, 700), digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    assert store.sweep(lambda _: False, -(10**10)) == 1
+    put(store, b"b" * 401, digest_of(b"b" * 401))
+    put(store, b"c" * 599, digest_of(b"c" * 599))
+    assert store.bytes_lacking() == 0, "it is full of what had waited"
+
+
+def put_beside(store: ArtifactStore, size: int) -> ArtifactStore:
+    """The store with one more artifact."""
+    put(store, b"a" * size, digest_of(b"a" * size))
+    return store
 
 
 def test_another_size_begins_anew(tmp_path: Path) -> None:

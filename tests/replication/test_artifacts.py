@@ -209,17 +209,21 @@ def test_a_store_without_room_waits_and_loses_nothing(
         plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
         idmz = Node.open(broker, "idmz", tmp_path / "idmz", StoreSettings(artifacts_total_bytes_max=len(SMALL)))
         serve(plant, {"idmz": [STREAM]})
-        idmz.pull("plant-a")
+        puller = idmz.pull("plant-a")
         put(plant, SMALL)
         put(idmz, SMALL[:-1])  # nobody refers to it
         await file_report(plant, SMALL)
         async with plant.running(), idmz.running():
             await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")
             assert idmz.store.end_offset(STREAM) == 0
+            assert "artifacts_total_bytes_max" in puller.statistics().page_waits
+            assert idmz.store.artifacts.bytes_lacking() == len(SMALL) - 1
             (file,) = (tmp_path / "idmz" / "artifacts").glob("??/*")
             os.utime(file, (1000, 1000))
             assert idmz.store.artifacts.sweep() == 1
             await idmz.wait_end(1)
+            await wait_until_async(lambda: not puller.statistics().page_waits, "nothing to wait any more")
+            assert idmz.store.artifacts.bytes_lacking() == 0
         assert held(idmz, SMALL)
         assert idmz.store.incidents() == []
         for node in (plant, idmz):
