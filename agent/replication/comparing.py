@@ -74,8 +74,8 @@ class Comparison:
     unavailable_facts: int = 0
     refused: list[str] = field(default_factory=list)
     missing_artifacts: int = 0
-    repaired_artifacts: int = 0
     """To which held facts of the stream refer; after a repair, those that the peer has not either."""
+    repaired_artifacts: int = 0
 
     @property
     def divergent_ranges(self) -> int:
