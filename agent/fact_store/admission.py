@@ -18,7 +18,9 @@ A lease epoch higher than the one in force takes its place, whatever else become
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from agent.appending import Precondition
 from agent.fact_store.errors import FactsRefused
@@ -28,6 +30,8 @@ from agent.message import PRODUCER, MessageError, check_name
 
 PRODUCERS_MAX = 10_000
 """Producers with a lease in one store: named infrastructure, like consumers; more are somebody who makes up names."""
+PRODUCERS_OF_ONE_MAX = 1_000
+"""Of them, with one name before the first dot: the zone's, where they are another zone's, so that none takes up all there are."""
 
 
 def decide(
@@ -72,11 +76,30 @@ def check_precondition(precondition: Precondition, *, is_strong: bool) -> None:
             )
 
 
+def no_room_for(leases: Mapping[tuple[str, str], int], producers: AbstractSet[tuple[str, str]]) -> str:
+    """Why the leases of these producers (stream, name) cannot be kept beside those that are; "" where they can."""
+    new = producers - leases.keys()
+    if not new:
+        return ""
+    if len(leases) + len(new) > PRODUCERS_MAX:
+        return f"{PRODUCERS_MAX} producers have leases already"
+    owners = Counter(_owner(name) for _, name in new)
+    known = Counter(owner for _, name in leases if (owner := _owner(name)) in owners)
+    for owner, count in owners.items():
+        if known[owner] + count > PRODUCERS_OF_ONE_MAX:
+            return f"{PRODUCERS_OF_ONE_MAX} producers of {owner!r} have leases already"
+    return ""
+
+
+def _owner(producer: str) -> str:
+    return producer.partition(".")[0]
+
+
 def next_lease_epoch(leases: Mapping[tuple[str, str], int], stream: str, producer: str) -> int:
     """The epoch of a producer that begins anew; raises FactsRefused where there cannot be one."""
     known = leases.get((stream, producer))
-    if known is None and len(leases) >= PRODUCERS_MAX:
-        raise FactsRefused(f"{PRODUCERS_MAX} producers have leases already", "use stable names for producers")
+    if known is None and (why := no_room_for(leases, {(stream, producer)})):
+        raise FactsRefused(why, "use stable names for producers")
     if known == LEASE_EPOCH_MAX:
         raise FactsRefused(f"producer {producer!r} has used up its lease epochs", "give it another name")
     return (known or 0) + 1

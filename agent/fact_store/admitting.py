@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from agent.appending import NO_PRECONDITION, Precondition
 from agent.batch import DIGEST_BYTES
-from agent.fact_store.admission import PRODUCERS_MAX, decide, next_lease_epoch
+from agent.fact_store.admission import decide, next_lease_epoch, no_room_for
 from agent.fact_store.errors import FactsRefused, Refused
 from agent.fact_store.records import AppendOutcome
 from agent.fact_store.transaction import Transaction
@@ -56,10 +56,8 @@ def admit(
         if number in refused:
             continue
         results = list[AppendOutcome]()
-        if append.preconditions and not _has_room(transaction, stream, append.preconditions, plan):
-            refused[number] = FactsRefused(
-                f"{PRODUCERS_MAX} producers have leases already", "use stable names for producers"
-            )
+        if append.preconditions and (why := _no_room(transaction, stream, append.preconditions, plan)):
+            refused[number] = FactsRefused(why, "use stable names for producers")
             continue
         for at, (message, key, content) in enumerate(zip(append.messages, append.keys, append.contents, strict=True)):
             stored = plan.fresh.get(key) or transaction.message(known, key)
@@ -91,11 +89,10 @@ def acquire_lease(transaction: Transaction, stream: str, producer: str) -> int:
     return epoch
 
 
-def _has_room(transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: Plan) -> bool:
-    """Whether the store may remember the leases of all producers named."""
-    leases = transaction.catalog.leases
+def _no_room(transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: Plan) -> str:
+    """Why the store may not remember the leases of all producers named, "" where it may."""
     named = {*plan.leases, *(one.producer for one in preconditions if one.producer is not None)}
-    return len(leases) + sum((stream, producer) not in leases for producer in named) <= PRODUCERS_MAX
+    return no_room_for(transaction.catalog.leases, {(stream, producer) for producer in named})
 
 
 def _in_force(transaction: Transaction, stream: str, producer: str, plan: Plan) -> int:

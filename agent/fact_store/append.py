@@ -71,9 +71,10 @@ class AppendMessages:
     future: Future[list[AppendOutcome]] = field(default_factory=Future)
 
 
-def message_key(message: Message) -> bytes:
-    """What the index knows a message id by."""
-    return digest(message.envelope.message_id.encode())
+def message_key(message: Message, own_zone: str) -> bytes:
+    """What the index knows a message id by: each zone that appends has its ids to itself. Neither text can hold a NUL."""
+    zone, own_id = message.envelope.from_zone, message.envelope.message_id.encode()
+    return digest(own_id if zone == own_zone else zone.encode() + b"\0" + own_id)
 
 
 def content_digest(message: Message) -> bytes:
@@ -174,7 +175,7 @@ def _unsealable(
 
 def append_notice(transaction: Transaction, stream: str, message: Message) -> None:
     """Store what the store says of itself, beside what it tells of; a notice told before stays told once."""
-    key, content = message_key(message), content_digest(message)
+    key, content = message_key(message, message.envelope.from_zone), content_digest(message)
     notice = AppendMessages(stream, [message], [key], [content], 0, 0)
     (outcome,) = append_messages(transaction, stream, [notice], 1)
     assert not isinstance(outcome, Refused), outcome

@@ -285,7 +285,7 @@ class FactStore:
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
         """`append_messages` of what has been through `check_append`. Raises AcksRefused, StoreBusy at once."""
-        keys, contents = [message_key(one) for one in messages], [content_digest(one) for one in messages]
+        keys, contents = [message_key(one, self.zone) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
         terms = terms_of(self._writer.policy(stream), acks)
         asked = [one or NO_PRECONDITION for one in preconditions]

@@ -90,6 +90,20 @@ def test_lease_epochs_end() -> None:
     assert next_lease_epoch(many, "s", "7") == 2
 
 
+def test_no_zone_takes_up_all_leases() -> None:
+    """A thousand producers of one zone in all streams, and no more; those it has go on, and other zones and names without a dot have room."""
+    leases = {(f"s{n % 7}", f"idmz.p{n}"): 1 for n in range(admission.PRODUCERS_OF_ONE_MAX)}
+    with pytest.raises(FactsRefused, match="1000 producers of 'idmz'"):
+        next_lease_epoch(leases, "s", "idmz.more")
+    assert next_lease_epoch(leases, "s3", "idmz.p3") == 2
+    for other in ("idmz2.p", "idmz-2.p", "press", "idm.z"):
+        assert next_lease_epoch(leases, "s", other) == 1
+    almost = dict(list(leases.items())[:-2])
+    two = {("s", f"idmz.new{n}") for n in range(2)}
+    assert admission.no_room_for(almost, two | leases.keys()) == "1000 producers of 'idmz' have leases already"
+    assert admission.no_room_for(almost, two) == ""
+
+
 def order(message_id: str, subject: str) -> Message:
     """A message about a subject."""
     return Message(Envelope(message_id, "plant", "*", 1_700_000_000_000), Fact(subject, "changed", b"1"))
@@ -175,7 +189,7 @@ def test_what_cannot_be_decided_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_too_many_producers_are_refused_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer beyond the limit is refused; known ones and appends without a lease that share its commit are stored."""
-    monkeypatch.setattr("agent.fact_store.admitting.PRODUCERS_MAX", 1)
+    monkeypatch.setattr(admission, "PRODUCERS_MAX", 1)
     with plant(tmp_path) as store:
         done(store.append_message(OPERATIONAL, message("a"), precondition=Precondition("one", 1)))
         more = store.append_message(OPERATIONAL, message("b"), precondition=Precondition("two", 1))

@@ -13,7 +13,7 @@ from agent import local
 from agent.appending import told
 from agent.batch import open_messages, parse
 from agent.fact_store.settings import StreamSettings
-from agent.message import Envelope, Fact
+from agent.message import Envelope, Fact, Message
 from agent.replication.asker import Asker
 from agent.replication.errors import PeerRefused
 from agent.replication.messages import (
@@ -97,6 +97,36 @@ def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_p
         assert [one.outcome for one in await outcomes(asker, request(message("c"), stream=PRIVATE))] == ["applied"]
 
     serve(broker, tmp_path, scenario)
+
+
+def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Path) -> None:
+    """The zone itself and another append different messages under the same ids, in either order: both are stored, each is recognised as
+    its own appender's when it comes again, also after a restart, and under its own zone's name a changed one is still a conflict."""
+
+    def own(message_id: str, content: bytes) -> Message:
+        return Message(Envelope(message_id, "plant-a", "*", 1_700_000_000_000), Fact("order:1", "done", content))
+
+    async def at_home(plant: Node, *messages: Message) -> list[tuple[str, int]]:
+        found = await asyncio.wrap_future(plant.store.append_messages(ORDERS, messages))
+        return [(one.outcome, one.offset) for one in found]
+
+    async def from_idmz(asker: Asker, *messages: NewMessage) -> list[tuple[str, int]]:
+        return [(one.outcome, one.offset) for one in await outcomes(asker, request(*messages))]
+
+    async def take(plant: Node, asker: Asker) -> None:
+        assert await from_idmz(asker, message("a", b"1")) == [("applied", 1)]
+        assert await at_home(plant, own("a", b"2"), own("b", b"2")) == [("applied", 2), ("applied", 3)]
+        assert await from_idmz(asker, message("b", b"1")) == [("applied", 4)]
+
+    async def again(plant: Node, asker: Asker) -> None:
+        noop, conflict = "noop_already_applied", "conflicting_duplicate"
+        assert await from_idmz(asker, message("a", b"1"), message("b", b"1")) == [(noop, 1), (noop, 4)]
+        assert await at_home(plant, own("a", b"2"), own("b", b"2")) == [(noop, 2), (noop, 3)]
+        assert await from_idmz(asker, message("a", b"2"), message("b", b"2")) == [(conflict, 1), (conflict, 4)]
+        assert await at_home(plant, own("a", b"1"), own("b", b"1")) == [(conflict, 2), (conflict, 3)]
+
+    for scenario in (take, again):
+        serve(broker, tmp_path, scenario)
 
 
 def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_path: Path) -> None:
