@@ -22,7 +22,7 @@ import re
 import struct
 import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Annotated, Any
@@ -93,6 +93,7 @@ __all__ = [
     "open_packed",
     "open_samples",
     "parse",
+    "resealed",
     "seal_columns",
     "seal_messages",
     "seal_samples",
@@ -111,6 +112,7 @@ DEFINITIONS_MAX = 2**32 - 1
 
 MAGIC = b"BSFB"
 _FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
+_EPOCH_AT, _SEQUENCE_AT, _PREVIOUS_AT = 5, 6, 10  # fields of it, counted from 0
 _FLAG_SLICE = 0x01
 _NAMES_MAX = 256  # streams and origins remembered, of at most 255 bytes each, whatever a stranger sends
 _ZSTD_LEVEL = 1  # level 3 wins 3 % of bytes for twice the time
@@ -253,6 +255,23 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
         columns = tuple(column[start:stop] for column in open_samples(batch))
         return _seal(part, *pack(columns, header.definitions.count))
     return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
+
+
+def resealed(batch: Batch, link: Link) -> Batch:
+    """The facts of a batch as the next batch of another chain of its zone and stream: for the store that sealed it, as long as nobody
+    else has it. The content stays byte for byte; the batch is as long as it was."""
+    header = batch.header
+    if header.is_slice or (link.stream, link.origin.zone) != (header.stream, header.origin.zone):
+        raise ValueError(f"a batch of {header.stream} of {header.origin} cannot follow {link.stream} of {link.origin}")
+    changed = replace(header, origin=link.origin, first_sequence=link.next_sequence, previous_digest=link.digest)
+    if why := _wrong_header(changed):
+        raise ValueError(why)
+    unsigned = bytearray(batch.sealed[:-DIGEST_BYTES])
+    fields = [*_FIXED.unpack_from(unsigned)]
+    fields[_EPOCH_AT], fields[_SEQUENCE_AT], fields[_PREVIOUS_AT] = link.origin.epoch, link.next_sequence, link.digest
+    _FIXED.pack_into(unsigned, 0, *fields)
+    digest = _digest(memoryview(unsigned))
+    return Batch(changed, bytes(unsigned) + digest, digest, batch.body_at)
 
 
 # --------------------------------------------------------------------------------------------------------------- reading

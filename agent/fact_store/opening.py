@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agent.batch import EPOCH_BYTES, Origin
@@ -33,6 +34,8 @@ from agent.fact_store.message_index import MessageIndex
 from agent.fact_store.migrations import migrate
 from agent.fact_store.notice import NOTICES_STREAM, store_notice
 from agent.fact_store.queries import QUERIES
+from agent.fact_store.sealing_anew import Sealed, seal_anew
+from agent.fact_store.seen import Seen
 from agent.fact_store.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -87,16 +90,16 @@ def witness_of(catalog: Catalog) -> Witness:
     return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
 
 
-def require_new_epoch(transaction: Transaction, why: str) -> None:
+def require_new_epoch(transaction: Transaction, why: str, seen: Seen) -> None:
     """A call: the store goes on under a new epoch, from the next time it is opened, and that is at once."""
-    transaction.require_new_epoch(why)
+    transaction.require_new_epoch(why, seen.freeze())
 
 
-def peer_is_ahead(transaction: Transaction, peer: str, why: str) -> None:
-    """A call: a peer speaks of offsets that were never written here. Believed once a week."""
+def peer_is_ahead(transaction: Transaction, peer: str, why: str, seen: Seen) -> None:
+    """A call: a peer speaks of facts that were never written here. Believed once a week."""
     last_unix_ms = transaction.peer_epoch_unix_ms()
     if may_begin_for_peer(last_unix_ms, transaction.now_unix_ms):
-        transaction.require_new_epoch(why, peer_epoch_unix_ms=transaction.now_unix_ms)
+        transaction.require_new_epoch(why, seen.freeze(), peer_epoch_unix_ms=transaction.now_unix_ms)
     else:
         transaction.add_incident(
             "ahead", f"peer {peer}", f"{why}; a new epoch was begun for a peer within the last week"
@@ -140,9 +143,28 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 def _go_on(
     connection: sqlite3.Connection, path: Path, witness: Witness | None, aside: list[SetAside], now_unix_ms: int
 ) -> Opened:
-    """Load what the tables say, and in one transaction begin a new epoch where one is due and say what happened."""
-    execute = connection.execute
-    execute(QUERIES["begin"])
+    """Load what the tables say, and in one transaction begin a new epoch where one is due and say what happened. On a disk without
+    room to seal facts anew it begins all the same, and they keep their names."""
+    go_on = partial(_load_and_begin, connection, path, witness, aside, now_unix_ms)
+    try:
+        return go_on(is_sealed_anew=True)
+    except sqlite3.OperationalError as error:
+        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
+            raise
+        _roll_back(connection)
+        return go_on(is_sealed_anew=False)
+
+
+def _load_and_begin(
+    connection: sqlite3.Connection,
+    path: Path,
+    witness: Witness | None,
+    aside: list[SetAside],
+    now_unix_ms: int,
+    *,
+    is_sealed_anew: bool,
+) -> Opened:
+    connection.execute(QUERIES["begin"])
     catalog = recovery.load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
@@ -150,18 +172,21 @@ def _go_on(
     if why is None and not aside:
         _keep_filters(connection)
         return Opened(connection, catalog, index)
-    before = catalog.origin
+    before, sealed = catalog.origin, list[Sealed]()
     if why is not None:
-        epoch = os.urandom(EPOCH_BYTES)
-        execute(QUERIES["update_epoch"], (epoch,))
-        execute(QUERIES["insert_origin"], (before.zone, epoch)).fetchone()
+        now = Origin(before.zone, os.urandom(EPOCH_BYTES))
+        beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
+        beginning.origin(now)
+        sealed = seal_anew(beginning, now) if is_sealed_anew else sealed
+        connection.execute(QUERIES["forget_unseen"])
+        connection.execute(QUERIES["update_epoch"], (now.epoch,))
         catalog = recovery.load(connection, path)
     transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
     if why is not None:
-        _say_epoch_began(transaction, before, why)
+        _say_epoch_began(transaction, before, why, sealed)
     for one in aside:
         _say_set_aside(transaction, one)
-    execute(QUERIES["commit"])
+    connection.execute(QUERIES["commit"])
     index.settle(is_durable=True)
     return Opened(connection, transaction.catalog, index)
 
@@ -174,8 +199,13 @@ def _keep_filters(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith("SQLITE_FULL"):
             raise
-        if connection.in_transaction:
-            connection.execute(QUERIES["rollback"])
+        _roll_back(connection)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """Unless SQLite has done so by itself."""
+    if connection.in_transaction:
+        connection.execute(QUERIES["rollback"])
 
 
 def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness: Witness | None) -> str | None:
@@ -187,11 +217,16 @@ def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness
     return restored_because(witness, catalog.origin.epoch.hex(), own, ends)
 
 
-def _say_epoch_began(transaction: Transaction, before: Origin, why: str) -> None:
+def _say_epoch_began(transaction: Transaction, before: Origin, why: str, sealed: list[Sealed]) -> None:
     now = transaction.catalog.origin
     about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
     log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
-    transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", f"began after {before.epoch.hex()}: {why}")
+    detail = f"began after {before.epoch.hex()}: {why}"
+    if sealed:
+        about["sealed_anew"] = [one._asdict() for one in sealed]
+        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in sealed)
+        detail += f"; facts that nobody had seen belong to it: {named}"
+    transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
     _append(transaction, "epoch_began", about, now.epoch.hex())
 
 

@@ -39,6 +39,22 @@ SELECT peer_epoch_unix_ms FROM store;
 -- update_new_epoch_because: the next opening begins a new epoch
 UPDATE store SET new_epoch_because = ?, peer_epoch_unix_ms = coalesce(?, peer_epoch_unix_ms);
 
+-- update_unseen: behind which offset of a stream nobody can have seen a fact
+UPDATE stream SET unseen_after = ? WHERE id = ?;
+
+-- select_unseen: the streams of which something may be unseen, while a new epoch is due
+SELECT name, unseen_after FROM stream WHERE unseen_after IS NOT NULL ORDER BY id;
+
+-- forget_unseen: a new epoch has begun, and all is named as it will be
+UPDATE stream SET unseen_after = NULL;
+
+-- select_own_rows: batches of an origin that begin behind an offset
+SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
+WHERE stream = ? AND origin = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
+
+-- update_batch: a batch sealed anew in its place
+UPDATE batch SET origin = ?, first_sequence = ?, digest = ?, previous_digest = ?, body = ? WHERE id = ?;
+
 -- update_epoch: a new epoch has begun
 UPDATE store SET epoch = ?, new_epoch_because = NULL;
 

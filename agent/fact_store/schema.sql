@@ -23,12 +23,14 @@ CREATE TABLE origin (
     UNIQUE (zone, epoch)
 ) STRICT;
 
--- The logs. What retention has released (up to this offset, this many bytes) may be deleted from batch, nothing else.
+-- The logs. What retention has released (up to this offset, this many bytes) may be deleted from batch, nothing else. unseen_after: while
+-- a new epoch is due, behind which offset nobody can have seen a fact; those get its name (sealing_anew.py).
 CREATE TABLE stream (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     released_offset INTEGER NOT NULL DEFAULT 0,
-    released_bytes INTEGER NOT NULL DEFAULT 0
+    released_bytes INTEGER NOT NULL DEFAULT 0,
+    unseen_after INTEGER CHECK (unseen_after >= 0)
 ) STRICT;
 
 -- The facts: sealed batches, byte for byte as they were sealed. body is the batch without its last 16 bytes, which are the
@@ -58,6 +60,7 @@ CREATE TABLE batch (
 CREATE UNIQUE INDEX batch_by_sequence ON batch (stream, origin, first_sequence);
 
 CREATE TRIGGER batch_update_refused BEFORE UPDATE ON batch
+WHEN (SELECT new_epoch_because FROM store) IS NULL
 BEGIN
     SELECT RAISE(ABORT, 'batch is append-only');
 END;

@@ -57,6 +57,7 @@ from agent.fact_store.records import (
     StoreStatistics,
     StreamInfo,
 )
+from agent.fact_store.seen import Seen
 from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
 from agent.fact_store.shown import contradiction
 from agent.fact_store.upkeep import Upkeep
@@ -110,7 +111,8 @@ class FactStore:
         self._writer = writer
         self._reader = reader
         self._damages = damages
-        self._upkeep = Upkeep(path, writer, self.read, artifacts.sweep)
+        self._upkeep = Upkeep(path, writer, self._read, artifacts.sweep)
+        self._seen = Seen({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
         # One thread, so pages are checked in the order they came while the writer commits the one before; its queue is
@@ -483,6 +485,15 @@ class FactStore:
         Nothing beyond `end_offset`: a reader sees a commit some moments before `end_offset` tells of it, and a peer that confirmed in
         those moments what it was served would be taken for one that has read another, longer life of this store.
         """
+        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
+        if page.batches:
+            self._seen.note(stream, page.batches[-1].last_offset)
+        return page
+
+    def _read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, until_offset: int | None = None
+    ) -> Page:
+        """A page that leaves this store for nobody."""
         end_offset = self.end_offset(stream)
         until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
         return self._reader.read(
@@ -493,7 +504,10 @@ class FactStore:
         self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
     ) -> Page:
         """A page of one origin's batches by its sequences, read in the calling thread; see `StoreReader.read_sequences`."""
-        return self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
+        page = self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
+        if page.batches and origin == self.origin:
+            self._seen.note(stream, self.end_offset(stream))  # sequences are no offsets, and it is rarely asked
+        return page
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
         """Ends and digests of the batches that hold these sequences, read in the calling thread."""
@@ -580,7 +594,7 @@ class FactStore:
 
     def require_new_epoch(self, why: str) -> Future[None]:
         """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at once."""
-        return self._call("require a new epoch", partial(require_new_epoch, why=why))
+        return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, seen=self._seen))
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
         """What is not here of that which a peer shows of this epoch, read in the calling thread; see shown.py."""
@@ -590,7 +604,13 @@ class FactStore:
         """A configured peer that has read this store under its present epoch speaks of facts that were never written here.
         Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
         with contextlib.suppress(StoreError):
-            self._call("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why))
+            self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, seen=self._seen))
+
+    def _call_freezing(self, name: str, run: Callable[..., None]) -> Future[None]:
+        """A call that stops reading so that the store can end; where it fails, reading goes on."""
+        calling = self._call(name, run)
+        calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
+        return calling
 
     def integrity(self) -> Integrity:
         """What was found damaged, how far it was looked for, and what was set aside; from memory, but for the last."""

@@ -100,6 +100,20 @@ class Transaction:
         """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not repaired."""
         return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
 
+    def unseen_after(self) -> dict[str, int]:
+        """While a new epoch is due: behind which offset of each stream nobody can have seen a fact."""
+        return dict(self._execute(QUERIES["select_unseen"]).fetchall())
+
+    def own_rows(self, stream: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
+        """The rows of the store's own batches that begin behind an offset, in order, with their numbers; few in memory at once."""
+        while True:
+            asked = (stream, self.catalog.own_origin, after_offset, ROWS_AT_ONCE)
+            rows = self._execute(QUERIES["select_own_rows"], asked).fetchall()
+            yield from ((number, tuple(row)) for number, *row in rows)
+            if not rows:
+                return
+            after_offset = rows[-1][1]
+
     def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
         """Whose facts the batches hold that begin after one offset and up to another, and which of their sequences."""
         rows = self._execute(QUERIES["select_origins_between"], (stream.id, after_offset, until_offset))
@@ -273,10 +287,19 @@ class Transaction:
         found: int = self._execute(QUERIES["select_peer_epoch"]).fetchone()[0]
         return found
 
-    def require_new_epoch(self, why: str, peer_epoch_unix_ms: int | None = None) -> None:
-        """Have a new epoch begin when the store is opened next, and the store end with this commit."""
+    def require_new_epoch(self, why: str, seen: Mapping[str, int], peer_epoch_unix_ms: int | None = None) -> None:
+        """Have a new epoch begin when the store is opened next, and the store end with this commit. `seen`: up to which offset of each
+        stream somebody may have facts."""
         self._execute(QUERIES["update_new_epoch_because"], (why, peer_epoch_unix_ms))
+        for stream in self.catalog.streams.values():
+            self._execute(QUERIES["update_unseen"], (seen.get(stream.name, 0), stream.id))
         self.must_end_because = why
+
+    def reseal(self, row: int, origin: int, batch: Batch) -> None:
+        """Write a batch over the one that it was before it was sealed anew, while a new epoch is due."""
+        header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
+        values = (origin, header.first_sequence, batch.digest, header.previous_digest, body, row)
+        self._execute(QUERIES["update_batch"], values)
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
         """Something was lost or refused. The same kind and subject again counts up."""

@@ -47,6 +47,27 @@ def seal(rows: list[tuple], link: batch.Link = LINK) -> batch.Batch:
 
 @settings(deadline=None)
 @given(ROWS)
+def test_sealed_anew_it_is_the_same_in_another_chain(rows: list) -> None:
+    """The facts to the bit and the bytes' number are what they were; the header is that of the other chain, and the next batch follows."""
+    other = batch.Origin(ORIGIN.zone, b"other epoch, yes")
+    first, second = seal(rows), seal(rows, batch.Link(LINK.stream, ORIGIN, 77, b"d" * 16))
+    moved = batch.resealed(second, batch.resealed(first, batch.Link(LINK.stream, other)).link)
+    parsed = batch.parse(moved.sealed)
+    assert parsed == moved
+    assert len(moved.sealed) == len(second.sealed)
+    header = parsed.header
+    assert (header.origin, header.first_sequence) == (other, 1 + len(rows))
+    assert header.previous_digest == batch.resealed(first, batch.Link(LINK.stream, other)).digest
+    assert row_bits(list(batch.open_samples(parsed).rows())) == row_bits(rows)
+    for link in (batch.Link("facts.other", ORIGIN), batch.Link(LINK.stream, batch.Origin("plant-8", ORIGIN.epoch))):
+        with pytest.raises(ValueError, match="cannot follow"):
+            batch.resealed(first, link)
+    with pytest.raises(ValueError, match="previous digest"):
+        batch.resealed(first, batch.Link(LINK.stream, ORIGIN, 2))
+
+
+@settings(deadline=None)
+@given(ROWS)
 def test_samples_come_out_as_they_went_in(rows: list) -> None:
     """Every value type to the bit, any order of times, and a header that tells the truth about them."""
     sealed = seal(rows)

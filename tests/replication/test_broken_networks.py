@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from agent.batch import Header
-from agent.fact_store import opening, receive, store
+from agent.fact_store import opening, receive, sealing_anew, store
 from agent.fact_store.errors import ForkError
 from agent.fact_store.held import Insert
 from agent.fact_store.held import decide as decide_held
+from agent.fact_store.seen import Seen
 from agent.lease import Lease, Shown
 from agent.replication import protocol, reading, sender
 from agent.replication.errors import MalformedMessage
@@ -93,6 +94,12 @@ def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         store, "contradiction", lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held)
     )
+
+
+def takes_all_for_unseen(patch: pytest.MonkeyPatch) -> None:
+    """A store that gives a new name to facts which others have read."""
+    patch.setattr(Seen, "freeze", lambda _: {})
+    patch.setattr(sealing_anew, "_confirmed", lambda *_: [0])
 
 
 def stands_at_every_fork(patch: pytest.MonkeyPatch) -> None:
@@ -214,6 +221,7 @@ BROKEN = [
     Broken("restored_grown", "chain_2", ("converges", "lost"), compares_nothing_it_is_shown),
     Broken("restored_grown", "plants", ("converges", "lost"), compares_nothing_it_is_shown),
     Broken("restored_grown", "ring", ("converges", "lost"), forgets_what_was_taken_of_it),
+    Broken("restored_grown", "diamond", ("resealed", "once"), takes_all_for_unseen),
     Broken("restored_grown", "chain_2", ("converges",), stands_at_every_fork),
     Broken("clock_jump", "chain_3", ("converges",), reads_the_clock_on_the_wall),
     Broken("slow_consumer", "chain_3", ("converges",), keeps_the_newest_only),

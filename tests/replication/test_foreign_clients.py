@@ -42,13 +42,14 @@ def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
 
     async def run() -> dict[str, object]:
         plant = await serving(broker, tmp_path / "store", 5_000)
+        digests = [hashlib.sha256(each).hexdigest() for each in sealed(plant.store)]
         async with plant.running():
             done = await asyncio.to_thread(
                 subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
             )
             assert done.returncode == 0, done.stderr
             told = json.loads(done.stdout)
-            assert told["digests"] == [hashlib.sha256(each).hexdigest() for each in sealed(plant.store)]
+            assert told["digests"] == digests
             (consumer,) = plant.store.consumers()
             assert (consumer.name, consumer.frontier) == (f"idmz.{STREAM}", 5_000)
         plant.store.close()

@@ -8,7 +8,8 @@
     position    how far a peer was read in one of its lives never moves back
     holes       what a peer says is gone is gone: released by retention, or damaged by the disk
     lost        at the end every batch a peer ever held is there, except what was told to be gone
-    acknowledged  at the end what an appender was told is safe is everywhere it belongs
+    acknowledged  at the end what an appender was told is safe is everywhere it belongs, and at home where he was told
+    resealed    a store gives another name only to what nobody else has
     version     nothing is taken from a peer of another major version
     refused     what a node passes over by name contradicts what it holds
     echo        nobody is sent facts of his own zone
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
@@ -127,6 +128,9 @@ class Checkers:
         """How far an asker's stream of a peer's epoch was ever durable: (asking zone, peer, epoch)."""
         self._perhaps: dict[str, list[Row]] = {}
         self._told: dict[str, list[tuple[int, int]]] = {}
+        self._values: dict[str, dict[int, object]] = {}
+        self.renamed = 0
+        """Batches that a store sealed anew under the epoch in which it went on."""
         self._sealed: set[Key] = set()
         self._ends: dict[tuple[Origin, int], set[bytes]] = {}
 
@@ -181,8 +185,10 @@ class Checkers:
 
     # --------------------------------------------------------------------------------------------------------- what happens
 
-    def told(self, node: Node, first_offset: int, last_offset: int) -> None:
-        """An appender was told that its facts are durable; which they are is seen after the commit."""
+    def told(self, node: Node, first_offset: int, values: Sequence[object]) -> None:
+        """An appender was told that its facts are durable, and where; which they are is seen after the commit."""
+        last_offset = first_offset + len(values) - 1
+        self._values.setdefault(node.name, {}).update(enumerate(values, first_offset))
         self._told.setdefault(node.name, []).append((first_offset, last_offset))
 
     def _resolve(self, node: Node, log: Log) -> None:
@@ -256,6 +262,7 @@ class Checkers:
         found = {row.first_offset: row for row in _rows(store, "batch", 0)}
         if is_old:
             self._restored(node, [*found.values()])
+        self._renamed(node, found)
         log = self.logs.setdefault(node.name, Log())
         for row in log.rows:
             if row.last_offset > released and found.get(row.first_offset) != row:
@@ -271,6 +278,30 @@ class Checkers:
                 key = (node.zone, pull.peer.zone, position.epoch.hex())
                 self.durable[key] = max(position.offset, self.durable.get(key, 0))
 
+    def _renamed(self, node: Node, found: dict[int, Row]) -> None:
+        """What a store has sealed anew, as the first facts of an epoch that begins, in the same places: nobody else may have it under
+        the name that it had. That it is what it was is seen by what was told of those places."""
+        before, now = self.logs.get(node.name), node.running.origin
+        if before is None or now in before.highest:
+            return
+        names = dict[Key, Key]()
+        for row in before.rows:
+            one = found.get(row.first_offset)
+            if one is not None and one.key.origin == now and one.last_offset == row.last_offset:
+                names[row.key] = one.key
+        others = {
+            key: name for name, log in self.logs.items() for key in log.keys if name != node.name and key in names
+        }
+        if others:
+            raise self.complaint(f"resealed: {node.name} gives another name to what others have: {others}")
+        log = self.logs[node.name] = replace(before, rows=[], keys=set(), ends={}, highest={})
+        for row in before.rows:
+            log.add(found[row.first_offset] if row.key in names else row)
+            if row.key in names:
+                self._check_chain(node.name, found[row.first_offset])
+        self.acknowledged = {names.get(key, key) for key in self.acknowledged}
+        self.renamed += len(names)
+
     def _restored(self, node: Node, found: list[Row]) -> None:
         """What only this node held, and the image does not, is gone, and nobody can help that."""
         released, before = node.released_offset, self.logs[node.name]
@@ -279,6 +310,9 @@ class Checkers:
             log.add(row)
         held = set[Key]().union(*(one.keys for one in self.logs.values()))
         self.gone |= before.keys - held
+
+        values = self._values.get(node.name, {})
+        self._values[node.name] = {offset: value for offset, value in values.items() if offset <= log.end_offset}
 
     # --------------------------------------------------------------------------------------------------------------- the end
 
@@ -305,13 +339,19 @@ class Checkers:
     def _check_bytes(self, node: Node) -> None:
         """What a store serves is what was sealed, byte for byte."""
         page = node.running.read(STREAM, 0, EVERYTHING, EVERYTHING)
-        values = list[object]()
+        values, told = list[object](), self._values.get(node.name, {})
         for one in page.batches:
             batch = parse(one.sealed)
             key = Key(batch.header.origin, batch.header.first_sequence, batch.digest)
             if key not in self._sealed:
                 raise self.complaint(f"chain: {node.name} serves {key}, which nobody sealed")
-            values += open_samples(batch).values if batch.header.kind is Kind.SAMPLES else []
+            if batch.header.kind is Kind.SAMPLES:
+                values += open_samples(batch).values
+                for offset, value in enumerate(open_samples(batch).values, one.first_offset):
+                    if told.get(offset, value) != value:
+                        raise self.complaint(
+                            f"acknowledged: {node.name} has {value} at {offset}, {told[offset]} was told"
+                        )
         if len(values) != len(set(values)):
             twice = [value for value, count in Counter(values).items() if count > 1]
             raise self.complaint(f"once: {node.name} has facts twice, under whatever name: {twice}")

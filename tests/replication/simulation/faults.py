@@ -46,7 +46,7 @@ NAMED: dict[str, Faults] = {
     "torn_store": Faults(torn_store_ms=2_500),
     "full_disk": Faults(full_disk_ms=2_500),
     "restored_image": Faults(restored_image_ms=4_000),
-    "restored_grown": Faults(restored_grown_ms=2_500),
+    "restored_grown": Faults(restored_grown_ms=2_500, crash_ms=8_000),
     "clock_jump": Faults(clock_jump_ms=1_500),
     "slow_consumer": Faults(slow_consumer_ms_max=3_000),
     "fenced_twin": Faults(fenced_twin=True, crash_ms=6_000),

@@ -271,10 +271,10 @@ class World:
         return self._hit(Node.restore_grown)
 
     def hide(self, node: Node, until_ms: int) -> None:
-        """Nobody reaches a node for a while who asks it for facts; it may ask others."""
+        """Nearly nobody reaches a node for a while who asks it for facts; it may ask others."""
         for asker in self.nodes:
             for pull in asker.pulls:
-                if pull.peer is node:
+                if pull.peer is node and self.chance.random() < 0.8:
                     self._broken[asker.name, node.name] = self._broken[node.name, asker.name] = until_ms
 
     def _fill(self) -> bool:

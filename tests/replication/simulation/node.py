@@ -163,11 +163,12 @@ class Node:
         world.facts += world.chance.randint(1, 12)
         rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
         with suppress(StoreError):
-            self.running.append_samples(STREAM, rows, awaited=True).add_done_callback(self._produced)
+            appending = self.running.append_samples(STREAM, rows, awaited=True)
+            appending.add_done_callback(lambda future: self._produced(rows, future))
 
-    def _produced(self, future: Future[Appended]) -> None:
+    def _produced(self, rows: list[Sample], future: Future[Appended]) -> None:
         if future.exception() is None:
-            self.world.check.told(self, future.result().first_offset, future.result().last_offset)
+            self.world.check.told(self, future.result().first_offset, [row.value for row in rows])
 
     # --------------------------------------------------------------------------------------------------------------- faults
 
