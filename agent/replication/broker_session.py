@@ -29,7 +29,7 @@ from paho.mqtt.properties import Properties
 
 from agent.replication import pki
 from agent.replication.finding import Finding, Outcome
-from agent.replication.transport_errors import NEVER_ACCEPTED_HINT, alert_words
+from agent.replication.transport_errors import NEVER_ACCEPTED_HINT, alert_words, trust_words
 
 WAIT_S = 5.0
 """For each single answer; a broker in the same plant answers within milliseconds."""
@@ -90,7 +90,7 @@ def reach(access: Access) -> Iterator[Finding]:
                 yield _knock(access, channel)
     except ssl.SSLCertVerificationError as error:
         hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; is our clock right?"
-        yield Finding(Outcome.BAD, f"{where} is not the broker we trust: {error.verify_message}", hint)
+        yield Finding(Outcome.BAD, f"{where} is not the broker we trust: {trust_words(error)}", hint)
     except ssl.SSLError as error:
         hint = "is this the TLS port, and can the broker read its own certificate? its log says"
         yield Finding(Outcome.BAD, f"{where}: no TLS 1.3 ({error.reason or error})", hint)

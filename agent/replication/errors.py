@@ -269,7 +269,9 @@ class TransportError(ReplicationError):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.why}. {self.hint}".rstrip()
+        # What is told on (a link's last trouble, to who asks meanwhile) has the place and its full stop already.
+        why = self.why.removeprefix(f"{self.where}: ")
+        return f"{self.where}: {why}{'' if why.endswith(('.', '?')) else '.'} {self.hint}".rstrip()
 
 
 class BrokerUnreachable(TransportError):

@@ -21,6 +21,8 @@ from agent.replication.errors import (
 _NO_MATCHING_SUBSCRIBERS = 0x10
 _NOT_AUTHORIZED = 0x87
 
+_UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
+"""OpenSSL's numbers (X509_V_ERR_*) for all ways in which a chain ends at nobody we know."""
 
 NEVER_ACCEPTED_HINT = "Is our certificate revoked, expired, or of another authority than the broker's? Its log says."
 
@@ -61,12 +63,19 @@ def connect_error(where: str, error: OSError) -> TransportError:
     """Why no TLS connection came about (every error of `ssl` is an OSError)."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "Was its certificate issued for this host, by the authority in ca_file? Is our clock right?"
-        return BrokerUnreachable(where, f"not the broker we trust: {error.verify_message}", hint)
+        return BrokerUnreachable(where, f"not the broker we trust: {trust_words(error)}", hint)
     if isinstance(error, ssl.SSLError):
         hint = "Is this its TLS port, and can the broker read its own certificate? Its log says."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
     hint = "Is the broker running, and does a firewall let this machine through?"
     return BrokerUnreachable(where, f"cannot be reached: {error.strerror or error}", hint)
+
+
+def trust_words(error: ssl.SSLCertVerificationError) -> str:
+    """Why we do not trust a broker, in words that name the file; OpenSSL's own where it says more than that."""
+    if error.verify_code in _UNKNOWN_AUTHORITY:
+        return f"an authority that is not in our ca_file signed its certificate ({error.verify_message})"
+    return error.verify_message
 
 
 def alert_words(alert: str) -> tuple[str, str] | None:
