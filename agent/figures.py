@@ -193,6 +193,7 @@ class Figures:
             pacing=_pacing(pull),
             page_waits=pull.page_waits,
             fenced=pull.asking is Asking.FENCED,
+            stands=pull.asking is Asking.BLOCKED,
             lease=pull.lease,
             facts_stored_total=pull.facts_stored,
             facts_duplicate_total=pull.facts_duplicate,

@@ -51,16 +51,21 @@ def text(found: dict[str, Any]) -> str:
         link = "connected" if broker["connected"] else "not connected"
         lines.append(f"  broker    {broker['name']:<24} {link}")
     for peer in found["peers"]:
-        link = "connected" if peer["connected"] else f"not connected {peer['trouble']}".rstrip()
+        link = "connected" if peer["connected"] else _with_trouble("not connected", peer["trouble"])
         link = "fenced, stopped" if peer["fenced"] else link
         lines.append(
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
             f"{_catch_up(peer)}{_pacing(peer)}{', a page waits to be stored' if peer['page_waits'] else ''}"
         )
     for source in found["sources"]:
-        link = "connected" if source["connected"] else f"not connected {source['trouble']}".rstrip()
+        link = "connected" if source["connected"] else _with_trouble("not connected", source["trouble"])
         lines.append(f"  source    {source['name']:<24} {link}, {source['values_total']:,} values")
     return "\n".join(lines)
+
+
+def _with_trouble(link: str, trouble: str) -> str:
+    """Why there is no connection, in the middle of a line; the reasons above say it in full."""
+    return f"{link} ({trouble.rstrip('. ')})" if trouble else link
 
 
 def _catch_up(peer: dict[str, Any]) -> str:

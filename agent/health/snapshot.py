@@ -143,6 +143,9 @@ class PeerFigures:
     lag_seconds_max: float = 0.0
     trouble: str = ""
     fenced: bool = False  # another instance of this node pulls in its place: it has stopped for good
+    stands: bool = (
+        False  # refused for good, by the peer or by our store: it is asked rarely, and waiting does not mend it
+    )
     catch_up: CatchUpFigures | None = None
     lease: int = 0  # ours at the peer; 0 where it gives none
     facts_stored_total: int = 0

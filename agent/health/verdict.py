@@ -219,7 +219,7 @@ def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]
 
 def _broker_reasons(broker: BrokerFigures) -> Iterator[Reason]:
     if not broker.connected:
-        trouble = " ".join(broker.trouble.split())  # several problems come as lines
+        trouble = " ".join(broker.trouble.split()).rstrip(". ")  # several problems come as lines
         text = "not connected" + (f": {trouble}" if trouble else "")
         hint = "facts wait on both sides until it is back; bsfg broker check tries each step"
         if broker.needs_person:
@@ -242,10 +242,14 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
         yield Reason(Level.BROKEN, True, subject, text, hint)
         return
     if not peer.connected:
-        text = "no answer" + (" yet" if lag is None else "") + (f": {peer.trouble}" if peer.trouble else "")
-        yield Reason(
-            Level.BROKEN, False, subject, text, "facts wait at the peer and are lost only by their time to live"
-        )
+        what = "it stands" if peer.stands else "no answer yet" if lag is None else "no answer"
+        text = what + (f": {peer.trouble.rstrip('. ')}" if peer.trouble else "")
+        hint = "facts wait at the peer and are lost only by their time to live"
+        if peer.stands:
+            hint = (
+                f"somebody has to put that right (docs/operate/peers.md); it is asked again once a minute, and {hint}"
+            )
+        yield Reason(Level.BROKEN, peer.stands, subject, text, hint)
     if peer.page_waits:
         hint = "it is offered again by itself; nothing is lost, its facts stay at the peer"
         yield Reason(Level.FULL, False, subject, f"a page that has come is not stored: {peer.page_waits}", hint)

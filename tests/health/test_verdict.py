@@ -192,6 +192,18 @@ def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
     assert "7 MB" in str(verdict.reasons)
 
 
+def test_a_pull_that_stands_is_an_alert(healthy: NodeSnapshot) -> None:
+    """A stream that is not exported to us is nobody's outage that passes: somebody must act, and is told so at once, also where the
+    stream never had an answer from which a lag could be told."""
+    peer = replace(
+        healthy.peers[0], connected=False, lag_seconds=None, trouble="stream_not_exported: no. Add it.", stands=True
+    )
+    verdict = assess(replace(healthy, peers=(peer,)))
+    assert (verdict.level, verdict.alert) == (Level.BROKEN, True)
+    assert verdict.summary().endswith("it stands: stream_not_exported: no. Add it")
+    assert not assess(replace(healthy, peers=(replace(peer, stands=False),))).alert
+
+
 def test_a_fenced_pull_is_an_alert(healthy: NodeSnapshot) -> None:
     """One that stopped because a twin took its place says just that, once, however far behind it is: it never catches up by itself."""
     peer = replace(healthy.peers[0], connected=False, lag_seconds=9e5, trouble="lease 3 is in force", fenced=True)
