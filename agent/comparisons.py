@@ -58,7 +58,7 @@ def comparers(
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
             errors = (StoreError, BatchError)
-            asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR)
+            asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
             found[peer.zone] = Comparer(asker, cast("ReceivingStore", store), what, errors, telemetry=telemetry)
     return found
 

@@ -363,7 +363,7 @@ def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
 
 def _span(span: SpanStatistics) -> SpanFigures:
     stopped = Latency(span.counts, span.sum_s, BOUNDS_S)
-    return SpanFigures(span.span.value, span.started, span.failed, span.discarded, stopped)
+    return SpanFigures(*span.step, span.started, span.failed, span.discarded, stopped)
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -201,7 +201,7 @@ class Node:
                 puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry)
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)
-                    paying = PayingAsker(asker, bandwidth)
+                    paying = PayingAsker(asker, bandwidth, telemetry=self._telemetry)
                     self._first_values.append(FirstValues(paying, stream, origins, puller.begun, keep_here))
                 yield puller
 

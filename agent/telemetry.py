@@ -9,10 +9,16 @@ can tell. Each is also a log line at level debug, a constant event with its fiel
     --------------  --------  --------------------------------------------  ------------------------------------------------
     fetch           asking    a request for a page is sent                  its page has come (waiting at the peer included)
     append          asking    a page is handed to the store                 it is durable, or the store refused it
-    bootstrap       asking    a stream is read of which nothing is held     for the first time nothing is outstanding
-    serve           serving   a request has come                            its answer is with the broker (waiting left out)
+    confirm         asking    a request that confirms is sent               the peer says that its frontier is there
     confirm         serving   a confirmation is handed to the store         it is durable
+    bootstrap       asking    a stream is read of which nothing is held     for the first time nothing is outstanding
+    bootstrap       serving   a consumer registers itself                   for the first time it has reached the end of the log
     anti_entropy    asking    a comparison of digests begins                it ends, with what was divergent fetched again
+    ask             asking    anything but a page of a pull is asked for    its answer has come (waiting for bandwidth left out)
+    serve           serving   a request has come                            its answer is with the broker (waiting for facts left out)
+
+The last two are counted for each operation of the protocol: what serves a `fetch` is a `serve` of FetchFacts, what is appended here by other
+zones one of AppendFact, and the other side of `anti_entropy` those of GetDigests and FetchSequences.
 
 One `Telemetry` belongs to one event loop and is used from no other thread. It costs one to two microseconds a span.
 """
@@ -38,16 +44,46 @@ class Span(StrEnum):
 
     FETCH = "fetch"
     APPEND = "append"
-    BOOTSTRAP = "bootstrap"
-    SERVE = "serve"
     CONFIRM = "confirm"
+    BOOTSTRAP = "bootstrap"
     ANTI_ENTROPY = "anti_entropy"
+    ASK = "ask"
+    SERVE = "serve"
+
+
+class Side(StrEnum):
+    """Who takes the step: the node that asks, or the one that is asked."""
+
+    ASKING = "asking"
+    SERVING = "serving"
+
+
+STEPS: tuple[tuple[Span, Side], ...] = (
+    (Span.FETCH, Side.ASKING),
+    (Span.APPEND, Side.ASKING),
+    (Span.CONFIRM, Side.ASKING),
+    (Span.CONFIRM, Side.SERVING),
+    (Span.BOOTSTRAP, Side.ASKING),
+    (Span.BOOTSTRAP, Side.SERVING),
+    (Span.ANTI_ENTROPY, Side.ASKING),
+    (Span.ASK, Side.ASKING),
+    (Span.SERVE, Side.SERVING),
+)
+"""What there is to measure, as in the table above."""
+
+
+class Step(NamedTuple):
+    """What is counted by itself. `operation` is one of the protocol's names, so there are few; "" where there is none."""
+
+    span: Span
+    side: Side
+    operation: str = ""
 
 
 class Started(NamedTuple):
     """A span that has begun: when, on the clock of its telemetry, and what its log lines say of it."""
 
-    span: Span
+    step: Step
     at_ns: int
     fields: Mapping[str, object]
 
@@ -57,7 +93,7 @@ class SpanStatistics:
     """Counted since the start. `counts[i]` durations of stopped ones lay above BOUNDS_S[i - 1] and not above BOUNDS_S[i]; the
     last, above them all."""
 
-    span: Span
+    step: Step
     started: int
     stopped: int
     failed: int
@@ -79,19 +115,23 @@ class Telemetry:
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
-        self._counted = {span: _Counted() for span in Span}
+        self._counted = {Step(*step): _Counted() for step in STEPS}
 
-    def start(self, span: Span, **fields: object) -> Started:
+    def start(self, span: Span, side: Side = Side.ASKING, operation: str = "", **fields: object) -> Started:
         """A span begins; whoever holds what is returned ends it once, in one of the three ways."""
-        self._counted[span].started += 1
+        step = Step(span, side, operation)
+        if (counted := self._counted.get(step)) is None:
+            assert (span, side) in STEPS, step
+            counted = self._counted[step] = _Counted()
+        counted.started += 1
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("span_start", extra={"span": span, **fields})
-        return Started(span, self._clock_ns(), fields)
+            _log.debug("span_start", extra={**_named(step), **fields})
+        return Started(step, self._clock_ns(), fields)
 
     def stop(self, started: Started, waited_ns: int = 0, **fields: object) -> None:
         """What it was for has happened; `waited_ns` of its time it had nothing to do."""
         took_ns = self._clock_ns() - started.at_ns - waited_ns
-        counted = self._counted[started.span]
+        counted = self._counted[started.step]
         counted.counts[bisect_left(BOUNDS_S, took_ns / 1e9)] += 1
         counted.sum_ns += took_ns
         if _log.isEnabledFor(logging.DEBUG):
@@ -99,26 +139,32 @@ class Telemetry:
 
     def fail(self, started: Started, reason: str) -> None:
         """Somebody refused, or nothing came."""
-        self._counted[started.span].failed += 1
+        self._counted[started.step].failed += 1
         if _log.isEnabledFor(logging.DEBUG):
             self._told("span_exception", started, self._clock_ns() - started.at_ns, {"reason": reason})
 
     def discard(self, started: Started, reason: str) -> None:
         """It ended and was of no use."""
-        self._counted[started.span].discarded += 1
+        self._counted[started.step].discarded += 1
         if _log.isEnabledFor(logging.DEBUG):
             self._told("span_discarded", started, self._clock_ns() - started.at_ns, {"reason": reason})
 
     def statistics(self) -> tuple[SpanStatistics, ...]:
-        """Every span, in the order of `Span`."""
+        """Every step, in the order of `STEPS`; operations follow as they first came."""
         return tuple(
             SpanStatistics(
-                *(span, one.started, sum(one.counts), one.failed, one.discarded, tuple(one.counts), one.sum_ns / 1e9)
+                *(step, one.started, sum(one.counts), one.failed, one.discarded, tuple(one.counts), one.sum_ns / 1e9)
             )
-            for span, one in self._counted.items()
+            for step, one in self._counted.items()
         )
 
     @staticmethod
     def _told(event: str, started: Started, took_ns: int, fields: Mapping[str, object]) -> None:
         took_ms = round(took_ns / 1e6, 3)
-        _log.debug(event, extra={"span": started.span, "took_ms": took_ms, **started.fields, **fields})
+        _log.debug(event, extra={**_named(started.step), "took_ms": took_ms, **started.fields, **fields})
+
+
+def _named(step: Step) -> dict[str, object]:
+    """As log lines say it."""
+    named: dict[str, object] = {"span": step.span, "side": step.side}
+    return named | {"operation": step.operation} if step.operation else named

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from agent.telemetry import BOUNDS_S, Span, SpanStatistics, Telemetry
+from agent.telemetry import BOUNDS_S, STEPS, Side, Span, SpanStatistics, Step, Telemetry
 
 MS = 1_000_000
 
@@ -20,8 +20,8 @@ class Clock:
 
 
 def of(telemetry: Telemetry, span: Span) -> SpanStatistics:
-    """What was counted of one span."""
-    return next(one for one in telemetry.statistics() if one.span is span)
+    """What was counted of one span of who asks."""
+    return next(one for one in telemetry.statistics() if one.step == (span, Side.ASKING, ""))
 
 
 def test_ends_are_told_apart_and_only_stops_are_timed() -> None:
@@ -38,7 +38,9 @@ def test_ends_are_told_apart_and_only_stops_are_timed() -> None:
     assert (fetches.started, fetches.stopped, fetches.failed, fetches.discarded) == (5, 2, 1, 1)
     assert {BOUNDS_S[at]: count for at, count in enumerate(fetches.counts) if count} == {0.5: 1, 0.005: 1}
     assert fetches.sum_s == pytest.approx(0.303)
-    assert of(telemetry, Span.APPEND) == SpanStatistics(Span.APPEND, 0, 0, 0, 0, (0,) * (len(BOUNDS_S) + 1), 0.0)
+    assert of(telemetry, Span.APPEND) == SpanStatistics(
+        Step(Span.APPEND, Side.ASKING), 0, 0, 0, 0, (0,) * (len(BOUNDS_S) + 1), 0.0
+    )
 
 
 def test_a_duration_beyond_every_bound_is_counted() -> None:
@@ -62,7 +64,7 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
             lambda started: telemetry.fail(started, "busy"),
             lambda started: telemetry.discard(started, "late"),
         ):
-            started = telemetry.start(Span.SERVE, peer="idmz")
+            started = telemetry.start(Span.SERVE, Side.SERVING, "GetLatest", peer="idmz")
             clock.now_ns += 2 * MS
             end(started)
 
@@ -78,4 +80,17 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
         *(begun, ("span_exception", 2.0, "busy")),
         *(begun, ("span_discarded", 2.0, "late")),
     ]
-    assert {(one.__dict__["span"], one.__dict__["peer"]) for one in caplog.records} == {("serve", "idmz")}
+    named = {tuple(one.__dict__[name] for name in ("span", "side", "operation", "peer")) for one in caplog.records}
+    assert named == {("serve", "serving", "GetLatest", "idmz")}
+
+
+def test_sides_and_operations_are_counted_by_themselves() -> None:
+    """Every step is there from the start, at nothing; an operation when it first comes; no step that is not in the table."""
+    telemetry = Telemetry()
+    assert [one.step[:2] for one in telemetry.statistics()] == list(STEPS)
+    telemetry.stop(telemetry.start(Span.CONFIRM, Side.SERVING))
+    telemetry.stop(telemetry.start(Span.SERVE, Side.SERVING, "GetLatest"))
+    counted = {one.step: one.stopped for one in telemetry.statistics() if one.started}
+    assert counted == {("confirm", "serving", ""): 1, ("serve", "serving", "GetLatest"): 1}
+    with pytest.raises(AssertionError):
+        telemetry.start(Span.FETCH, Side.SERVING)

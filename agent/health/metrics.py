@@ -287,7 +287,7 @@ def _store(snapshot: NodeSnapshot) -> Iterator[Metric]:
 def _spans(snapshot: NodeSnapshot) -> Iterator[Metric]:
     """How steps of replication began and ended, and how long those took that stopped."""
     rows = [
-        ((span.name, event), count)
+        ((span.name, span.side, span.operation, event), count)
         for span in snapshot.spans
         for event, count in (
             ("start", span.started_total),
@@ -296,10 +296,11 @@ def _spans(snapshot: NodeSnapshot) -> Iterator[Metric]:
             ("discarded", span.discarded_total),
         )
     ]
-    yield _counter("bsfg_spans", "Steps of replication, by how they began and ended.", ("span", "event"), rows)
-    durations = HistogramMetricFamily("bsfg_span_seconds", "Of spans that stopped.", labels=("span",))
+    labels = ("span", "side", "operation")
+    yield _counter("bsfg_spans", "Steps of replication, by how they began and ended.", (*labels, "event"), rows)
+    durations = HistogramMetricFamily("bsfg_span_seconds", "Of spans that stopped.", labels=labels)
     for span in snapshot.spans:
-        durations.add_metric([span.name], _buckets(span.stopped), span.stopped.sum_s)
+        durations.add_metric([span.name, span.side, span.operation], _buckets(span.stopped), span.stopped.sum_s)
     yield durations
 
 

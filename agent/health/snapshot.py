@@ -225,6 +225,8 @@ class SpanFigures:
     """One kind of step of replication (agent/telemetry.py): how many began, failed or were discarded, how long the others took."""
 
     name: str
+    side: str
+    operation: str = ""  # of the protocol, where they are counted one by one
     started_total: int = 0
     failed_total: int = 0
     discarded_total: int = 0

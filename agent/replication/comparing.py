@@ -34,7 +34,7 @@ from agent.replication.messages import (
 from agent.replication.paying import PayingAsker
 from agent.replication.ports import HeldRange, ReceivingStore
 from agent.spans import Span as Sequences
-from agent.telemetry import Span, Telemetry
+from agent.telemetry import Side, Span, Telemetry
 
 ANSWER_S = 10.0
 LIMIT = 65_536
@@ -149,7 +149,7 @@ class Comparer:
         Raises PeerRefused, MalformedMessage, PageRefused, TransportError, or an error of the store.
         """
         async with self._turn:
-            span = self._telemetry.start(Span.ANTI_ENTROPY, **self._about(stream))
+            span = self._telemetry.start(Span.ANTI_ENTROPY, Side.ASKING, "", **self._about(stream))
             try:
                 found = await self._compare(stream, is_repaired=repair, is_scanned=scan)
             except asyncio.CancelledError:

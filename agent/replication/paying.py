@@ -11,13 +11,22 @@ import time
 
 from agent.replication.asker import Asker, Reply
 from agent.replication.bandwidth import Bandwidth, Share
-from agent.replication.messages import Request
+from agent.replication.errors import ReplicationError
+from agent.replication.messages import Request, operation_of
+from agent.telemetry import Side, Span, Telemetry
 
 
 class PayingAsker:
     """Asks as `asker` does. `bandwidth` is what all share who ask this peer; without one nothing waits."""
 
-    def __init__(self, asker: Asker, bandwidth: Bandwidth | None = None, share: Share = Share.BACKLOG) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        bandwidth: Bandwidth | None = None,
+        share: Share = Share.BACKLOG,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._telemetry = telemetry or Telemetry()
         self._asker = asker
         self._bandwidth = bandwidth
         self._share = share
@@ -38,7 +47,16 @@ class PayingAsker:
     async def ask(self, request: Request, timeout_s: float) -> Reply:
         """As `Asker.ask`; `timeout_s` begins when the bandwidth has been waited for."""
         await self._turn()
-        reply = await self._asker.ask(request, timeout_s)
+        span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_zone)
+        try:
+            reply = await self._asker.ask(request, timeout_s)
+        except ReplicationError as error:
+            self._telemetry.fail(span, str(error))
+            raise
+        except asyncio.CancelledError:
+            self._telemetry.discard(span, "nobody waits for the answer any more")
+            raise
+        self._telemetry.stop(span)
         if self._bandwidth is not None:
             self._bandwidth.spend(reply.bytes, _now_ms())
         return reply

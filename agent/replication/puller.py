@@ -161,7 +161,9 @@ class Puller:
         self._peer_end_offset = 0
         self._last_answer_ms: int | None = None
         self._progress = Progress()
-        self._artifacts = ArtifactPull(PayingAsker(asker, bandwidth), store.artifacts, store_errors)
+        self._artifacts = ArtifactPull(
+            PayingAsker(asker, bandwidth, telemetry=self._telemetry), store.artifacts, store_errors
+        )
         self._group: asyncio.TaskGroup | None = None
         self.begun = asyncio.Event()
         """The peer has answered for the first time in this life, so it knows our consumer."""
@@ -216,6 +218,7 @@ class Puller:
                 async with asyncio.TaskGroup() as self._group:
                     await self._drive(self._core, spans)
         finally:
+            spans.stopped()
             self._checker = self._group = None
             if self._timer is not None:
                 self._timer.cancel()

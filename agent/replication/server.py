@@ -50,7 +50,7 @@ from agent.replication.ports import ServingStore
 from agent.replication.protocol import decode_request, encode_answer, encode_error
 from agent.replication.sender import Arrival, Caller, Drop, DropReason
 from agent.replication.topics import request_topic, response_topic
-from agent.telemetry import Span, Telemetry
+from agent.telemetry import Side, Span, Telemetry
 
 REQUESTS_PER_ZONE_MAX = 64
 """Requests of one zone in hand, parked ones included; what comes beyond is dropped and asked for again."""
@@ -170,11 +170,12 @@ class Server:
         self._drops[reason.value] += 1
 
     async def _handle(self, caller: Caller, incoming: Incoming) -> None:
-        operation = ""
-        span = self._telemetry.start(Span.SERVE, peer=caller.zone)
+        request = _decoded(incoming.payload)
+        operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
+        span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.zone)
         try:
-            request = decode_request(incoming.payload)
-            operation = operation_of(request)
+            if isinstance(request, MalformedMessage):
+                raise request
             self._requests[operation] += 1
             if incoming.expiry_s is None:
                 outcome: Outcome = Refuse("bad_request", "the property MessageExpiryInterval is missing")
@@ -190,6 +191,9 @@ class Server:
             self._not_sent(caller, error)
             self._telemetry.fail(span, "answer_not_sent")
             return
+        except asyncio.CancelledError:
+            self._telemetry.discard(span, "the node is being stopped")
+            raise
         finally:
             self._in_hand[caller.zone] -= 1
         match outcome:
@@ -202,8 +206,10 @@ class Server:
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):
                 self._facts_sent += facts
-                self._send(caller, encode_answer(answer, attachment))
-                self._telemetry.stop(span, waited_ns, operation=operation, facts=facts)
+                if self._send(caller, encode_answer(answer, attachment)):
+                    self._telemetry.stop(span, waited_ns, facts=facts)
+                else:
+                    self._telemetry.fail(span, "answer_not_sent")
 
     async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
         handler = self._handlers.get(type(request))
@@ -225,15 +231,26 @@ class Server:
         _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 
-    def _send(self, caller: Caller, payload: bytes) -> None:
+    def _send(self, caller: Caller, payload: bytes) -> bool:
+        """Whether the connection has taken the answer."""
         topic = response_topic(self._store.zone, caller.zone, caller.instance)
         try:
             self._link.require().publish_answer(topic, payload, caller.correlation)
             self._bytes_sent += len(payload)
         except TransportError as error:
             self._not_sent(caller, error)
+            return False
+        return True
 
     def _not_sent(self, caller: Caller, error: TransportError) -> None:
         """The asker will ask again."""
         self._drops["answer_not_sent"] += 1
         _log.debug("answer_not_sent", extra={"peer": caller.zone, "reason": str(error)})
+
+
+def _decoded(payload: bytes) -> Request | MalformedMessage:
+    """A request, or why it is none."""
+    try:
+        return decode_request(payload)
+    except MalformedMessage as error:
+        return error

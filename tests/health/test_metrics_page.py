@@ -23,7 +23,7 @@ from agent.health.snapshot import (
     SpanFigures,
     StreamFigures,
 )
-from agent.telemetry import Span
+from agent.telemetry import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 TABLE = re.compile(r"(<!-- metrics: from agent/health/metrics.py -->\n)\n*(?:\|[^\n]*\n)*\n*")
@@ -56,7 +56,7 @@ def everything() -> NodeSnapshot:
             ),
             sources=(known(SourceFigures("o", "opcua", True)),),
             serving=ServingFigures({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
-            spans=tuple(SpanFigures(span) for span in Span),
+            spans=tuple(SpanFigures(span, side, "GetLatest") for span, side in STEPS),
         )
     )
 
@@ -90,7 +90,7 @@ def test_every_metric_is_on_the_page_and_no_other() -> None:
 def test_every_span_is_on_the_page() -> None:
     """The table of spans has those of the code, in its order."""
     section = PAGE.read_text("utf-8").split("## Spans")[1]
-    assert re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE) == list(Span)
+    assert re.findall(r"^\| `([a-z_]+)` \| `([a-z]+)` \|", section, re.MULTILINE) == list(STEPS)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shlex
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from agent.replication.errors import PeerRefused
 from agent.replication.link import Link
 from agent.replication.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
 from agent.replication.paying import PayingAsker
+from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -86,6 +88,37 @@ def compared(
 
 
 EVERYTHING = {"plant-a": [STREAM], "idmz": [STREAM]}
+
+
+def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto, tmp_path: Path) -> None:
+    """Carried out, refused by the peer, and given up in the middle because the node stops."""
+    asyncio.run(pulled(broker, tmp_path))
+    telemetry = Telemetry()
+
+    def ends() -> tuple[int, int, int, int]:
+        one = next(one for one in telemetry.statistics() if one.step.span is Span.ANTI_ENTROPY)
+        return one.started, one.stopped, one.failed, one.discarded
+
+    async def scenario(_: Node, idmz: Node) -> None:
+        streams = (STREAM, "facts.secret")
+        settings = CompareSettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
+        limit = Bandwidth(1_000_000)
+        comparing = Comparer(
+            PayingAsker(idmz.asker("plant-a"), limit), idmz.store, settings, STORE_ERRORS, telemetry=telemetry
+        )
+        await comparing.compare(STREAM, repair=False)
+        assert ends() == (1, 1, 0, 0)
+        with pytest.raises(PeerRefused):
+            await comparing.compare("facts.secret", repair=False)
+        assert ends() == (2, 1, 1, 0)
+        limit.spend(10**9, time.monotonic_ns() // 1_000_000)  # so that it waits
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(comparing.compare(STREAM, repair=False))
+            await wait_until_async(lambda: ends()[0] == 3, "the comparison to begin")
+            waiting.cancel()
+        assert ends() == (3, 1, 1, 1)
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
 
 
 class Counting(Bandwidth):

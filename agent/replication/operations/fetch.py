@@ -24,12 +24,13 @@ from agent.replication.messages import (
     GetCursor,
 )
 from agent.replication.operations.context import Context, Outcome, Reply
+from agent.replication.operations.first_readings import FirstReadings
 from agent.replication.page import Refuse
 from agent.replication.ports import Consumer
 from agent.replication.reading import PageAsked, PageRead
 from agent.replication.sender import AskStore, Caller, ConsumerView, Drop, DropReason, LogView, Park
 from agent.replication.waiters import Waiters
-from agent.telemetry import Span, Started
+from agent.telemetry import Side, Span, Started
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Fetching:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._waiters = Waiters()
+        self._first_readings = FirstReadings(context.telemetry)
 
     def parked(self) -> int:
         """How many fetches wait for facts."""
@@ -52,6 +54,12 @@ class Fetching:
 
     async def fetch(self, caller: Caller, request: FetchFacts) -> Outcome:
         """A page, once there is one."""
+        outcome = await self._fetch(caller, request)
+        if isinstance(outcome, Refuse):
+            self._first_readings.refused(request.consumer_name, outcome.code)
+        return outcome
+
+    async def _fetch(self, caller: Caller, request: FetchFacts) -> Outcome:
         arrived_ms = _now_ms()
         store = self._context.store
         exports = self._context.exports[caller.zone]
@@ -70,6 +78,7 @@ class Fetching:
         if admitted.must_register:
             name, start = request.consumer_name, request.starts
             registered = await asyncio.wrap_future(store.register_consumer(name, caller.zone, stream, start))
+            self._first_readings.began(name, caller.zone, stream)
             _log.info("consumer_registered", extra={"consumer": name, "peer": caller.zone, "stream": stream})
             consumer = _view(registered)
         assert consumer is not None
@@ -89,7 +98,10 @@ class Fetching:
             await self._lease(caller, request.consumer_name, shown, left)
         if not isinstance(read, PageRead):
             return read
-        store.seen(request.consumer_name, is_at_end=max(position, read.last_offset) >= read.end_offset)
+        is_at_end = max(position, read.last_offset) >= read.end_offset
+        store.seen(request.consumer_name, is_at_end=is_at_end)
+        if is_at_end:
+            self._first_readings.reached_the_end(request.consumer_name)
         return self._page(stream, self._frontier(request.consumer_name, consumer), read, shown)._replace(
             waited_ns=waited_ns
         )
@@ -176,7 +188,9 @@ class Fetching:
             return None
         shown, first = Shown(caller.instance, epoch), confirm.first_offset
         confirming = asyncio.wrap_future(self._context.store.confirm(name, confirm.last_offset, first, shown=shown))
-        span = self._context.telemetry.start(Span.CONFIRM, consumer=name, peer=caller.zone, offset=confirm.last_offset)
+        span = self._context.telemetry.start(
+            Span.CONFIRM, Side.SERVING, consumer=name, peer=caller.zone, offset=confirm.last_offset
+        )
         confirming.add_done_callback(
             partial(self._confirmed, span)
         )  # where the page fails first, nobody waits for this
