@@ -60,6 +60,9 @@ PAGES_AHEAD_MAX = 2
 DEFINITION_PAGES_MAX = 64
 """Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
 
+SHOWN_IN_VAIN_MAX = 8
+"""Times that a peer is asked again, some 20 s, which is found to be an old copy; by then it goes on under a new epoch, or waits for somebody."""
+
 _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 
@@ -309,6 +312,8 @@ class Receiver:
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
+        elif event.code == "history_differs" and self._failures >= SHOWN_IN_VAIN_MAX:
+            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it may not begin a new epoch by itself
         elif event.is_retryable:
             self._back_off(event.code, event.reason, now_ms, jitter)
         else:

@@ -1,5 +1,6 @@
 """What a peer shows of a store tells an old copy that has grown from the store it was, and nothing else from anything."""
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import DIGEST_BYTES
+from agent.batch import DIGEST_BYTES, parse
 from agent.fact_store import FactStore
 from agent.fact_store.records import PeerPosition, Taken
-from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples
+from agent.fact_store.settings import StreamSettings
+from agent.message import Sample
+from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
 from tests.fact_store.test_damage import three_batches
 
 Ends = dict[int, bytes]
@@ -79,13 +82,34 @@ def test_a_store_contradicts_nobody_who_read_it(grown: tuple[FactStore, Ends]) -
         assert store.contradiction(TELEMETRY, (last, digest), held) is None
 
 
-def test_what_is_damaged_proves_nothing(tmp_path: Path) -> None:
-    """A batch that the disk has changed might have been what the peer took."""
+def test_what_is_damaged_is_told_by_its_successor_alone(tmp_path: Path) -> None:
+    """A batch that the disk has changed might have been what the peer took; what follows it knows its digest."""
     three_batches(tmp_path)
     with plant(tmp_path) as store:
-        assert store.contradiction(TELEMETRY, (20, b"x" * 16), (20, b"x" * 16)) is None
+        last = parse(store.read(TELEMETRY, 20, 1, 1).batches[0].sealed)
+        assert store.contradiction(TELEMETRY, (20, b"x" * 16), None) is None
+        assert store.contradiction(TELEMETRY, None, (20, last.header.previous_digest)) is None
+        assert store.contradiction(TELEMETRY, None, (20, b"x" * 16)) is not None
+        assert store.contradiction(TELEMETRY, None, (15, b"x" * 16)) is None
         assert store.contradiction(TELEMETRY, (10, b"x" * 16), None) is not None
         assert store.contradiction("facts.nothing", None, (1, b"x" * 16)) is not None
+
+
+def test_what_is_released_is_told_by_its_successor_alone(tmp_path: Path) -> None:
+    """Of a batch that retention has let go of, the digest is known as long as the next one is there, and no longer."""
+    streams = [StreamSettings(TELEMETRY, bytes_max=1_000_000, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
+        done(store.define([tag(1)]))
+        ends = list[bytes]()
+        while store.streams() == [] or store.streams()[0].first_offset == 1:
+            noise = [Sample(1, number, os.urandom(50_000)) for number in (1, 2)]
+            done(store.append_samples(TELEMETRY, noise, awaited=True))
+            ends += [one.sealed[-DIGEST_BYTES:] for one in store.read(TELEMETRY, 2 * len(ends), 1, 1).batches]
+        released = store.streams()[0].first_offset - 1
+        digest = ends[released // 2 - 1]
+        assert store.contradiction(TELEMETRY, (released, b"x" * 16), (released, digest)) is None
+        assert "at the peer and" in str(store.contradiction(TELEMETRY, None, (released, b"x" * 16)))
+        assert store.contradiction(TELEMETRY, None, (released - 1, b"x" * 16)) is None
 
 
 def test_the_last_batch_taken_is_kept_with_the_position(tmp_path: Path) -> None:

@@ -428,3 +428,19 @@ def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
     assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, second)
     driver(FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "other", is_retryable=True, epoch=TWO))
     assert driver.fetches[-1].taken is None
+
+
+def test_an_old_copy_that_stays_one_is_for_a_person() -> None:
+    """A peer that finds out is asked again soon, for it goes on in a moment; one that stays as it is is told to people, and asked rarely."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    noted = list[object]()
+    while driver.core.asking is not Asking.BLOCKED:
+        failed = FetchFailed(driver.fetches[-1].fetch_id, "history_differs", "another batch", is_retryable=True)
+        noted += kinds(driver(failed))
+        assert driver.now_ms < 10_000
+        driver(Tick(), 400)
+    assert noted == [NoteKind.PEER_LOST, NoteKind.PEER_REFUSES]
+    assert len(driver.fetches) == 9
+    driver(Tick(), PATIENCE.blocked_ms)
+    assert len(driver.fetches) == 10
