@@ -29,7 +29,7 @@ from paho.mqtt.properties import Properties
 
 from agent.replication import pki
 from agent.replication.finding import Finding, Outcome
-from agent.replication.transport_errors import NEVER_ACCEPTED_HINT, alert_words, trust_words
+from agent.replication.transport_errors import NEVER_ACCEPTED_HINT, alert_words, trust_words, unreached_words
 
 WAIT_S = 5.0
 """For each single answer; a broker in the same plant answers within milliseconds."""
@@ -95,8 +95,8 @@ def reach(access: Access) -> Iterator[Finding]:
         hint = "is this the TLS port, and can the broker read its own certificate? its log says"
         yield Finding(Outcome.BAD, f"{where}: no TLS 1.3 ({error.reason or error})", hint)
     except OSError as error:
-        hint = "is the broker running, and does a firewall let this machine through?"
-        yield Finding(Outcome.BAD, f"{where} cannot be reached: {error.strerror or error}", hint)
+        why, hint = unreached_words(error)
+        yield Finding(Outcome.BAD, f"{where} cannot be reached: {why}", hint)
 
 
 def _shaken(channel: ssl.SSLSocket) -> Finding:

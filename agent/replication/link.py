@@ -30,6 +30,8 @@ RETRY_MS_MIN, RETRY_MS_MAX = 500, 5_000
 """Between two attempts.  A broker that returns should be found within seconds.  500 nodes without one make 130 attempts a second, a
 SYN and its refusal each; when it is back, they come over two and a half seconds, half of the delay being chance."""
 ROUTES_MAX = 1024
+REASONS_TOLD_MAX = 16
+"""Of one outage.  There are fewer; a peer or library that finds new words each time shall not fill the log."""
 UNACCEPTED_TOLD = 3
 """Connections in a row that never saw CONNACK, until that is told on its own: waiting will not help."""
 
@@ -65,6 +67,7 @@ class Link:
         self._news = asyncio.Event()  # the connection ended, or a new identity is offered
         self._ready: Connection | None = None  # with a new identity, accepted by the broker, not yet in use
         self._unaccepted = 0
+        self._told = set[str]()  # reasons of this outage, which may take turns
         self._cannot_enter = False  # there is no identity that could be shown
         self.connection: Connection | None = None
         self._chance = chance
@@ -201,6 +204,7 @@ class Link:
         _log.info("broker_connected", extra={"broker": self.access.name, "after": self._down_reason})
         self._connects += 1
         self._unaccepted = 0
+        self._told.clear()
         self._down_reason = None
         self.connection = connection
         self._up.set()
@@ -224,7 +228,9 @@ class Link:
             extra = {"broker": self.access.name, "times": self._unaccepted, "reason": str(error)}
             _log.error("broker_refuses_us", extra=extra)
         self._cannot_enter = isinstance(error, PkiError)
-        if _words(str(error)) != _words(self._down_reason or ""):
+        words = _words(str(error))
+        if words not in self._told and len(self._told) < REASONS_TOLD_MAX:
+            self._told.add(words)
             _log.warning("broker_unreachable", extra={"broker": self.access.name, "reason": str(error)})
         self._down_reason = str(error)
 

@@ -67,8 +67,16 @@ def connect_error(where: str, error: OSError) -> TransportError:
     if isinstance(error, ssl.SSLError):
         hint = "Is this its TLS port, and can the broker read its own certificate? Its log says."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
-    hint = "Is the broker running, and does a firewall let this machine through?"
-    return BrokerUnreachable(where, f"cannot be reached: {error.strerror or error}", hint)
+    why, hint = unreached_words(error)
+    return BrokerUnreachable(where, f"cannot be reached: {why}", hint[0].upper() + hint[1:])
+
+
+def unreached_words(error: OSError) -> tuple[str, str]:
+    """Why nothing came of a connection that no TLS error ended, and what to do."""
+    if isinstance(error, TimeoutError) and "handshake" in str(error):
+        why = "it takes connections and then is silent (no TLS handshake in time)"
+        return why, "is it the broker that listens there, and does it still work? its log says"
+    return error.strerror or str(error), "is the broker running, and does a firewall let this machine through?"
 
 
 def trust_words(error: ssl.SSLCertVerificationError) -> str:

@@ -1,6 +1,7 @@
 """Commands that ask a peer, with an identity of our own that cannot be used: each says what is wrong with which file, whoever is asked."""
 
 import asyncio
+import itertools
 import shutil
 import ssl
 from collections.abc import Callable
@@ -93,13 +94,15 @@ pulls = ["facts.telemetry"]
 def test_a_link_without_identity_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A node whose certificate has ended tries on and on, and its log has one line of it although each reason names another second; its
-    status says that somebody must act, which it does not say of a broker that is away."""
+    """A node whose certificate has ended tries on and on, and its log has one line of it although each reason names another second, and one
+    of another reason with which it takes turns; its status says that somebody must act, which it does not say of a broker that is away."""
     monkeypatch.setattr("agent.replication.link.RETRY_MS_MIN", 1)
     monkeypatch.setattr("agent.replication.link.RETRY_MS_MAX", 1)
-    seconds = iter(range(1_000_000))
+    seconds, turns = iter(range(1_000_000)), itertools.cycle((False, True))
 
     def ended() -> ssl.SSLContext:
+        if next(turns):
+            raise PkiError("the files are being replaced", "nothing to do")
         raise PkiError(f"the certificate ended at 07:00, and the clock here says 08:{next(seconds)}", "renew it")
 
     async def run(link: Link) -> None:
@@ -113,7 +116,7 @@ def test_a_link_without_identity_says_so_once(
     for link in (without, away):
         asyncio.run(run(link))
     said = [getattr(each, "reason") for each in caplog.records if each.message == "broker_unreachable"]  # noqa: B009
-    assert len(said) == 2
-    assert "08:0" in said[0]
+    assert len(said) == 3
+    assert all(word in each for word, each in zip(("08:0", "replaced", "refused"), said, strict=True))
     assert without.statistics().needs_person
     assert not away.statistics().needs_person

@@ -113,6 +113,18 @@ def test_nobody_listens(broker: Mosquitto) -> None:
     assert "cannot be reached" in str(error)
 
 
+def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes the connection and then says nothing (a frozen broker, another program) is told from one that is not there, without a
+    library's file and line."""
+    monkeypatch.setattr("agent.replication.transport.CONNECT_S_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        wanted = Access("b", "idmz", "127.0.0.1", mute.getsockname()[1], access(broker, "idmz").make_context)
+        error = why_not(wanted)
+    assert isinstance(error, BrokerUnreachable)
+    assert "it takes connections and then is silent" in str(error)
+    assert "_ssl.c" not in str(error)
+
+
 def test_not_tls(broker: Mosquitto) -> None:
     """Something else answers at the port."""
 
