@@ -9,6 +9,7 @@ so that telling it twice stores it once.
     facts_expired       stream:<zone>/<stream>      facts went that somebody had not confirmed (time to live, full)
     facts_damaged       stream:<zone>/<stream>      a batch no longer reads as it was sealed
     facts_repaired      stream:<zone>/<stream>      a damaged batch was put back from a peer, at its old offsets
+    facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences, which fit nowhere here
     store_quarantined   store:<zone>                a file that could not be used was set aside
     epoch_began         store:<zone>                this store went on under a new epoch
 """

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 from agent import batch as batch_format
 from agent.batch import Batch, BatchError
+from agent.fact_store.append import append_notice
 from agent.fact_store.artifact import digests_in, messages_of
 from agent.fact_store.definitions import vouched
 from agent.fact_store.errors import FactsRefused, ForkError
 from agent.fact_store.held import Duplicate, Fork, Insert, Range, decide
+from agent.fact_store.notice import stream_notice
 from agent.fact_store.records import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.fact_store.transaction import Transaction
 from agent.message import MessageError, TagDefinition
@@ -137,12 +139,20 @@ def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
 
 
 def _remember_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
-    """An incident for each run of sequences of which the peer has other facts than we: they are named, so that somebody can get them."""
+    """For each run of sequences of which the peer has other facts than we, an incident for who looks here, and a notice for who reads
+    what we pass on: nowhere else would it show that there are more."""
     for one in refused:
         origin = batch_format.Origin(one.zone, one.epoch)
+        place = f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}"
+        named = {**one._asdict(), "epoch": one.epoch.hex()}
+        about: dict[str, object] = {"from": page.peer, "origins": [named]}
+        own, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
+        append_notice(
+            transaction, page.stream, stream_notice(own, page.stream, "facts_refused", about, place, now_unix_ms)
+        )
         transaction.add_incident(
             "refused",
-            f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}",
+            place,
             f"{page.peer} has other facts under these sequences than follow what is held here: {one.zone} went on from an old copy of its"
             f" store. They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them",
         )

@@ -271,6 +271,10 @@ class PutResult(Protocol):
     def stored_facts(self) -> int: ...
     @property
     def duplicate_facts(self) -> int: ...
+    @property
+    def refused(self) -> Sequence[OriginRange]:
+        """What was passed over, since other facts are held under the same sequences."""
+        ...
 
 
 class OriginRange(Protocol):

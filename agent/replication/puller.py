@@ -385,6 +385,10 @@ class Puller:
             result = future.result()
             self._facts_stored += result.stored_facts
             self._facts_duplicate += result.duplicate_facts
+            for one in result.refused:
+                fields = {"peer": self._settings.peer_zone, "stream": self._settings.stream, "origin": one.zone}
+                where = {"first_sequence": one.first_sequence, "last_sequence": one.last_sequence}
+                _log.warning("facts_refused", extra={**fields, "epoch": one.epoch.hex(), **where})
             self._tell(Appended())
         elif isinstance(error, self._store_errors):
             self._append_failed(error)

@@ -1,5 +1,6 @@
 """A peer's pages: stored once, byte for byte, or refused whole."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -380,12 +381,17 @@ def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, p
     refused = (OriginRange("plant", EPOCH, 11, 30),)
     for stored, repeated in ((10, 10), (0, 20)):
         page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10)]
-        found = done(store.put_batches(peer, TELEMETRY, page, after.received(), PeerPosition(LATER, 40)))
-        assert (found.stored_facts, found.duplicate_facts, found.refused) == (stored, repeated, refused)
+        put = done(store.put_batches(peer, TELEMETRY, page, after.received(), PeerPosition(LATER, 40)))
+        assert (put.stored_facts, put.duplicate_facts, put.refused) == (stored, repeated, refused)
     position = store.peer_position(peer, TELEMETRY)
     assert position is not None
     assert (position.epoch, position.offset) == (LATER, 40)
-    assert sealed_in(store) == [*was.sealed, *after.sealed]
+    *found, told = sealed_in(store)
+    assert found == [*was.sealed, *after.sealed]
+    (notice,) = batch.open_messages(batch.parse(told))
+    assert notice.fact.predicate == "facts_refused"
+    origins = [{"zone": "plant", "epoch": EPOCH.hex(), "first_sequence": 11, "last_sequence": 30}]
+    assert json.loads(notice.fact.object_json) == {"stream": TELEMETRY, "from": peer, "origins": origins}
     (incident,) = store.incidents()
     assert (incident.kind, incident.count) == ("refused", 2)
     assert incident.subject == f"{TELEMETRY} of plant/{EPOCH.hex()}, 11 to 30"
@@ -399,7 +405,7 @@ def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
     found = offer(store, copy, [*copy.sealed], 35)
     assert found.refused == (OriginRange("plant", EPOCH, 11, 30),)
     assert found.gaps == (Gap(was.origin, 21, 30),)
-    assert sealed_in(store)[2:] == [last]
+    assert sealed_in(store)[2:-1] == [last]
 
 
 def test_a_fork_whose_tags_mean_something_else_is_passed_over(store: FactStore) -> None:
