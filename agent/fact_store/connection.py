@@ -15,7 +15,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from agent.fact_store.errors import (
@@ -99,12 +99,14 @@ def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
     """A connection that cannot write or checkpoint. Raises StoreUnusable."""
     if not path.exists():
         raise StoreMissing(f"{path} does not exist", "start the node once, or correct the path")
-    with reading_tables(path):
-        connection = connect_to(_uri(path, "ro"))
-        _set(connection, _READER)
-        found = _pragma(connection, "application_id")
-    if found != APPLICATION_ID:
-        raise StoreForeign(f"{path} is no fact store (application id {found})", "correct the path")
+    with ExitStack() as on_error:
+        with reading_tables(path):
+            connection = on_error.enter_context(closing(connect_to(_uri(path, "ro"))))
+            _set(connection, _READER)
+            found = _pragma(connection, "application_id")
+        if found != APPLICATION_ID:
+            raise StoreForeign(f"{path} is no fact store (application id {found})", "correct the path")
+        on_error.pop_all()
     return connection
 
 

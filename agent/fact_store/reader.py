@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,17 @@ class StoreReader:
         self._is_closed = False
         self._streams: dict[str, int] = {}
         self._origins: dict[int, Origin] = {}
-        with self._reading() as connection:
-            steps = check_known(connection)
-            if len(steps) < len(FILES):
-                raise StoreUnusable(
-                    f"{path} has schema {steps[-1] if steps else 'none'}, this program reads {FILES[-1].stem}",
-                    "start its node once, or run bsfg store migrate (for a file set aside, on a copy of it)",
-                )
-            self.origin = identity(connection, path)
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            with self._reading() as connection:
+                steps = check_known(connection)
+                if len(steps) < len(FILES):
+                    raise StoreUnusable(
+                        f"{path} has schema {steps[-1] if steps else 'none'}, this program reads {FILES[-1].stem}",
+                        "start its node once, or run bsfg store migrate (for a file set aside, on a copy of it)",
+                    )
+                self.origin = identity(connection, path)
+            on_error.pop_all()
 
     @property
     def zone(self) -> str:

@@ -5,6 +5,7 @@ Seen to catch, with the product broken on purpose: memory kept after a rollback,
 
 import random
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -44,6 +45,13 @@ def database() -> sqlite3.Connection:
     return found
 
 
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    """The same, closed afterwards."""
+    with closing(database()) as found:
+        yield found
+
+
 def key(number: int) -> bytes:
     """The key of an id: few different beginnings, so that strangers look alike to the filter."""
     return bytes((0, number % 3, 0, number % 2)) + number.to_bytes(12, "big")
@@ -68,6 +76,9 @@ class IndexAgainstDict(RuleBasedStateMachine):
         self.index = MessageIndex.load(self.connection)
         self.known: dict[int, dict[bytes, tuple[bytes, int]]] = {number: {} for number in STREAMS}
         self.next = 1
+
+    def teardown(self) -> None:
+        self.connection.close()
 
     def add(self, stream: int, count: int) -> dict[bytes, tuple[bytes, int]]:
         numbers = range(self.next, self.next + count)
@@ -173,11 +184,10 @@ def test_ids_are_known_over_borders_and_restarts(tmp_path: Path) -> None:
             assert ids_in(store) == names
 
 
-def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection) -> None:
     """Of subjects those whose newest message is released are deleted, some rows a transaction, and a round that has just been made
     is not made again before enough was released."""
     monkeypatch.setattr(message_index, "SWEEP_OFFSETS_MIN", 10)
-    connection = database()
     index = MessageIndex(connection)
     index.add(1, [(key(1), content(1), 1)])
     index.settle(is_durable=True)
@@ -200,7 +210,7 @@ def test_rows_of_the_first_schema_move_into_generations(tmp_path: Path, monkeypa
     """A store whose ids lie in one table keyed by id alone is migrated: every id is still known, in generations by offset."""
     monkeypatch.setattr(message_index, "GENERATION_IDS", 65_536)
     known: dict[bytes, tuple[bytes, Any]] = {}
-    with sqlite3.connect(tmp_path / "old.db", isolation_level=None) as found:
+    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as found:
         before = [file for file in migrations.FILES if file.stem < "0003"]
         monkeypatch.setattr(migrations, "FILES", tuple(before))
         migrations.migrate(found)

@@ -75,7 +75,7 @@ def notices(store: FactStore | StoreReader) -> list[Fact]:
 
 def rows(folder: Path) -> int:
     """Batches in the closed store's table, served or not."""
-    with sqlite3.connect(folder / "facts.db") as connection:
+    with closing(sqlite3.connect(folder / "facts.db")) as connection:
         return int(connection.execute("SELECT count(*) FROM batch").fetchone()[0])
 
 

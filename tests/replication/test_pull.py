@@ -5,6 +5,7 @@ import logging
 import os
 import sqlite3
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) -> Non
         await plant.append(0, 300, 100)
         whole = sealed(plant.store)
         plant.store.close()
-        with sqlite3.connect(tmp_path / "plant-a.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "plant-a.db", isolation_level=None)) as connection:
             connection.execute("DROP TRIGGER batch_update_refused")
             connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = 101")
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
