@@ -14,7 +14,7 @@ from agent.fact_store.reader import StoreReader
 from agent.heard import entry_of
 from agent.query.dictionary import Dictionary
 from agent.query.last_rows import ShownRow, shown, with_heard
-from agent.query.latest_search import latest
+from agent.query.latest_search import Absent, latest_again
 from agent.query.scan import Scanner
 from agent.replication.last_values import Found, LookUp, TagOrder, Wanted
 
@@ -32,21 +32,19 @@ def look_up_in(
 ) -> LookUp:
     """The way to look values up in a store. `queue_depth` says how many facts of a stream are known to be on their way to it, `heard`
     which values of a stream were told by others and are kept beside it. One search at a time: they share what they know of tags."""
+    absent = Absent()
     dictionary = Dictionary(reader)  # definitions never change, and to read ten thousand of them takes half a second
 
     def look_up(stream: str, is_wanted: Wanted, fresh_ms: int, depth_facts: int) -> Found:
-        now_ns, streams = time.time_ns(), frozenset([stream])
-        found = latest(
-            Scanner(reader, dictionary), now_ns, is_wanted, streams=streams, depth_facts=depth_facts, fresh_ms=fresh_ms
-        )
-        known = [row for row in found.rows if row.known is not None]
+        now_ns, scanner = time.time_ns(), Scanner(reader, dictionary)
+        known = latest_again(scanner, now_ns, stream, absent, is_wanted, depth_facts=depth_facts, fresh_ms=fresh_ms)
         others = [row for row in heard(stream) if is_wanted(_tag(row))]
         if others:
             rows = with_heard([shown(row) for row in known], others, now_ns, fresh_ms)
             tags = [_tag(row) for row in rows]
-            return Found(tags, lambda at: entry_of(rows[at]), found.depth_facts, queue_depth(stream))
+            return Found(tags, lambda at: entry_of(rows[at]), depth_facts, queue_depth(stream))
         # Most of a search for ten thousand values is spent in making them readable: that is left for those of a page.
         tags = [row.tag for row in known]
-        return Found(tags, lambda at: entry_of(shown(known[at])), found.depth_facts, queue_depth(stream))
+        return Found(tags, lambda at: entry_of(shown(known[at])), depth_facts, queue_depth(stream))
 
     return look_up

@@ -57,7 +57,13 @@ class LatestRow:
 class Search:
     """Tags whose last values are sought. Give it batches in the order of their latest times, descending."""
 
-    def __init__(self, definitions: Mapping[Origin, Sequence[TagDefinition]], is_wanted: Callable[[Tag], bool]) -> None:
+    def __init__(
+        self,
+        definitions: Mapping[Origin, Sequence[TagDefinition]],
+        is_wanted: Callable[[Tag], bool],
+        absent: Callable[[Tag], bool] = lambda _: False,
+    ) -> None:
+        """`absent` tags are known not to be in most batches: they are found where they are, and nobody searches on for them."""
         self._definitions = definitions
         self._sources: dict[Tag, str] = {}
         self._numbers: dict[Tag, list[tuple[Origin, int]]] = {}
@@ -73,7 +79,7 @@ class Search:
             if (tag.zone, self._sources[tag]) in sources:
                 for origin, number in numbers:
                     self._open.setdefault(origin, {})[number] = tag
-        self._unsettled = set(self.wanted)
+        self._unsettled = {tag for tag in self.wanted if not absent(tag)}
         self._found: dict[Tag, Known] = {}
         self._times: list[tuple[int, Tag]] = []  # heap, newest first; what has been bettered stays in it
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader, StoreSettings
 from agent.message import Sample, TagDefinition
+from agent.query.dictionary import Dictionary
 from agent.query.latest import LatestRow, Tag
-from agent.query.latest_search import Latest, latest
+from agent.query.latest_search import Absent, Latest, latest, latest_again
 from agent.query.scan import Scanner
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, bits, everything, naive
@@ -89,6 +90,69 @@ def test_a_search_finds_what_a_look_at_everything_finds(
     for row in found.rows:
         known = row.known and (row.known.source_time_ns, row.known.offset)
         assert known == expected.get(row.tag.subject), row.tag
+
+
+@settings(deadline=None)
+@given(
+    rounds, st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40)))
+)
+def test_one_who_searches_again_and_again_finds_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[list[tuple[int, int, bool]]],
+    questions: list[tuple[int, set[str], int]],
+) -> None:
+    """While a stream grows, questions about different tags at different depths: each answer is that of a search that knows nothing."""
+    file, absent = tmp_path_factory.mktemp("again") / "facts.db", Absent()
+    with FactStore.open(file, "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
+        done(store.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
+        dictionary = Dictionary(store.reader)
+        for at, rows in enumerate(batches):
+            stream = OTHER if rows[0][2] else TELEMETRY
+            done(store.append_samples(stream, [Sample(tag, time_ns, 0) for tag, time_ns, _ in rows], awaited=True))
+            for _, names, depth in filter(lambda one: one[0] in {at, 12}, questions):
+                told: dict[str, Any] = {
+                    "is_wanted": lambda tag, names=names: tag.subject[4:] in names,
+                    "depth_facts": depth,
+                    "fresh_ms": 0,
+                }
+                again = latest_again(Scanner(store.reader, dictionary), BASE_NS, TELEMETRY, absent, **told)
+                once = latest(Scanner(store.reader), BASE_NS, streams=frozenset([TELEMETRY]), **told)
+                assert again == [row for row in once.rows if row.known is not None]
+
+
+def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
+    """A tag of another stream, that the store's definitions name, costs the first search the whole depth; the next opens what has come
+    since and the end. A deeper question searches anew, and so does one after a search that met damage."""
+    opened = list[int]()
+    file = tmp_path / "facts.db"
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        done(store.define([TagDefinition("tag:a"), TagDefinition("tag:elsewhere")]))
+        absent = Absent()
+
+        def append(tag: int, count: int) -> None:
+            for _ in range(count):
+                at_ns = BASE_NS + store.end_offset(TELEMETRY)
+                done(store.append_samples(TELEMETRY, [Sample(tag, at_ns, 1)], awaited=True))
+
+        def search(depth: int) -> list[str]:
+            scanner = Scanner(store.reader)
+            found = latest_again(scanner, BASE_NS, TELEMETRY, absent, depth_facts=depth)
+            opened.append(scanner.effort.batches_opened)
+            return [row.tag.subject for row in found]
+
+        append(1, 40)
+        assert search(30) == search(30) == ["tag:a"]
+        append(1, 5)
+        assert search(30) == search(30) == ["tag:a"]
+        assert search(40) == ["tag:a"]
+        append(2, 1)
+        assert search(30) == ["tag:a", "tag:elsewhere"]
+        assert opened[:5] == [30, 1, 5, 1, 40]
+        append(1, 45)
+        damage(file, 70)
+        absent = Absent()
+        assert search(40) == search(40) == ["tag:a"]
+    assert opened[-2:] == [39, 39]
 
 
 def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
