@@ -250,6 +250,8 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
                 f"somebody has to put that right (docs/operate/peers.md); it is asked again once a minute, and {hint}"
             )
         yield Reason(Level.BROKEN, peer.stands, subject, text, hint)
+        if peer.stands:
+            return  # how far behind it is, is no news beside that
     if peer.page_waits:
         hint = "it is offered again by itself; nothing is lost, its facts stay at the peer"
         yield Reason(Level.FULL, False, subject, f"a page that has come is not stored: {peer.page_waits}", hint)

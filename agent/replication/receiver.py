@@ -25,6 +25,7 @@ Two things go on side by side, so there are two states, each with its table: wha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from agent.replication.backoff import delay_ms
 from agent.replication.bandwidth import Bandwidth, Share
@@ -63,7 +64,17 @@ DEFINITION_PAGES_MAX = 64
 SHOWN_IN_VAIN_MAX = 8
 """Times that a peer is asked again, some 20 s, which is found to be an old copy; by then it goes on under a new epoch, or waits for somebody."""
 
+EPOCHS_LEFT_MAX = 8
+"""Epochs of the peer that are remembered with the position in them: two machines under its name need two."""
+
 _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
+
+
+class _Left(NamedTuple):
+    """Where we were in an epoch of the peer when another took its place."""
+
+    stored_offset: int
+    taken: Taken | None
 
 
 class Receiver:
@@ -95,6 +106,7 @@ class Receiver:
         self.lease = 0
         self.is_caught_up = False
         self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
+        self._left = dict[str, _Left]()
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
         self._definitions_before: list[Page] = []
@@ -231,7 +243,7 @@ class Receiver:
             if self.epoch is None:
                 self.epoch = page.epoch
             elif page.epoch != self.epoch:
-                self._restart(page.epoch)  # a peer that does not know the field `epoch`
+                self._restart(page.epoch, now_ms)  # a peer that does not know the field `epoch`
                 return
             self.frontier = page.frontier
         if page.first_offset == 0:
@@ -308,7 +320,7 @@ class Receiver:
         if self._open is None or event.fetch_id != self._open.fetch_id:
             return
         if event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
-            self._restart(event.epoch)
+            self._restart(event.epoch, now_ms)
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
@@ -319,19 +331,35 @@ class Receiver:
         else:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
 
-    def _restart(self, epoch: str) -> None:
+    def _restart(self, epoch: str, now_ms: int) -> None:
         """The peer's store is another one: read it from its beginning.  A page of the old one may still be on its way
-        to disk; it is as good as ever and stays."""
-        self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {self.epoch} became {epoch}"))
+        to disk; it is as good as ever and stays.
+
+        A store never returns to an epoch that it has left.  Where one comes back, two stores answer in the peer's name (or an old copy was
+        put in place again), and to begin anew at each answer would read both for ever: it goes on where it was, rarely."""
+        before, back = self.epoch, self._left.pop(epoch, None)
         self.counters.restarts += 1
+        if before is not None:
+            self._left[before] = _Left(self.stored_offset, self._taken)
+            while len(self._left) > EPOCHS_LEFT_MAX:
+                del self._left[next(iter(self._left))]
         self.epoch = epoch
-        self.stored_offset = 0
+        self.stored_offset, self._taken = back or _Left(0, None)
         self.frontier = 0
-        self._taken = None
-        self._accepted_offset = 0
+        pending = self._appending
+        is_coming = pending is not None and pending.page.epoch == epoch
+        self._accepted_offset = pending.offset if pending is not None and is_coming else self.stored_offset
         self._read_ahead = ()
         self._forget_definitions()
-        self._close(Asking.HOLDING)
+        if back is None:
+            self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {before} became {epoch}"))
+            self._close(Asking.HOLDING)
+            return
+        one, other = sorted((str(before), epoch))
+        reason = (
+            f"stores of epochs {one} and {other} answer in turn: does its node run twice (a cloned machine)? Stop one."
+        )
+        self._block(NoteKind.PEER_REFUSES, reason, now_ms)
 
     def _tick(self, now_ms: int, jitter: float) -> None:
         if self._open is not None and now_ms >= self._open.deadline_ms:
@@ -431,6 +459,8 @@ class Receiver:
             assert offset >= self.stored_offset
             self.stored_offset = offset
             self._taken = page.taken or self._taken
+        elif (left := self._left.get(page.epoch)) is not None:
+            self._left[page.epoch] = _Left(offset, page.taken or left.taken)
         if self._pauses:
             self._pauses = 0
             self.page_waits = ""

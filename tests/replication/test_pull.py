@@ -6,6 +6,7 @@ import os
 import sqlite3
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,49 @@ def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Path) -> 
         idmz.store.close()
 
     asyncio.run(scenario())
+
+
+def test_two_machines_that_serve_under_one_name(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gateway and a copy of it with a store of its own answer every request both: the receiver lives, names both epochs in a line or two
+    instead of two thousand, and reads on, where it was, in the one that remains; nothing is stored twice."""
+    often = replace(IMPATIENT, blocked_ms=300)
+
+    async def scenario() -> None:
+        plant, copy = (Node.open(broker, "plant-a", tmp_path / name) for name in ("plant", "copy"))
+        idmz = Node.open(broker, "idmz", tmp_path)
+        puller = idmz.pull("plant-a", receiver=often)
+        for number, node in enumerate((plant, copy)):
+            node.serve({"idmz": [STREAM]})
+            await node.append(number * 10_000, 500)
+        async with idmz.running(), plant.running():
+            await idmz.wait_end(500)
+            async with copy.running():
+
+                async def told() -> bool:
+                    await plant.append(plant.store.end_offset(STREAM), 1)
+                    await copy.append(copy.store.end_offset(STREAM), 1)
+                    return "answer in turn" in (puller.statistics().lost_reason or "")
+
+                await wait_until_async(told, "both to be named")
+            await plant.append(5_000, 100)
+            end_offset = plant.store.end_offset(STREAM)
+            await wait_until_async(
+                lambda: (puller.statistics().offset, puller.statistics().lost_reason) == (end_offset, None),
+                "the one that remains",
+            )
+            await wait_until_async(lambda: frontier(plant) == end_offset, "its confirmation")
+        ours = idmz.store.held(STREAM)
+        assert [one.last_sequence for one in ours[plant.store.origin]] == [end_offset]
+        assert puller.statistics().facts_duplicate == 0
+        assert puller.statistics().restarts < 20
+        for node in (plant, copy, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+    told = [record for record in caplog.records if "answer in turn" in getattr(record, "reason", "")]
+    assert 1 <= len(told) < 20
 
 
 def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:

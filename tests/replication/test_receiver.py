@@ -170,6 +170,51 @@ def test_page_of_the_old_epoch_is_still_stored() -> None:
     assert driver.core.stored_offset == 0
 
 
+def other_epoch(driver: Driver, epoch: str) -> list[Effect]:
+    """The newest request is answered by a store of another epoch."""
+    asked = driver.fetches[-1].fetch_id
+    return driver(FetchFailed(asked, "epoch_changed", "other store", is_retryable=True, epoch=epoch))
+
+
+def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
+    """An epoch that comes back is gone on with where it was, once in a while and not at each answer, and it is said once who has to act.
+    A page that was on its way to disk meanwhile counts for its own epoch. (This ended in an assertion, hence the whole node.)"""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(11, 20, more=True))  # on its way to disk
+    assert kinds(other_epoch(driver, TWO)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
+    (told,) = other_epoch(driver, ONE)
+    assert isinstance(told, Note)
+    assert (told.kind, driver.core.asking) == (NoteKind.PEER_REFUSES, Asking.BLOCKED)
+    assert ONE in told.reason
+    assert TWO in told.reason
+    driver(Appended())
+    assert driver.core.stored_offset == 20
+    asked = driver(Tick(), PATIENCE.blocked_ms)
+    assert [(each.epoch, each.after_offset, each.confirm_offset) for each in asked if isinstance(each, Fetch)] == [
+        (ONE, 20, 20)
+    ]
+    assert other_epoch(driver, TWO) == []  # again, and that is said already
+    driver(Tick(), PATIENCE.blocked_ms)
+    assert (driver.fetches[-1].epoch, driver.fetches[-1].after_offset) == (TWO, 0)
+    assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [NoteKind.PEER_RETURNED, Append]
+    driver(Appended())
+    assert driver.core.stored_offset == 5
+
+
+def test_what_was_stored_meanwhile_counts_when_an_epoch_comes_back() -> None:
+    """A page stored while another epoch was in force is not asked for again."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(11, 20, more=True, taken=Taken(20, b"d")))
+    other_epoch(driver, TWO)
+    driver(Appended())
+    assert driver.core.stored_offset == 0
+    other_epoch(driver, ONE)
+    driver(Tick(), PATIENCE.blocked_ms)
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].taken) == (20, Taken(20, b"d"))
+
+
 def test_store_that_is_full_gets_the_same_page_again() -> None:
     """A pause, doubling, said once when it begins and once when it ends; the page is the same."""
     driver = Driver(ONE, 0)
