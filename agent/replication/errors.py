@@ -154,14 +154,14 @@ _ROWS = (
         Fault.OPERATOR,
         False,
         "The confirmation lies beyond the end of the log.",
-        "The serving store is older than what was read from it: was it restored from a backup?",
+        "The serving store is older than what was read from it: was it restored from a backup, or does a copy of it answer as well?",
     ),
     ErrorRow(
         "offset_beyond_log",
         Fault.OPERATOR,
         False,
         "after_offset lies beyond the end of the log.",
-        "The serving store is older than what was read from it: was it restored from a backup?",
+        "The serving store is older than what was read from it: was it restored from a backup, or does a copy of it answer as well?",
     ),
     ErrorRow(
         "history_differs",

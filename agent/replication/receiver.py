@@ -119,6 +119,7 @@ class Receiver:
         self._ask_at_ms = 0
         self._append_at_ms = 0
         self._failures = 0
+        self._shown_in_vain = 0  # in this epoch: a copy of the peer that agrees with us may answer in between
         self._handled_ms = 0
         self._was_linked = False
         self._returning_until_ms = 0
@@ -324,9 +325,10 @@ class Receiver:
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
-        elif event.code == "history_differs" and self._failures >= SHOWN_IN_VAIN_MAX:
+        elif event.code == "history_differs" and self._shown_in_vain >= SHOWN_IN_VAIN_MAX:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it may not begin a new epoch by itself
         elif event.is_retryable:
+            self._shown_in_vain += event.code == "history_differs"
             self._back_off(event.code, event.reason, now_ms, jitter)
         else:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
@@ -344,6 +346,7 @@ class Receiver:
             while len(self._left) > EPOCHS_LEFT_MAX:
                 del self._left[next(iter(self._left))]
         self.epoch = epoch
+        self._shown_in_vain = 0
         self.stored_offset, self._taken = back or _Left(0, None)
         self.frontier = 0
         pending = self._appending
@@ -389,7 +392,7 @@ class Receiver:
             self._to(Asking.OFFLINE)
 
     def _back_off(self, code: str, reason: str, now_ms: int, jitter: float) -> None:
-        self._lose(NoteKind.PEER_LOST, f"{code}: {reason}")
+        self._lose(NoteKind.PEER_LOST, reason if reason.startswith(f"{code}: ") else f"{code}: {reason}")
         settings = self._settings
         most_ms = settings.backoff_ms_max
         if now_ms < self._returning_until_ms:

@@ -489,3 +489,20 @@ def test_an_old_copy_that_stays_one_is_for_a_person() -> None:
     assert len(driver.fetches) == 9
     driver(Tick(), PATIENCE.blocked_ms)
     assert len(driver.fetches) == 10
+
+
+def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
+    """Two machines with one image answer under one name, of which one has gone on otherwise: it is told as what stands, although the
+    other's answers are good in between. (Both took turns in the log, every two seconds, and the status said by chance what was the case.)"""
+    driver, noted = Driver(ONE, 10), list[object]()
+    driver(LinkUp())
+    for _ in range(12):
+        noted += kinds(driver.answer(page(0, 0, frontier=10)))
+        reason = "history_differs: another batch"
+        noted += kinds(driver(FetchFailed(driver.fetches[-1].fetch_id, "history_differs", reason, is_retryable=True)))
+        if driver.core.asking is Asking.BLOCKED:
+            break
+        assert driver.core.lost_reason == reason  # its code once
+        noted += kinds(driver(Tick(), 400))
+    assert driver.core.asking is Asking.BLOCKED
+    assert (noted.count(NoteKind.PEER_LOST), noted.count(NoteKind.PEER_REFUSES)) == (8, 1)
