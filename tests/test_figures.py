@@ -1,7 +1,9 @@
 """The node's figures: what cannot be read is missing and told once, and never ends the node."""
 
 import asyncio
+import hashlib
 import sqlite3
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,15 @@ import pytest
 from agent import local
 from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore
-from agent.fact_store.errors import StoreUnusable
+from agent.fact_store.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.forecast import StoreSpace
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.figures import Figures
+from agent.health.snapshot import PacingFigures
 from agent.ingest.supervisor import Ingest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+from agent.replication.puller import Pacing, PullStatistics
+from agent.replication.receiver_words import Asking
 from agent.telemetry import Telemetry
 from tests.waiting import wait_until
 
@@ -98,6 +103,38 @@ def test_what_a_consumer_holds_back_is_told(tmp_path: Path) -> None:
         assert consumer.hours_held is not None
         assert consumer.hours_until_ttl_loss == pytest.approx(10.0 - consumer.hours_held)
         assert stream.hours_until_ttl_loss == consumer.hours_until_ttl_loss
+
+
+def pull_statistics(**some: object) -> PullStatistics:
+    """A pull of which only this is known."""
+    names = [each.name for each in fields(PullStatistics)]
+    return PullStatistics(**(dict.fromkeys(names, 0) | {"peer_zone": "plant-b", "catch_up": None} | some))  # type: ignore[arg-type]
+
+
+def test_what_keeps_a_pull_is_told(tmp_path: Path) -> None:
+    """Its peer's bandwidth, with seconds for milliseconds and whether it waits now, and its own store; nothing where nothing does."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        figures = figures_of(store, tmp_path)
+        pacing = Pacing(50_000, 8_863, 1_831, 438_602)
+        for asking in (Asking.PACED, Asking.WAITING):
+            told = figures._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
+            assert told.pacing == PacingFigures(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
+            assert told.page_waits == "full"
+        assert figures._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
+
+
+def test_artifacts_at_their_limit_are_told(tmp_path: Path) -> None:
+    """What they take, what they may, and what is lacking for the one that was refused."""
+    settings = StoreSettings(artifacts_total_bytes_max=100)
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings) as store:
+        digests = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in (b"a" * 80, b"b" * 30)]
+        store.artifacts.put_chunk(digests[0], 80, 0, b"a" * 80)
+        with pytest.raises(ArtifactsFull, match="artifacts_total_bytes_max reached"):
+            store.artifacts.put_chunk(digests[1], 30, 0, b"b" * 30)
+        figures = figures_of(store, tmp_path)
+        figures._read_from_disk()
+        told = figures.snapshot().store
+        assert (told.artifact_bytes, told.artifact_bytes_max, told.artifact_bytes_lacking) == (80, 100, 10)
 
 
 def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
