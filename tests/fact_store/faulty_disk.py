@@ -1,8 +1,9 @@
 """A disk that fails at the n-th operation: a VFS put under the real `sqlite3` module, by ctypes, in front of SQLite's own.
 
 Counts every write, sync, truncation and removal of a file opened through it, and fails the one it was armed with, once or from
-then on. A write that fails has written its first half: that is what a disk does that fills up or dies. No second SQLite is
-loaded, so nothing of the program under test is other than on a gateway, its error codes included (ENOSPC is SQLITE_FULL for a
+then on. A write that fails has written its first half: that is what a disk does that fills up or dies. Only where a disk is full and the
+write would not have made the file longer, nothing is written: overwriting takes no room. (Where it does, in a file system that copies
+on write, what was refused can come back after a power cut: agent/fact_store/DESIGN.md.) No second SQLite is loaded, so nothing of the program under test is other than on a gateway, its error codes included (ENOSPC is SQLITE_FULL for a
 write only; a sync fails as SQLITE_IOERR_FSYNC whatever the kernel says).
 """
 
@@ -24,6 +25,7 @@ _DELETE = CFUNCTYPE(c_int, c_void_p, c_char_p, c_int)
 _WRITE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_int64)
 _TRUNCATE = CFUNCTYPE(c_int, c_void_p, c_int64)
 _SYNC = CFUNCTYPE(c_int, c_void_p, c_int)
+_FILE_SIZE = CFUNCTYPE(c_int, c_void_p, POINTER(c_int64))
 
 
 class _Methods(ctypes.Structure):
@@ -31,7 +33,7 @@ class _Methods(ctypes.Structure):
 
     _fields_ = [
         ("version", c_int), ("close", c_void_p), ("read", c_void_p), ("write", _WRITE), ("truncate", _TRUNCATE), ("sync", _SYNC),
-        ("others", c_void_p * 13),
+        ("file_size", _FILE_SIZE), ("others", c_void_p * 12),
     ]  # fmt: skip
 
 
@@ -103,7 +105,10 @@ class FaultyDisk:
         def write(file: int, data: int, size: int, offset: int) -> int:
             if not self._strikes("write"):
                 return int(real.write(file, data, size, offset))
-            real.write(file, data, size // 2, offset)
+            length = c_int64()
+            real.file_size(file, ctypes.byref(length))
+            if not self.is_full or offset + size > length.value:
+                real.write(file, data, size // 2, offset)
             return FULL if self.is_full else IOERR_WRITE
 
         def truncate(file: int, size: int) -> int:
