@@ -364,23 +364,31 @@ hostile_events = st.one_of(
     st.builds(
         FetchFailed,
         fetch_id=st.integers(0, 30),
-        code=st.sampled_from(["epoch_changed", "busy"]),
+        code=st.sampled_from(["epoch_changed", "epoch_changed", "busy", "history_differs"]),
         reason=st.just("x"),
         is_retryable=st.booleans(),
         epoch=st.sampled_from([None, ONE, TWO]),
     ),
 )
-own_events = st.sampled_from(["up", "down", "appended", "full", "refused", "tick"])
+own_events = st.sampled_from(["up", "down", "appended", "appended", "full", "refused", "tick"])
+apt_events = st.tuples(
+    st.sampled_from(["page", "pages", "empty", "epoch_changed", "history_differs"]), st.sampled_from([ONE, TWO])
+)
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.tuples(hostile_events | own_events, st.integers(0, 3_000)), max_size=60), st.sampled_from([None, ONE])
+    st.lists(
+        st.tuples(apt_events | own_events | hostile_events, st.sampled_from([0, 500, 60_000])), min_size=20, max_size=60
+    ),
+    st.sampled_from([None, ONE]),
 )
 def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str | None) -> None:
-    """Whatever a peer answers, to whichever request, no assertion fails, and what is stored never goes back in an epoch."""
+    """Whatever a peer answers, to whichever request, also right at our position and in the name of one epoch and then the other, no assertion
+    fails, and what is stored never goes back in an epoch."""
     core = Receiver(PATIENCE, epoch, 0)
     now_ms, stored = 0, {ONE: 0, TWO: 0}
+    core.handle(LinkUp(), 0, 0.5)
     for event, after_ms in events:
         now_ms += after_ms
         happened = possible(core, event)
@@ -392,7 +400,19 @@ def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str 
             if isinstance(effect, Fetch) and effect.confirm_offset is not None:
                 assert effect.confirm_offset == core.stored_offset
         if core.epoch is not None:
-            stored[core.epoch] = max(stored[core.epoch], core.stored_offset)
+            assert core.stored_offset >= stored[core.epoch]
+            stored[core.epoch] = core.stored_offset
+
+
+def apt(core: Receiver, word: str, epoch: str) -> Event | None:
+    """An answer to the newest request by a store of `epoch`: where it does most, right at our position."""
+    if core.open_fetch_id is None:
+        return None
+    if word in {"epoch_changed", "history_differs"}:
+        return FetchFailed(core.open_fetch_id, word, f"{word}: x", is_retryable=True, epoch=epoch)
+    first = (core._accepted_offset or 0) + 1
+    answered = page(0, 0, epoch=epoch) if word == "empty" else page(first, first + 4, epoch=epoch, more=word == "pages")
+    return PageArrived(core.open_fetch_id, answered)
 
 
 def possible(core: Receiver, event: object) -> Event | None:
@@ -409,6 +429,8 @@ def possible(core: Receiver, event: object) -> Event | None:
             return failed if core.storing is Storing.APPENDING else None
         case "tick":
             return Tick()
+        case (str(word), str(epoch)):
+            return apt(core, word, epoch)
         case _:
             assert isinstance(event, PageArrived | FetchFailed)
             return event
