@@ -157,8 +157,6 @@ def _check_version(head: _Version, operation: str) -> None:
     """Another protocol or major is refused naming both; a higher minor is read, its additions ignored."""
     version = _VERSION.fullmatch(head.version)
     if head.protocol != PROTOCOL or version is None or int(version[1]) != MAJOR:
-        raise MalformedMessage(
-            f"the peer speaks {head.protocol!r} {head.version!r}, this node {PROTOCOL!r} {VERSION!r}",
-            "unsupported_version",
-            operation,
-        )
+        why = f"the peer speaks {head.protocol!r} {head.version!r}, this node {PROTOCOL!r} {VERSION!r}"
+        code = "unsupported_version"
+        raise MalformedMessage(why, code, operation, hint=ERRORS[code].hint)

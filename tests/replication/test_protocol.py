@@ -212,6 +212,13 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
     assert raised.value.code == code
 
 
+def test_an_answer_in_another_version_says_what_to_do() -> None:
+    """Who reads it is a command or a puller of this node, and nobody sends it the table's advice."""
+    with pytest.raises(MalformedMessage, match="'2.0'") as raised:
+        decode_answer(encode_error("plant-a", "11" * 16, "", "busy", "x").replace(b'"1.0"', b'"2.0"'))
+    assert raised.value.hint == ERRORS["unsupported_version"].hint
+
+
 def test_higher_minor_version_is_read() -> None:
     """Fields of a later minor version are ignored, wherever they stand."""
     request = decode_request(request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "why": []}))
@@ -382,3 +389,6 @@ def test_what_is_too_large_is_not_sent() -> None:
     with pytest.raises(MalformedMessage) as refused:
         encode_request(AppendFact(stream="facts", messages=[message]))
     assert refused.value.code == "request_too_large"
+    assert (
+        refused.value.hint == ERRORS["request_too_large"].hint
+    )  # a command prints it: nobody answers what is not sent
