@@ -214,7 +214,7 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
 
 def test_an_answer_in_another_version_says_what_to_do() -> None:
     """Who reads it is a command or a puller of this node, and nobody sends it the table's advice."""
-    with pytest.raises(MalformedMessage, match="'2.0'") as raised:
+    with pytest.raises(MalformedMessage, match=r"'2\.0'") as raised:
         decode_answer(encode_error("plant-a", "11" * 16, "", "busy", "x").replace(b'"1.0"', b'"2.0"'))
     assert raised.value.hint == ERRORS["unsupported_version"].hint
 
