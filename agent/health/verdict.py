@@ -295,9 +295,9 @@ def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float | None) -> Ite
         return
     if age is not None:
         text = f"{_duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
-        yield from _judge(
-            "consumer_age", age, subject, text, "is its process running? What it has not confirmed is kept for it"
-        )
+        is_reading = consumer.state.startswith("online")
+        ask = "it reads, and takes what it lacks page by page" if is_reading else "is its process running?"
+        yield from _judge("consumer_age", age, subject, text, f"{ask} (what it has not confirmed is kept for it)")
     left = consumer.hours_until_ttl_loss
     if left is not None and ttl_hours is not None and left <= ttl_hours / 2:
         text = f"its oldest fact is dropped unconfirmed in {_duration(left * 3600)}, after {ttl_hours:g} h"

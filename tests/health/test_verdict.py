@@ -192,6 +192,15 @@ def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
     assert "7 MB" in str(verdict.reasons)
 
 
+def test_a_consumer_that_reads_is_not_asked_whether_it_runs(healthy: NodeSnapshot) -> None:
+    """Behind by as much, one that is away may have stopped; one that is there is catching up."""
+    hints = [
+        assess(spoilt(healthy, "consumers", behind_facts=5, oldest_unconfirmed_age_s=9e4, state=state)).reasons[0].hint
+        for state in ("online", "offline")
+    ]
+    assert ["is its process running?" in hint for hint in hints] == [False, True]
+
+
 def test_a_pull_that_stands_is_an_alert(healthy: NodeSnapshot) -> None:
     """A stream that is not exported to us is nobody's outage that passes: somebody must act, and is told so at once, also where the
     stream never had an answer from which a lag could be told."""
