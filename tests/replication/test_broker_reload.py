@@ -28,7 +28,7 @@ from agent.replication.finding import Finding, Outcome
 from agent.replication.messages import ListStreams
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import HOST, Mosquitto
-from tests.waiting import wait_until_async
+from tests.waiting import wait_until, wait_until_async
 
 NOW = datetime.now(UTC)
 # Clean start, keep-alive 60 s, no properties, a client identifier from the broker (MQTT 5, 3.1).
@@ -137,6 +137,8 @@ def test_brokers_are_told_apart_by_their_file(tmp_path: Path, monkeypatch: pytes
         ]  # a program that waits for its input, under Mosquitto's name
         started.append(subprocess.Popen(words, executable="/bin/cat", stdin=subprocess.PIPE, cwd=tmp_path / site))
     try:
+        for each in started:  # a program that has just begun has no command line for a moment
+            wait_until(Path(f"/proc/{each.pid}/cmdline").read_bytes, "its command line")
         assert find_brokers(tmp_path / "south/broker/mosquitto.conf") == [started[1].pid]
         monkeypatch.chdir(tmp_path / "north")
         assert find_brokers(Path("broker/mosquitto.conf")) == [started[0].pid]
