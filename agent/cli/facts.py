@@ -136,10 +136,16 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
 def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: int) -> None:
     """Print the facts after CONSUMER's frontier, oldest first; the same again until they are confirmed."""
     settings = load(config_file)
-    registered = cast(
-        local.Registered, ask(settings, local.RegisterConsumer(consumer, stream, start, is_fetching=True))
-    )
     with _reader(settings) as reader:
+        unknown = _told_unknown(reader, stream)
+        registered = cast(
+            local.Registered, ask(settings, local.RegisterConsumer(consumer, stream, start, is_fetching=True))
+        )
+        if unknown:  # no refusal: a reader may be there before the first fact
+            undo = f"bsfg consumer remove {consumer} --force --now"
+            click.echo(
+                f"{unknown}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)", err=True
+            )
         damaged = False
         for one in presented(reader, registered.stream, registered.frontier, limit):
             _print(one, registered.stream)
@@ -170,9 +176,10 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
     """Print the last facts of a stream; moves no cursor."""
     settings = load(config_file)
     with _reader(settings) as reader, contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        known = sorted(info.name for info in reader.streams())
-        if stream not in known:  # no refusal: its first fact may come yet, and --follow waits for it
-            click.echo(f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}", err=True)
+        if unknown := _told_unknown(
+            reader, stream
+        ):  # no refusal: its first fact may come yet, and --follow waits for it
+            click.echo(unknown, err=True)
         after = max(0, reader.end_offset(stream) - limit)
         while True:
             for one in presented(reader, stream, after, sys.maxsize):
@@ -192,6 +199,12 @@ def _append_there(settings: NodeSettings, peer: str, request: local.AppendFact, 
     from agent.cli.append_to import append
 
     return told(append(settings, peer, request, answer_s))
+
+
+def _told_unknown(reader: StoreReader, stream: str) -> str:
+    """What to say of a stream that is not here, perhaps misspelt; nothing of one that is."""
+    known = sorted(info.name for info in reader.streams())
+    return "" if stream in known else f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
 
 
 def _print(one: dict[str, Any] | Hole, stream: str) -> int:

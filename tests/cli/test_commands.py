@@ -174,6 +174,16 @@ def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
     assert node("tail", "--stream", "facts.operational").stderr == ""
 
 
+def test_fetch_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
+    """A reader may come before the first fact; one that waits for a misspelt stream is told so, and how to take it back."""
+    assert node("append", "batch:1", "done", "{}").returncode == 0
+    misspelt = node("fetch", "--stream", "facts.operationl", "--consumer", "mes")
+    assert (misspelt.returncode, misspelt.stdout) == (0, "")
+    assert "no stream 'facts.operationl' yet; there are: facts.operational; consumer mes waits" in misspelt.stderr
+    assert node("consumer", "remove", "mes", "--force", "--now").returncode == 0
+    assert node("fetch", "--stream", "facts.operational", "--consumer", "mes").stderr == ""
+
+
 def test_a_refused_name_comes_with_an_example(node: Bsfg) -> None:
     """A subject or predicate of the wrong form is refused with one of the right form beside the pattern."""
     for arguments, example in ((("s", "done"), "batch:B-1042"), (("batch:1", "Step Done"), "step_completed")):
