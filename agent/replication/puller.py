@@ -203,7 +203,9 @@ class Puller:
         )
 
     async def run(self) -> None:
-        """Pull until cancelled.  A page on its way to disk then is stored, or not, as a whole."""
+        """Pull until cancelled, once in a puller's life: what was under way then may still end, and is no news to another.  A page
+        on its way to disk is stored, or not, as a whole."""
+        assert self._core is None, "a puller runs once"
         settings = self._settings
         store = self._store
         position = store.peer_position(settings.peer_zone, settings.stream)

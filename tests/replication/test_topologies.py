@@ -56,6 +56,10 @@ def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
                 await enterprise.wait_end(2_000)
             await plant.append(2_000, 1_000, 50)
             await enterprise.wait_end(3_000)
+            close(idmz)
+            idmz = Node.open(meshed, "idmz", tmp_path)
+            idmz.serve({"enterprise": [STREAM]})
+            idmz.pull("plant-a")
             async with idmz.running():
                 await plant.append(3_000, 1_000, 50)
                 await wait_until_async(
