@@ -1,7 +1,7 @@
 """What a node says of itself: figures of all its parts in one frozen picture, for the health page and the status line.
 
-Most figures are looks into memory. What costs a read from disk (the age of a consumer's oldest unconfirmed fact, free space,
-how long a certificate still lasts) is refreshed in a thread every second or minute and remembered, so that nobody who asks
+Most figures are looks into memory. What costs a read from disk (what is held for whom, free space, how long a certificate still
+lasts) is refreshed in a thread every second or minute and remembered, so that nobody who asks
 can slow the node down. A figure that cannot be read is told once in the log and is missing; it never ends the node.
 """
 
@@ -12,15 +12,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from agent.batch import BatchError, parse
 from agent.config import NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.errors import StoreError
-from agent.fact_store.forecast import StoreSpace
-from agent.fact_store.records import StreamInfo
+from agent.fact_store.forecast import ConsumerSpace, StoreSpace
+from agent.fact_store.records import ConsumerState, StreamInfo
+from agent.health.behind import Behind
 from agent.health.snapshot import (
     BrokerFigures,
     CatchUpFigures,
@@ -66,7 +66,6 @@ class _Caught:
 class _Remembered:
     """Figures that cost a read, as of the last refresh."""
 
-    ages_s: dict[str, float] = field(default_factory=dict)
     space: StoreSpace | None = None
     artifact_bytes: int = 0
     artifact_bytes_lacking: int = 0
@@ -97,6 +96,7 @@ class Figures:
         self._started_unix_ms = _now_unix_ms()
         self._caught: dict[tuple[str, str], _Caught] = {}
         self._remembered = _Remembered()
+        self._behind = Behind()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
 
@@ -105,8 +105,8 @@ class Figures:
         while True:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._remembered.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
-            ages_s, space = await asyncio.to_thread(self._read_from_disk)
-            self._remembered.ages_s, self._remembered.space = ages_s, space
+            self._remembered.space = await asyncio.to_thread(self._read_from_disk)
+            self._look_at_consumers()
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
@@ -154,6 +154,7 @@ class Figures:
         for consumer in self._store.consumers():
             kept = held.get(consumer.name)
             behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
+            reads = self._behind.reads(consumer.name)
             figures.append(
                 ConsumerFigures(
                     name=consumer.name,
@@ -162,13 +163,30 @@ class Figures:
                     state=consumer.lifecycle.value,
                     frontier=consumer.frontier,
                     behind_facts=behind,
-                    oldest_unconfirmed_age_s=self._remembered.ages_s.get(consumer.name) if behind else None,
+                    oldest_unconfirmed_age_s=self._age_s(consumer, kept) if behind else None,
+                    facts_per_s=reads.facts_per_s if reads else None,
+                    seconds_left=reads.seconds_left if reads and behind else None,
                     bytes_held=kept.bytes_held if kept else None,
                     hours_held=kept.hours_held if kept else None,
                     hours_until_ttl_loss=kept.hours_until_ttl_loss if kept else None,
                 )
             )
         return tuple(figures)
+
+    def _look_at_consumers(self) -> None:
+        ends = {stream.name: stream.end_offset for stream in self._store.streams()}
+        frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers() if one.stream in ends}
+        self._behind.look(self._clock_s(), ends, frontiers)
+
+    def _age_s(self, consumer: ConsumerState, kept: ConsumerSpace | None) -> float | None:
+        """For how long the oldest fact that it lacks has waited for it: since it came here, or the consumer, if that was later."""
+        bounds = [
+            self._behind.age_s(consumer.stream, consumer.frontier, self._clock_s()),
+            None if kept is None else kept.hours_held * 3600,
+        ]
+        known = [one for one in bounds if one is not None]
+        since_s = (_now_unix_ms() - consumer.registered_unix_ms) / 1000
+        return min([*known, since_s] if since_s >= 0 else known) if known else None  # a clock set back says nothing
 
     def _peer(self, pull: PullStatistics) -> PeerFigures:
         """Lag is the time since this pull last had everything: an upper bound that needs no clock but ours."""
@@ -263,33 +281,16 @@ class Figures:
 
     # ---------------------------------------------------------------------------------------------- in a thread, from disk
 
-    def _read_from_disk(self) -> tuple[dict[str, float], StoreSpace | None]:
-        space = None
+    def _read_from_disk(self) -> StoreSpace | None:
         try:
             self._remembered.artifact_bytes = self._store.artifacts.bytes_used()
             self._remembered.artifact_bytes_lacking = self._store.artifacts.bytes_lacking()
             space = self._store.space()
         except StoreError as error:
             self._note("space", error)
-        else:
-            self._note("space", None)
-        return self._ages_s(), space
-
-    def _ages_s(self) -> dict[str, float]:
-        """How long ago the first fact that a consumer has not confirmed was observed."""
-        ages_s, now_ns = {}, time.time_ns()
-        for consumer in self._store.consumers():
-            what = f"{consumer.stream} after offset {consumer.frontier}"
-            try:
-                page = self._store.read(consumer.stream, consumer.frontier, 1, 1)
-                if page.batches:
-                    observed_ns = parse(page.batches[0].sealed).header.time_max_ns
-                    ages_s[consumer.name] = max(0.0, (now_ns - observed_ns) / 1e9)
-            except (BatchError, StoreError) as error:  # bit rot, or a disk in trouble: no reason to stop collecting
-                self._note(what, error)
-            else:
-                self._note(what, None)
-        return ages_s
+            return None
+        self._note("space", None)
+        return space
 
     def _note(self, what: str, error: Exception | None) -> None:
         """Say once what cannot be read."""

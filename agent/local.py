@@ -325,12 +325,10 @@ class Door:
 
 def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
     """Every consumer as it stands now; what each holds back is read from the disk, in the calling thread."""
-    entries, now_ns, now_unix_ns = [], time.monotonic_ns(), time.time_ns()
+    entries, now_ns = [], time.monotonic_ns()
+    held = {one.name: one for one in store.space().consumers}
     for consumer in store.consumers():
-        backlog = store.backlog(consumer.stream, consumer.frontier)
-        held_hours = None
-        if backlog.oldest_ns is not None:
-            held_hours = max(0.0, (now_unix_ns - backlog.oldest_ns) / 3.6e12)
+        kept, end_offset = held.get(consumer.name), store.end_offset(consumer.stream)
         lag_ns = store.policy(consumer.stream).in_sync_lag_ms * 1_000_000
         in_sync = any(
             one.name == consumer.name and is_in_sync(one, lag_ns, now_ns) for one in store.followers(consumer.stream)
@@ -343,9 +341,9 @@ def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
                 state=consumer.lifecycle.value,
                 in_sync=in_sync,
                 frontier=consumer.frontier,
-                behind_facts=max(0, store.end_offset(consumer.stream) - consumer.frontier),
-                held_bytes=backlog.bytes,
-                held_hours=held_hours,
+                behind_facts=max(0, end_offset - consumer.frontier),
+                held_bytes=kept.bytes_held if kept else 0,
+                held_hours=kept.hours_held if kept and consumer.frontier < end_offset else None,
                 seen_unix_ms=store.seen_unix_ms(consumer.name),
                 lease_epoch=consumer.lease.epoch,
                 lease_holder=consumer.lease.holder,

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import sqlite3
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from agent import local
 from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.errors import ArtifactsFull, StoreUnusable
-from agent.fact_store.forecast import StoreSpace
+from agent.fact_store.forecast import ConsumerSpace, StoreSpace
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.figures import Figures
 from agent.health.snapshot import PacingFigures
@@ -21,7 +20,6 @@ from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.replication.puller import Pacing, PullStatistics
 from agent.replication.receiver_words import Asking
 from agent.telemetry import Telemetry
-from tests.waiting import wait_until
 
 STREAM = "facts.operational"
 
@@ -41,29 +39,39 @@ def with_a_consumer_behind(folder: Path) -> FactStore:
     return store
 
 
-def damage(file: Path) -> None:
-    """Bit rot: one bit of the first batch, and no error from SQLite."""
-    with sqlite3.connect(file) as connection:
-        (refusing,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'batch_update_refused'").fetchone()
-        (body,) = connection.execute("SELECT body FROM batch WHERE id = 1").fetchone()
-        connection.execute("DROP TRIGGER batch_update_refused")
-        connection.execute("UPDATE batch SET body = ? WHERE id = 1", (body[:-1] + bytes([body[-1] ^ 1]),))
-        connection.execute(refusing)
-    connection.close()
-
-
-def test_a_damaged_batch_costs_a_figure_and_no_node(tmp_path: Path) -> None:
-    """The age of what the disk has damaged is nobody's; everything else is told, and the store says what it lost."""
-    with_a_consumer_behind(tmp_path).close()
-    damage(tmp_path / "facts.db")
+def test_the_age_of_a_consumer_is_the_time_it_had(tmp_path: Path) -> None:
+    """Not the source time of what it lacks, years ago, nor for how long that lay here before the consumer came."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        figures = figures_of(store, tmp_path)
-        ages_s, space = figures._read_from_disk()
-        assert ages_s == {}
-        assert space is not None
-        wait_until(lambda: [one.kind for one in store.incidents()] == ["damaged"], "the incident")
+        store.define([TagDefinition("tag:line1/t1")]).result(20)
+        store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)], awaited=True).result(20)
+        store.register_consumer("mes", "plant-a", "facts.telemetry", "oldest").result(20)
+        figures, kept = figures_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
+        figures._remembered.space = StoreSpace(0, None, None, None, (), (kept,))
         (consumer,) = figures.snapshot().consumers
-        assert consumer.behind_facts >= 1
+        assert consumer.behind_facts == 1
+        assert consumer.oldest_unconfirmed_age_s is not None
+        assert consumer.oldest_unconfirmed_age_s < 60
+        assert consumer.hours_held == 72.0
+
+
+def test_a_consumer_that_reads_says_how_fast(tmp_path: Path) -> None:
+    """From one refresh to the next, by the node's clock."""
+    now_s = 100.0
+    with with_a_consumer_behind(tmp_path) as store:
+        settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
+        ingest = Ingest("plant-a", (), {}, store, ())
+        figures = Figures(settings, store, {}, (), (), ingest, Telemetry(), clock_s=lambda: now_s)
+        figures._look_at_consumers()
+        messages = [
+            Message(Envelope(f"m{n}", "plant-a", "*", 1), Fact("batch:B-1", "done", b"1")) for n in range(2, 12)
+        ]
+        store.append_messages(STREAM, messages).result(20)
+        store.confirm("mes", 5).result(20)
+        now_s = 102.0
+        figures._look_at_consumers()
+        (consumer,) = figures.snapshot().consumers
+        assert (consumer.facts_per_s, consumer.behind_facts) == (2.5, 6)
+        assert consumer.seconds_left is None, "it has more before it than at the first look"
 
 
 def test_room_that_cannot_be_read_costs_no_node(
@@ -78,8 +86,7 @@ def test_room_that_cannot_be_read_costs_no_node(
         monkeypatch.setattr(store, "space", in_trouble)
         figures = figures_of(store, tmp_path)
         for _ in range(3):
-            ages_s, space = figures._read_from_disk()
-            assert (ages_s.keys(), space) == ({"mes"}, None)
+            assert figures._read_from_disk() is None
         snapshot = figures.snapshot()
         assert (snapshot.store_fill_percent, snapshot.streams[0].end_offset) == (None, 1)
     assert [record.message for record in caplog.records] == ["figure_unreadable"]
@@ -92,7 +99,7 @@ def test_what_a_consumer_holds_back_is_told(tmp_path: Path) -> None:
     settings = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings, streams=limits) as store:
         figures = figures_of(store, tmp_path)
-        figures._remembered.ages_s, figures._remembered.space = figures._read_from_disk()
+        figures._remembered.space = figures._read_from_disk()
         snapshot = figures.snapshot()
         (stream,), (consumer,) = snapshot.streams, snapshot.consumers
         assert (stream.bytes_max, stream.ttl_hours) == (1024 * 1024, 10.0)

@@ -103,7 +103,7 @@ CORES: tuple[str, ...] = (
             "records",
         )
     ),
-    *(f"agent/health/{name}.py" for name in ("hardware", "metrics", "page", "verdict", "watchdog")),
+    *(f"agent/health/{name}.py" for name in ("behind", "hardware", "metrics", "page", "verdict", "watchdog")),
     *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_change", "tag_map")),
     *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
     *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),

@@ -16,6 +16,7 @@ import click
 from agent.cli import config_option, json_option
 from agent.config import load
 from agent.health.client import ask_health
+from agent.health.verdict import duration
 
 
 @click.command()
@@ -41,11 +42,9 @@ def text(found: dict[str, Any]) -> str:
         )
     lines += _artifacts(found["store"])
     for consumer in found["consumers"]:
-        age = consumer["oldest_unconfirmed_age_s"]
-        behind = f", oldest {age:.1f} s" if consumer["behind_facts"] and age is not None else ""
         lines.append(
             f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "
-            f"{consumer['behind_facts']:,} behind{behind}{_held(consumer)}"
+            f"{consumer['behind_facts']:,} behind{_behind(consumer)}{_held(consumer)}"
         )
     for broker in found["brokers"]:
         link = "connected" if broker["connected"] else "not connected"
@@ -114,6 +113,15 @@ def _room(stream: dict[str, Any]) -> str:
     if stream["hours_until_ttl_loss"] is not None:
         parts.append(f", first loss in {stream['hours_until_ttl_loss']:,.1f} h")
     return "".join(parts)
+
+
+def _behind(consumer: dict[str, Any]) -> str:
+    """For how long what a consumer lacks has waited for it, and how long it takes to catch up."""
+    age, left = consumer["oldest_unconfirmed_age_s"], consumer["seconds_left"]
+    if not consumer["behind_facts"] or age is None:
+        return ""
+    pace = "" if left is None else f", reads {consumer['facts_per_s']:,.0f} facts/s, {duration(left)} left"
+    return f", oldest {duration(age)}{pace}"
 
 
 def _held(consumer: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ class StreamState:
     released_offset: int = 0
     released_bytes: int = 0
     mark_ms: int | None = None  # age at which the newest mark was set
+    is_backlog: bool = False  # what it says of what comes in
 
     def info(self) -> StreamInfo:
         """The same for the world."""

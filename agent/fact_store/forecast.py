@@ -2,7 +2,7 @@
 
 An operator asks two questions before a weekend. *If everybody who reads from here stopped now, when would the store be full?*
 Confirmed facts yield to new ones, so the room is what is free together with what everybody has confirmed, and the pace is what
-came in during the last hour. *If nothing changes, when are the first facts lost to their time to live?* That is the time to
+came in during the last hour, history that a peer had kept left out. *If nothing changes, when are the first facts lost to their time to live?* That is the time to
 live less the age of the oldest fact that a consumer lacks, for the consumer that is worst off.
 
 Full means full of what cannot go: where the time to live makes room before the limit is met, the store is never full, and what
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-HOUR_MS = 3_600_000
+from agent.fact_store.age import HOUR_MS, MARK_EVERY_MS
+
 PACE_MS = HOUR_MS  # what came in for so long says what will come
 PACE_MS_MIN = 10_000  # of less nobody can tell a pace
 
@@ -33,6 +35,32 @@ class Pace:
     def bytes_per_s(self) -> float | None:
         """None while it is too early to tell."""
         return None if self.span_ms < PACE_MS_MIN else 1000 * self.bytes / self.span_ms
+
+
+class Mark(NamedTuple):
+    """How far a stream's log had come: sealed bytes ever, when the store's own clock said `age_ms`; whether backlog came from there on."""
+
+    age_ms: int
+    bytes_total: int
+    is_backlog: bool
+
+
+def pace(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: int) -> Pace:
+    """What came in during the last hour, or since the first mark of all (`first_ms`) where that is younger. `marks` are those of this
+    hour, oldest first; the log ends at `bytes_total` now.
+
+    A minute that took in backlog is left out, its bytes and its time: a day's history that comes within minutes says nothing of the
+    hours to come. After a minute without a mark there was silence, which counts.
+    """
+    if not marks:
+        return Pace(0, min(PACE_MS, age_ms - first_ms))
+    came, span_ms = bytes_total - marks[0].bytes_total, min(PACE_MS, age_ms - first_ms)
+    ends = [(one.age_ms, one.bytes_total) for one in marks[1:]]
+    for mark, (end_ms, end_bytes) in zip(marks, [*ends, (age_ms, bytes_total)], strict=True):
+        if mark.is_backlog:
+            came -= end_bytes - mark.bytes_total
+            span_ms -= min(end_ms - mark.age_ms, MARK_EVERY_MS)
+    return Pace(max(0, came), max(0, span_ms))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ SELECT
     stream.released_bytes,
     coalesce(last.last_offset, stream.released_offset),
     coalesce(last.bytes_total, stream.released_bytes),
-    (SELECT age_ms FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1)
+    (SELECT age_ms FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1),
+    (SELECT is_backlog FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1)
 FROM stream
 LEFT JOIN batch AS last ON last.id = (
     SELECT id FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1
@@ -264,23 +265,8 @@ WHERE stream = :stream
         (SELECT min(first_offset) FROM mark WHERE stream = :stream AND unix_ms >= :unix_ms), 9223372036854775807
     );
 
--- select_backlog: sealed bytes from the batch that holds an offset to the end of its stream, and the newest time in that batch
-SELECT
-    (SELECT bytes_total FROM batch WHERE stream = :stream ORDER BY first_offset DESC LIMIT 1)
-    - bytes_total + length(body) + length(digest),
-    time_max_ns
-FROM batch
-WHERE stream = :stream
-    AND first_offset >= coalesce(
-        (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
-    )
-    AND last_offset >= :offset
-    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
-ORDER BY first_offset
-LIMIT 1;
-
 -- insert_mark: how far a stream's log had come
-INSERT INTO mark (stream, first_offset, bytes_total, age_ms, unix_ms) VALUES (?, ?, ?, ?, ?);
+INSERT INTO mark (stream, first_offset, bytes_total, age_ms, unix_ms, is_backlog) VALUES (?, ?, ?, ?, ?, ?);
 
 -- select_marks: the oldest marks of a stream
 SELECT first_offset, age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT ?;
@@ -445,7 +431,7 @@ DELETE FROM consumer WHERE id = ?;
 -- select_consumers: every consumer
 SELECT
     consumer.id, consumer.name, consumer.zone, stream.name, consumer.state, consumer.start_offset, consumer.frontier,
-    consumer.seen_unix_ms, consumer.lease_epoch, consumer.lease_holder
+    consumer.registered_unix_ms, consumer.seen_unix_ms, consumer.lease_epoch, consumer.lease_holder
 FROM consumer JOIN stream ON stream.id = consumer.stream ORDER BY consumer.name;
 
 -- insert_confirmed: a range confirmed beyond the frontier
@@ -488,10 +474,10 @@ SELECT age_ms FROM mark WHERE stream = ? AND first_offset <= ? ORDER BY first_of
 -- select_mark_first: the store's age at the oldest mark that is left
 SELECT age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT 1;
 
--- select_mark_since: sealed bytes before the oldest mark that is at least so young, of the last hour's
-SELECT bytes_total FROM (
-    SELECT first_offset, bytes_total, age_ms FROM mark WHERE stream = :stream ORDER BY first_offset DESC LIMIT 61
-) WHERE age_ms >= :since_ms ORDER BY first_offset LIMIT 1;
+-- select_marks_since: the marks of the last so many that are at least so young, oldest first
+SELECT age_ms, bytes_total, is_backlog FROM (
+    SELECT first_offset, bytes_total, age_ms, is_backlog FROM mark WHERE stream = :stream ORDER BY first_offset DESC LIMIT :limit
+) WHERE age_ms >= :since_ms ORDER BY first_offset;
 
 -- insert_artifact: a fact of a stream refers to an artifact; the last that does counts
 INSERT INTO artifact (digest, stream, last_offset) VALUES (?, ?, ?)

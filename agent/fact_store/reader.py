@@ -25,7 +25,6 @@ from agent.fact_store.history import Asked, ends_at, read_history
 from agent.fact_store.migrations import FILES, check_known
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import (
-    Backlog,
     BatchEnd,
     BatchHead,
     ConsumerState,
@@ -169,15 +168,6 @@ class StoreReader:
             rows = connection.execute(query, asked).fetchall()
             origins = {row[2]: self._origin(connection, row[2]) for row in rows}
         return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
-
-    def backlog(self, stream: str, after_offset: int) -> Backlog:
-        """What a consumer that has confirmed up to an offset holds back; two look-ups, however much it is."""
-        with self._reading() as connection:
-            if (number := self._stream(connection, stream)) is None:
-                return Backlog(0, None)
-            asked = {"stream": number, "offset": after_offset + 1}
-            row = connection.execute(QUERIES["select_backlog"], asked).fetchone()
-        return Backlog(*row) if row else Backlog(0, None)
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of the definitions of an origin, after one number up to another; fewer where fewer are known."""

@@ -35,6 +35,7 @@ class ReceivedPage:
     definitions: Sequence[ReceivedDefinition]
     position: PeerPosition
     holes: Sequence[tuple[int, int, str]] = ()
+    is_backlog: bool = False
 
 
 @dataclass(slots=True)
@@ -104,7 +105,7 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
     if plan.inserts:
-        transaction.add_batches(stream, plan.inserts)
+        transaction.add_batches(stream, plan.inserts, is_backlog=page.is_backlog)
         kept = transaction.catalog.streams[page.stream]
         transaction.add_artifacts(kept, digests_in(messages_of(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():

@@ -107,6 +107,7 @@ class ConsumerState:
     lifecycle: Lifecycle
     start_offset: int
     confirmed: Confirmed
+    registered_unix_ms: int = 0
     seen_unix_ms: int | None = None
     lease: Lease = NO_LEASE
 
@@ -114,13 +115,6 @@ class ConsumerState:
     def frontier(self) -> int:
         """Everything up to this offset is confirmed."""
         return self.confirmed.frontier
-
-
-class Backlog(NamedTuple):
-    """What lies beyond an offset: sealed bytes in whole batches, and the newest time in the first of them (None: nothing)."""
-
-    bytes: int
-    oldest_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)

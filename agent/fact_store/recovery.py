@@ -75,11 +75,11 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     catalog = Catalog(identity(connection, path))
-    for number, name, released_offset, released_bytes, end_offset, bytes_total, mark_ms in _rows(
+    for number, name, released_offset, released_bytes, end_offset, bytes_total, mark_ms, is_backlog in _rows(
         connection, "select_streams"
     ):
         catalog.streams[name] = StreamState(
-            number, name, end_offset, bytes_total, released_offset, released_bytes, mark_ms
+            number, name, end_offset, bytes_total, released_offset, released_bytes, mark_ms, bool(is_backlog)
         )
     for number, zone, epoch in _rows(connection, "select_origins"):
         catalog.origins[Origin(zone, epoch)] = number
@@ -102,12 +102,13 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
     ranges: dict[int, list[tuple[int, int]]] = {}
     for consumer, first_offset, last_offset in _rows(connection, "select_confirmed"):
         ranges.setdefault(consumer, []).append((first_offset, last_offset))
-    for number, name, zone, stream, state, start_offset, frontier, seen, *lease in _rows(
+    for number, name, zone, stream, state, start_offset, frontier, registered, seen, *lease in _rows(
         connection, "select_consumers"
     ):
-        confirmed = Confirmed(frontier, tuple(ranges.get(number, ())))
-        lifecycle = Lifecycle(state)
-        consumer = ConsumerState(number, name, zone, stream, lifecycle, start_offset, confirmed, seen, Lease(*lease))
+        consumer = ConsumerState(
+            *(number, name, zone, stream, Lifecycle(state), start_offset),
+            *(Confirmed(frontier, tuple(ranges.get(number, ()))), registered, seen, Lease(*lease)),
+        )
         if consumer.lifecycle in PRESENT:  # in the last life; in this one nobody has seen it
             consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.LOST))
         catalog.consumers[name] = consumer

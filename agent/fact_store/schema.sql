@@ -107,13 +107,15 @@ END;
 
 -- When a stream's log had come how far, at most one row a minute: what lies from first_offset on was recorded later. age_ms is the
 -- store's own clock, the milliseconds it has been open in all its lives; unix_ms the clock on the wall, for people only.
--- bytes_total counts the stream's sealed bytes before first_offset.
+-- bytes_total counts the stream's sealed bytes before first_offset. is_backlog: what came in the minute from here on may be history that
+-- a peer had kept, so that it says nothing of the pace at which facts come in; where that begins there is a mark more.
 CREATE TABLE mark (
     stream INTEGER NOT NULL REFERENCES stream (id),
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
     bytes_total INTEGER NOT NULL CHECK (bytes_total >= 0),
     age_ms INTEGER NOT NULL CHECK (age_ms >= 0),
     unix_ms INTEGER NOT NULL,
+    is_backlog INTEGER NOT NULL DEFAULT 0 CHECK (is_backlog IN (0, 1)),
     PRIMARY KEY (stream, first_offset)
 ) STRICT, WITHOUT ROWID;
 

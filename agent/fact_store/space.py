@@ -1,6 +1,6 @@
 """How much room there is and for how long: reads the few rows a forecast rests on. What they mean is decided in forecast.py.
 
-Cheap enough to be asked every second: two look-ups a consumer and two a stream, each by an index, however large the store is.
+Cheap enough to be asked every second: two look-ups a consumer, one and an hour's marks a stream, each by an index, however large the store is.
 Reads nothing but the tables and the disk's free space, so another process may ask as well as the node.
 """
 
@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.batch import DIGEST_BYTES
+from agent.fact_store.age import MARK_EVERY_MS
 from agent.fact_store.catalog import Catalog, StreamState
-from agent.fact_store.forecast import PACE_MS, Log, Pace, Reading, StoreSpace, forecast
+from agent.fact_store.forecast import PACE_MS, Log, Mark, Pace, Reading, StoreSpace, forecast, pace
 from agent.fact_store.queries import QUERIES
 from agent.fact_store.settings import StoreSettings, StreamSettings
+
+MARKS_MAX = 2 * PACE_MS // MARK_EVERY_MS + 1
+"""Of the last hour: one a minute, and one more where backlog begins, which ends with the next."""
 
 
 def measure(
@@ -93,11 +97,10 @@ def _age_of(connection: sqlite3.Connection, stream: StreamState, offset: int, ag
 
 
 def _pace(connection: sqlite3.Connection, stream: StreamState, age_ms: int) -> Pace:
-    """What came in during the last hour, or since the first mark where that is younger."""
     first = connection.execute(QUERIES["select_mark_first"], (stream.id,)).fetchone()
     if first is None:
         return Pace(0, 0)
-    values = {"stream": stream.id, "since_ms": age_ms - PACE_MS}
-    row = connection.execute(QUERIES["select_mark_since"], values).fetchone()
-    came = 0 if row is None else stream.bytes_total - row[0]
-    return Pace(max(0, came), max(0, min(PACE_MS, age_ms - first[0])))
+    asked = {"stream": stream.id, "since_ms": age_ms - PACE_MS, "limit": MARKS_MAX}
+    rows = connection.execute(QUERIES["select_marks_since"], asked).fetchall()
+    marks = [Mark(at_ms, bytes_total, bool(is_backlog)) for at_ms, bytes_total, is_backlog in rows]
+    return pace(marks, first[0], stream.bytes_total, age_ms)

@@ -43,7 +43,6 @@ from agent.fact_store.receive import ReceivedPage, begin_check, check, put
 from agent.fact_store.records import (
     Appended,
     AppendOutcome,
-    Backlog,
     BatchEnd,
     ConsumerState,
     Incident,
@@ -316,10 +315,12 @@ class FactStore:
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         verify: bool = True,
+        is_backlog: bool = False,
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
 
         `holes` are (first_offset, last_offset, reason) of what the peer says it no longer has; each becomes an incident.
+        `is_backlog`: the peer had kept them for us, so no forecast counts them as what comes in.
 
         What contradicts the facts held, and is not of the peer's present epoch, is passed over: an incident, and `refused` in the result.
 
@@ -335,7 +336,13 @@ class FactStore:
         call = Call(f"{stream} from {peer}", size, time.monotonic_ns(), stream=stream if sealed else None)
         self._writer.reserve(call)
         page = partial(
-            ReceivedPage, peer=peer, stream=stream, definitions=definitions, position=position, holes=tuple(holes)
+            ReceivedPage,
+            peer=peer,
+            stream=stream,
+            definitions=definitions,
+            position=position,
+            holes=tuple(holes),
+            is_backlog=is_backlog,
         )
         try:
             checked = begin_check(self._checker, stream, sealed, definitions, is_opened=verify)
@@ -528,10 +535,6 @@ class FactStore:
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's definitions, after one number up to another, read in the calling thread."""
         return self._reader.definitions(origin, after_number, until_number)
-
-    def backlog(self, stream: str, after_offset: int) -> Backlog:
-        """What a consumer that has confirmed up to an offset holds back, read in the calling thread."""
-        return self._reader.backlog(stream, after_offset)
 
     def incidents(self) -> list[Incident]:
         """What was lost or refused, newest first, read in the calling thread."""

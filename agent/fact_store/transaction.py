@@ -138,8 +138,9 @@ class Transaction:
             self.catalog.origins[origin] = known
         return known
 
-    def add_batches(self, stream: StreamState, batches: Sequence[Batch]) -> int:
-        """Put batches at the end of a stream, in order; returns the offset of their first fact."""
+    def add_batches(self, stream: StreamState, batches: Sequence[Batch], *, is_backlog: bool = False) -> int:
+        """Put batches at the end of a stream, in order; returns the offset of their first fact. `is_backlog`: they are history that
+        a peer had kept."""
         end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
         for batch in batches:
             header = batch.header
@@ -157,13 +158,13 @@ class Transaction:
             self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
         for row in rows[whole:]:
             self._execute(QUERIES["insert_batch"], row)
-        mark_ms = stream.mark_ms
-        if is_mark_due(mark_ms, self.age_ms):
-            mark_ms = self.age_ms
-            values = (stream.id, stream.end_offset + 1, stream.bytes_total, mark_ms, self.now_unix_ms)
+        mark_ms, was_backlog = stream.mark_ms, stream.is_backlog
+        if is_mark_due(mark_ms, self.age_ms) or (is_backlog and not was_backlog):
+            mark_ms, was_backlog = self.age_ms, is_backlog
+            values = (stream.id, stream.end_offset + 1, stream.bytes_total, mark_ms, self.now_unix_ms, is_backlog)
             self._execute(QUERIES["insert_mark"], values)
         self.catalog.streams[stream.name] = replace(
-            stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms
+            stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms, is_backlog=was_backlog
         )
         self.batches_added += len(batches)
         return stream.end_offset + 1
@@ -249,7 +250,9 @@ class Transaction:
             consumer.frontier, self.now_unix_ms,
         )  # fmt: skip
         number = self._execute(QUERIES["insert_consumer"], values).fetchone()[0]
-        added = self.catalog.consumers[consumer.name] = replace(consumer, id=number)
+        added = self.catalog.consumers[consumer.name] = replace(
+            consumer, id=number, registered_unix_ms=self.now_unix_ms
+        )
         return added
 
     def set_consumer(self, consumer: ConsumerState) -> None:

@@ -24,14 +24,20 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _STREAM_GAUGES = (
     ("bsfg_store_bytes_max", "Bytes of batches the stream may keep.", "bytes_max"),
     ("bsfg_store_stream_fill_percent", "What would not yield to new facts, of the stream's limit.", "fill_percent"),
-    ("bsfg_store_inflow_bytes_per_second", "Bytes of batches taken in, over the last hour.", "inflow_bytes_per_s"),
+    (
+        "bsfg_store_inflow_bytes_per_second",
+        "Bytes of batches taken in, over the last hour, without history that a peer had kept.",
+        "inflow_bytes_per_s",
+    ),
     ("bsfg_store_hours_until_full", "Until the limit, if nobody confirms from now on.", "hours_until_full"),
     ("bsfg_store_ttl_hours", "Time to live of facts nobody confirms.", "ttl_hours"),
     ("bsfg_store_hours_until_ttl_loss", "Until the first fact is dropped unconfirmed.", "hours_until_ttl_loss"),
 )
 _CONSUMER_GAUGES = (
+    ("bsfg_consumer_facts_per_second", "What it confirms, over the last minute.", "facts_per_s"),
+    ("bsfg_consumer_catch_up_seconds_left", "Until it has everything, at that pace.", "seconds_left"),
     ("bsfg_consumer_held_bytes", "Bytes of batches it has not confirmed.", "bytes_held"),
-    ("bsfg_consumer_held_hours", "How long its oldest unconfirmed fact has waited.", "hours_held"),
+    ("bsfg_consumer_held_hours", "Age of its oldest unconfirmed fact, as its time to live counts it.", "hours_held"),
     ("bsfg_consumer_hours_until_ttl_loss", "Until its oldest fact is dropped unconfirmed.", "hours_until_ttl_loss"),
 )
 _PEER_COUNTERS = (
@@ -174,7 +180,11 @@ def _streams_and_consumers(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _gauge("bsfg_frontier_offset", "Confirmed frontier.", labels, [(n, c.frontier) for n, c in named])
     yield _gauge("bsfg_consumer_behind_facts", "Facts not confirmed.", labels, [(n, c.behind_facts) for n, c in named])
     yield _gauge(
-        *("bsfg_consumer_oldest_unconfirmed_seconds", "Age of the oldest unconfirmed fact.", labels),
+        *(
+            "bsfg_consumer_oldest_unconfirmed_seconds",
+            "For how long its oldest unconfirmed fact has waited for it.",
+            labels,
+        ),
         [(n, c.oldest_unconfirmed_age_s) for n, c in named],
     )
     for name, text, field in _CONSUMER_GAUGES:

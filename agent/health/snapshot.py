@@ -65,7 +65,11 @@ class StreamFigures:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFigures:
-    """A registered reader of a stream, how far it is behind, and what is kept for it alone or among others."""
+    """A registered reader of a stream, how far it is behind, and what is kept for it alone or among others.
+
+    `oldest_unconfirmed_age_s` is for how long the oldest fact that it lacks has waited for it here, whatever its source time;
+    `facts_per_s` what it confirms, None while it stands still; `seconds_left` until it has everything, None where it does not close in.
+    """
 
     name: str
     stream: str
@@ -77,6 +81,8 @@ class ConsumerFigures:
     bytes_held: int | None = None
     hours_held: float | None = None
     hours_until_ttl_loss: float | None = None
+    facts_per_s: float | None = None
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

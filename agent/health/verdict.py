@@ -11,7 +11,7 @@ when facts come near their time to live, when the store fills, or when values ca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.health.snapshot import (
@@ -160,7 +160,7 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     late_s = THRESHOLDS["consumer_age"].warn
     keeping_up = {one.stream: True for one in snapshot.consumers}
     for one in snapshot.consumers:
-        if one.behind_facts and (one.oldest_unconfirmed_age_s or 0) > late_s:
+        if one.behind_facts and (one.oldest_unconfirmed_age_s or 0) > late_s and not _catches_up(one):
             keeping_up[one.stream] = False
     at_risk = [
         (one.hours_until_full, one)
@@ -170,7 +170,7 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     if at_risk:
         hours, stream = min(at_risk, key=lambda each: each[0])
         pace = (stream.inflow_bytes_per_s or 0) / 1000
-        text = f"{stream.name} is full in {_duration(hours * 3600)} at {pace:.1f} kB/s unless somebody confirms"
+        text = f"{stream.name} is full in {duration(hours * 3600)} at {pace:.1f} kB/s unless somebody confirms"
         hint = (
             "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
         )
@@ -206,7 +206,7 @@ def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]
     if source.connected:
         return
     last = source.last_value_unix_ms
-    since = "never gave a value" if last is None else f"last value {_duration((now_unix_ms - last) / 1000)} ago"
+    since = "never gave a value" if last is None else f"last value {duration((now_unix_ms - last) / 1000)} ago"
     text = f"not connected, {since}" + (f": {source.trouble}" if source.trouble else "")
     yield Reason(
         Level.BROKEN,
@@ -256,7 +256,7 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
         hint = "it is offered again by itself; nothing is lost, its facts stay at the peer"
         yield Reason(Level.FULL, False, subject, f"a page that has come is not stored: {peer.page_waits}", hint)
     behind = max(0, peer.end_offset - peer.position)
-    text = "" if lag is None else f"{_duration(lag)} behind, {behind} facts known to be outstanding{_catching_up(peer)}"
+    text = "" if lag is None else f"{duration(lag)} behind, {behind} facts known to be outstanding{_catching_up(peer)}"
     if peer.connected and peer.catch_up is not None and peer.catch_up.seconds_left is not None:
         hint = "it catches up by itself; a new zone, or one that was away, takes what it lacks page by page"
         yield Reason(Level.LATE, alert=False, subject=subject, text=text or _catching_up(peer).lstrip("; "), hint=hint)
@@ -285,7 +285,7 @@ def _catching_up(peer: PeerFigures) -> str:
     if state is None:
         return ""
     pace = "" if state.facts_per_s is None else f" at {state.facts_per_s:,.0f} facts/s"
-    left = "" if state.seconds_left is None else f", {_duration(state.seconds_left)} left"
+    left = "" if state.seconds_left is None else f", {duration(state.seconds_left)} left"
     return f"; {state.percent:.0f} % caught up{pace}{left}"
 
 
@@ -293,19 +293,40 @@ def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float | None) -> Ite
     age, subject = consumer.oldest_unconfirmed_age_s, f"consumer {consumer.name}"
     if not consumer.behind_facts:
         return
+    catches_up = _catches_up(consumer)
     if age is not None:
-        text = f"{_duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
-        is_reading = consumer.state.startswith("online")
-        ask = "it reads, and takes what it lacks page by page" if is_reading else "is its process running?"
-        yield from _judge("consumer_age", age, subject, text, f"{ask} (what it has not confirmed is kept for it)")
+        text = f"{duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
+        kept = "(what it has not confirmed is kept for it)"
+        hint = f"is its process running? {kept}"
+        if consumer.facts_per_s is not None or consumer.state.startswith("online"):
+            hint = f"it reads, and takes what it lacks page by page {kept}"
+        if catches_up:
+            text += (
+                f", catches up at {consumer.facts_per_s or 0:,.0f} facts/s, {duration(consumer.seconds_left or 0)} left"
+            )
+        yield from _waits(catches_up, _judge("consumer_age", age, subject, text, hint))
     left = consumer.hours_until_ttl_loss
     if left is not None and ttl_hours is not None and left <= ttl_hours / 2:
-        text = f"its oldest fact is dropped unconfirmed in {_duration(left * 3600)}, after {ttl_hours:g} h"
+        text = f"its oldest fact is dropped unconfirmed in {duration(left * 3600)}, after {ttl_hours:g} h"
         hint = "bring it back, remove it if it will not return, or raise the stream's ttl_hours"
-        yield from _judge("hours_until_ttl_loss", left, subject, text, hint)
+        if catches_up:
+            hint = "it catches up; what it comes to in time is not dropped"
+        has_just_come = age is not None and age < THRESHOLDS["consumer_age"].warn  # nobody can tell its pace yet
+        yield from _waits(catches_up or has_just_come, _judge("hours_until_ttl_loss", left, subject, text, hint))
 
 
-def _duration(seconds: float) -> str:
+def _catches_up(consumer: ConsumerFigures) -> bool:
+    """It will have everything within the time after which a standstill would be an outage."""
+    return consumer.seconds_left is not None and consumer.seconds_left < THRESHOLDS["consumer_age"].alert
+
+
+def _waits(can_wait: bool, reasons: Iterator[Reason]) -> Iterator[Reason]:  # noqa: FBT001 a switch by its name
+    """The reasons, none of them an alert where what they tell of passes by itself."""
+    for reason in reasons:
+        yield replace(reason, alert=reason.alert and not can_wait)
+
+
+def duration(seconds: float) -> str:
     """A duration as a person says it."""
     for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length_s:

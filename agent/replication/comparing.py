@@ -304,7 +304,9 @@ class Comparer:
             return  # nothing was ever pulled: everything is on its way
         async for batches, definitions in self._pages(found, origin, span):
             await self._artifacts.bring(batches)
-            putting = self._store.put_batches(peer, found.stream, batches, definitions, position, verify=False)
+            putting = self._store.put_batches(
+                peer, found.stream, batches, definitions, position, verify=False, is_backlog=True
+            )
             stored += (await asyncio.wrap_future(putting)).stored_facts
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0

@@ -317,11 +317,13 @@ class ReceivingStore(ComparedStore, Protocol):
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         verify: bool,
+        is_backlog: bool = False,
     ) -> Future[PutResult]:
         """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one transaction, or
         nothing at all.
 
-        Without `verify` the batches' contents need not be opened: the caller has done it.
+        Without `verify` the batches' contents need not be opened: the caller has done it. `is_backlog`: what the peer had kept for us
+        says nothing of the pace at which facts come in.
         """
         ...
 

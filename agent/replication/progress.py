@@ -44,6 +44,11 @@ class CatchUp:
         """How much of the way from where it began is behind it."""
         return 100 * (self.offset - self.from_offset) / max(1, self.end_offset - self.from_offset)
 
+    @property
+    def closes_in(self) -> bool:
+        """The end comes nearer, as far as is known."""
+        return self.facts_per_s is None or self.seconds_left is not None
+
 
 class Progress:
     """One pull. Tell it where the pull stands, as often as that changes."""
@@ -52,6 +57,11 @@ class Progress:
         self.now: CatchUp | None = None
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES_MAX)  # time in ms, offset, end
         self._told_ms = 0
+
+    @property
+    def takes_backlog(self) -> bool:
+        """What comes now is history. Where the end comes no nearer, it comes as fast as the peer's facts do, which is their pace."""
+        return self.now is not None and self.now.closes_in
 
     def look(self, now_ms: int, offset: int, end_offset: int) -> Said | None:
         """Where the pull stands now, and whether that is worth telling."""

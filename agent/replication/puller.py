@@ -232,12 +232,12 @@ class Puller:
                 raise self._crash
             effects = core.handle(event, _now_ms(), self._chance())
             spans.after(event, core, self._peer_end_offset)
+            if isinstance(event, Appended | PageArrived):
+                self._note_progress(core)  # first, for the store is told whether it is backlog that comes
             for effect in effects:
                 spans.carried_out(effect)
                 self._carry_out(effect)
             self._set_timer(core.deadline_ms)
-            if isinstance(event, Appended | PageArrived):
-                self._note_progress(core)
 
     def _note_progress(self, core: Receiver) -> None:
         said = self._progress.look(_now_ms(), core.stored_offset, self._peer_end_offset)
@@ -373,6 +373,7 @@ class Puller:
                 position,
                 holes=arrived.content.holes,
                 verify=False,
+                is_backlog=self._progress.takes_backlog,
             )
         except self._store_errors as error:
             self._append_failed(error)

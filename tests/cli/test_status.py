@@ -47,6 +47,18 @@ def test_limits_and_hours() -> None:
     assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
 
 
+def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
+    """How fast it reads and how long still; a year of history that it began with a moment ago is nobody's outage."""
+    consumer = ConsumerFigures("idmz.t", "facts.telemetry", "idmz", "online", 2, 10**7, 2 * 86_400.0)
+    reading = replace(consumer, facts_per_s=50_000.0, seconds_left=200.0)
+    stream = StreamFigures("facts.telemetry", 1, 10**7 + 2, 2_000_000)
+    assert "10,000,000 behind, oldest 2 days, reads 50,000 facts/s, 3 min left" in told(snapshot(stream, reading))
+    verdict = assess(snapshot(stream, reading))
+    assert (verdict.level, verdict.alert) == (Level.LATE, False)
+    assert verdict.summary().endswith("online, catches up at 50,000 facts/s, 3 min left")
+    assert assess(snapshot(stream, consumer)).alert
+
+
 def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
     """From where, how far, how fast and how long still; while it closes in nobody has to act, however long it takes."""
     state = CatchUpFigures(1_000, 25.0, 50_000.0, 180.0)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent.fact_store.forecast import HOUR_MS, ConsumerSpace, Log, Pace, Reading, forecast
+from agent.fact_store.age import HOUR_MS
+from agent.fact_store.forecast import ConsumerSpace, Log, Mark, Pace, Reading, forecast, pace
 
 MB = 1_000_000
 SLOW = Pace(36 * MB, HOUR_MS)  # 10 kB a second
@@ -93,3 +94,35 @@ def test_fill_is_of_the_real_limit() -> None:
     (kept,) = forecast(80 * MB, 0, [log(caught_up(), behind(92, 1), bytes_max=80 * MB)]).streams
     assert (kept.bytes, kept.fill_percent) == (80 * MB, 10.0)
     assert forecast(80 * MB, 0, [log(caught_up(), behind(92, 1))]).fill_percent == 10.0
+
+
+MINUTE_MS = 60_000
+
+
+@pytest.mark.parametrize(
+    "what, marks, end, expected",
+    [
+        ("live all the time", [(0, 0, False), (30, 300, False)], 600, (600, 60)),
+        (
+            "a minute of backlog goes, bytes and time",
+            [(0, 0, False), (50, 500, True), (51, 9_500, False)],
+            9_590,
+            (590, 59),
+        ),
+        ("what came after it within its minute, too", [(0, 0, False), (50, 500, True)], 9_500, (500, 59)),
+        ("backlog for half a minute", [(0, 0, False), (50.5, 505, True), (51, 9_505, False)], 9_595, (595, 59.5)),
+        ("silence after backlog counts", [(0, 0, False), (10, 100, True), (50, 9_100, False)], 9_200, (200, 59)),
+        ("nothing but backlog", [(0, 0, True), (1, 500, True), (2, 900, True)], 999, (0, 57)),
+    ],
+)
+def test_pace_leaves_backlog_out(
+    what: str, marks: list[tuple[float, int, bool]], end: int, expected: tuple[int, float]
+) -> None:
+    """Of an hour in which a live stream takes in 10 bytes a minute: what history adds is not in its pace."""
+    found = [Mark(int(minutes * MINUTE_MS), total, is_backlog) for minutes, total, is_backlog in marks]
+    assert pace(found, 0, end, 60 * MINUTE_MS) == Pace(expected[0], int(expected[1] * MINUTE_MS)), what
+
+
+def test_no_pace_while_only_backlog_comes() -> None:
+    """A new zone that has taken in nothing but history yet: nobody can tell when it is full."""
+    assert pace([Mark(5, 0, True)], 5, 10**9, 5 + 59_000).bytes_per_s is None

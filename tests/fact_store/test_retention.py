@@ -262,3 +262,27 @@ def test_reopening_in_the_middle_of_a_release_goes_on(tmp_path: Path) -> None:
         fill(store, 40, 1)
         done(store.confirm("idmz.a", store.end_offset(TELEMETRY)))
         wait_until(lambda: first_offset(store) == store.end_offset(TELEMETRY) + 1, "the second release")
+
+
+def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock) -> None:
+    """A stream into which a live source writes, and for some seconds the history of another zone: what comes in is the live source's,
+    then, after its minute, and in the next life of the store."""
+    peer = Elsewhere("plant-b")
+    with store_of(tmp_path) as store:
+        for minute in range(30):
+            clock.ahead_ns = minute * HOUR_NS // 60
+            fill(store, 1, facts=20)
+            if minute == 10:
+                position = PeerPosition(EPOCH, 12_000)
+                history = [peer.seal(20) for _ in range(600)]
+                putting = store.put_batches("plant-b", TELEMETRY, history, peer.received(), position, is_backlog=True)
+                done(putting)
+        (found,) = store.space().streams
+        assert found.inflow_bytes_per_s is not None
+        held = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches
+        live = [len(one.sealed) for one in held if one.origin.zone == "plant"]
+        assert sum(map(len, history)) > 10 * sum(live)
+        assert found.inflow_bytes_per_s == pytest.approx(sum(live) / (30 * 60), rel=0.1)
+    clock.ahead_ns = 0
+    with store_of(tmp_path) as store:
+        assert store.space().streams[0].inflow_bytes_per_s == pytest.approx(found.inflow_bytes_per_s, rel=0.1)

@@ -36,7 +36,7 @@ def marked(folder: Path, *marks: tuple[int, int, int]) -> None:
         connection.execute("DELETE FROM mark")
         for first_offset, bytes_total, minutes in marks:
             values = (stream, first_offset, bytes_total, minutes * 60_000, 0)
-            connection.execute("INSERT INTO mark VALUES (?, ?, ?, ?, ?)", values)
+            connection.execute("INSERT INTO mark VALUES (?, ?, ?, ?, ?, 0)", values)
         connection.commit()
 
 

@@ -98,6 +98,29 @@ def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> No
         assert len(assess(behind).reasons) == said, left
 
 
+def test_a_consumer_that_has_just_come_is_given_a_minute(healthy: NodeSnapshot) -> None:
+    """A new zone begins with facts that have an hour left: before its pace is known, that is no reason to wake anybody."""
+    limited = spoilt(healthy, "streams", ttl_hours=60.0)
+    for age_s, is_alert in ((2.0, False), (90.0, True)):
+        new = spoilt(limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=age_s, hours_until_ttl_loss=1.0)
+        assert assess(new).alert is is_alert
+
+
+@pytest.mark.parametrize("left_s, is_alert", [(3_600.0, False), (86_000.0, False), (90_000.0, True), (None, True)])
+def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: float | None, is_alert: bool) -> None:  # noqa: FBT001
+    """Two days behind and about to lose facts: both are told, and are alerts only where it will not have everything within a day. A
+    stream whose reader catches up is read, so nobody is told that it fills."""
+    limited = spoilt(healthy, "streams", ttl_hours=60.0, hours_until_full=5.0, inflow_bytes_per_s=1.0)
+    late = spoilt(
+        limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=48 * 3600.0, hours_until_ttl_loss=12.0,
+        facts_per_s=10.0, seconds_left=left_s,
+    )  # fmt: skip
+    found = {reason.subject: reason.alert for reason in assess(late).reasons}
+    consumer = "consumer enterprise.facts.telemetry"
+    assert found == ({consumer: True, "store": True} if is_alert else {consumer: False})
+    assert len([one for one in assess(late).reasons if one.subject == consumer]) == 2
+
+
 @pytest.mark.parametrize(
     "hours, age_s, expected",
     [

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,18 @@ def test_a_log_that_grows_faster_has_no_end_in_sight() -> None:
     progress.look(5_000, 1_000, FAR + 2_000)
     assert progress.now is not None
     assert (progress.now.facts_per_s, progress.now.seconds_left) == (200.0, None)
+
+
+def test_what_comes_is_backlog_while_the_end_comes_nearer() -> None:
+    """From the first page on, as long as nobody knows better, and not where the peer writes as fast as we read."""
+    progress = Progress()
+    assert not progress.takes_backlog
+    progress.look(0, 0, FAR)
+    assert progress.takes_backlog
+    progress.look(5_000, 2_000, FAR + 1_000)
+    assert progress.takes_backlog
+    progress.look(10_000, 4_000, FAR + 4_000)
+    assert not progress.takes_backlog
 
 
 def test_the_pace_is_that_of_the_last_seconds() -> None:
@@ -77,7 +91,8 @@ def test_a_peer_that_begins_anew_is_caught_up_with_anew() -> None:
 
 @pytest.mark.system
 def test_a_new_zone_says_how_far_it_is(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has caught up."""
+    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has caught up; and its
+    store knows that it was history that came."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
@@ -99,3 +114,10 @@ def test_a_new_zone_says_how_far_it_is(broker: Mosquitto, tmp_path: Path, caplog
     assert (begun["peer"], begun["from_offset"], begun["end_offset"]) == ("plant-a", 0, 120_000)
     assert (done["from_offset"], done["end_offset"]) == (0, 120_000)
     assert done["percent"] > 90
+    assert [marks_in(tmp_path / f"{zone}.db")[0] for zone in ("plant-a", "idmz")] == [0, 1]
+
+
+def marks_in(file: Path) -> list[int]:
+    """Which marks of a store begin backlog, oldest first."""
+    with closing(sqlite3.connect(file)) as connection:
+        return [found for (found,) in connection.execute("SELECT is_backlog FROM mark ORDER BY first_offset")]
