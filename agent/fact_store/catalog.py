@@ -45,6 +45,7 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
+    handed: dict[tuple[str, str], int | None] = field(default_factory=dict)  # stream, zone; None: it reads in this life
     leases: Mapping[tuple[str, str], int] = field(
         default_factory=dict
     )  # stream, producer; replaced, so no commit copies it
@@ -54,7 +55,7 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.leases, self.own_origin,
+            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.leases, self.own_origin,
         )  # fmt: skip
 
     @property

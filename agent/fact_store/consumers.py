@@ -75,6 +75,11 @@ def confirm_offsets(
     return confirmed.frontier
 
 
+def begin_handing(transaction: Transaction, stream: str, zone: str) -> None:
+    """A zone is about to read a stream; it may have been handed all of it from now on."""
+    transaction.begin_handing(transaction.catalog.streams[stream], zone)
+
+
 def remove(transaction: Transaction, name: str, *, force: bool, now: bool) -> Lifecycle:
     """Begin to remove a consumer, so that what it held back may go; with `now`, end it too. Returns its state.
 

@@ -10,6 +10,7 @@ so that telling it twice stores it once.
     facts_damaged       stream:<zone>/<stream>      a batch no longer reads as it was sealed
     facts_repaired      stream:<zone>/<stream>      a damaged batch was put back from a peer, at its old offsets
     facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences, which fit nowhere here
+    facts_uncompared    stream:<zone>/<stream>      a peer may have others than were here, which were released before
     store_quarantined   store:<zone>                a file that could not be used was set aside
     epoch_began         store:<zone>                this store went on under a new epoch
 """

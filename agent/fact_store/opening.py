@@ -121,6 +121,7 @@ def _open(
         found = beside.files_set_aside(path) if is_unattended and is_new else []
         told = [one for one in found if one.file == aside] or found[-1:]
         opened = _go_on(connection, path, witness, told, now_unix_ms)
+        _close_handed(opened)
     except sqlite3.Error as error:
         connection.close()
         raise reading_error(path, error) from error
@@ -196,6 +197,21 @@ def _keep_filters(connection: sqlite3.Connection) -> None:
     try:
         if connection.in_transaction:
             connection.execute(QUERIES["commit"])
+    except sqlite3.OperationalError as error:
+        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
+            raise
+        _roll_back(connection)
+
+
+def _close_handed(opened: Opened) -> None:
+    """Write down how far who read in the last life may have been handed each stream; without room for it the next opening does, and says
+    more."""
+    connection, streams = opened.connection, opened.catalog.streams.values()
+    try:
+        connection.execute(QUERIES["begin"])
+        for stream in streams:
+            connection.execute(QUERIES["update_handed"], (stream.end_offset, stream.id))
+        connection.execute(QUERIES["commit"])
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith("SQLITE_FULL"):
             raise

@@ -455,6 +455,16 @@ SELECT
     peer_position.taken_offset, peer_position.taken_digest
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
+-- insert_handed: a zone begins to be handed a stream
+INSERT INTO handed (stream, zone, until_offset) VALUES (?, ?, NULL)
+ON CONFLICT (stream, zone) DO UPDATE SET until_offset = NULL;
+
+-- update_handed: who read a stream in the last life may have been handed all that was in it
+UPDATE handed SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
+
+-- select_handed: how far each zone was handed each stream
+SELECT stream.name, handed.zone, handed.until_offset FROM handed JOIN stream ON stream.id = handed.stream;
+
 -- insert_incident: something was lost or refused; again, it counts up
 INSERT INTO incident (kind, subject, detail, first_unix_ms, last_unix_ms) VALUES (:kind, :subject, :detail, :now, :now)
 ON CONFLICT (kind, subject)

@@ -3,12 +3,13 @@
 All or nothing: one batch that contradicts what is held of the peer's present epoch, or lacks its definitions, and the page changes
 nothing but the list of incidents; what contradicts it otherwise is passed over and named. What is held already is skipped, after
 comparing it with what is stored: a gateway restored from an old image offers sequences we have, with other content, and to call those
-duplicates would lose them without a word.
+duplicates would lose them without a word. What retention has released here cannot be compared; where the peer's history is known to be
+another one, that is said by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class _Plan:
     inserts: list[Batch] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
+    uncompared: dict[OriginRange, None] = field(default_factory=dict)  # in their order
     duplicate_facts: int = 0
 
 
@@ -117,10 +119,12 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
         )
     _remember_holes(transaction, page)
     _remember_refused(transaction, page, plan.refused)
+    _remember_uncompared(transaction, page, plan.uncompared)
     transaction.set_peer_position(page.peer, stream, page.position)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
-    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), tuple(plan.refused))
+    refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
+    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared)
 
 
 def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
@@ -143,20 +147,33 @@ def _remember_refused(transaction: Transaction, page: ReceivedPage, refused: Seq
     """For each run of sequences of which the peer has other facts than we, an incident for who looks here, and a notice for who reads
     what we pass on: nowhere else would it show that there are more."""
     for one in refused:
-        origin = batch_format.Origin(one.zone, one.epoch)
-        place = f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}"
-        named = {**one._asdict(), "epoch": one.epoch.hex()}
-        about: dict[str, object] = {"from": page.peer, "origins": [named]}
-        own, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
-        append_notice(
-            transaction, page.stream, stream_notice(own, page.stream, "facts_refused", about, place, now_unix_ms)
-        )
-        transaction.add_incident(
-            "refused",
-            place,
+        why = (
             f"{page.peer} has other facts under these sequences than follow what is held here: {one.zone} went on from an old copy of its"
-            f" store. They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them",
+            f" store. They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them"
         )
+        _remember(transaction, page, one, "refused", why)
+
+
+def _remember_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Iterable[OriginRange]) -> None:
+    """The same for facts that were taken for those that were here, though nobody can say so any more."""
+    for one in uncompared:
+        why = (
+            f"{page.peer} has offered some of these sequences, and {one.zone} went on from an old copy of its store: what was released here"
+            f" before could not be compared, and may be other facts there; bsfg store export reads them at {page.peer}, as long as it"
+            " keeps them"
+        )
+        _remember(transaction, page, one, "uncompared", why)
+
+
+def _remember(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
+    """An incident and a notice about sequences of an origin."""
+    origin = batch_format.Origin(one.zone, one.epoch)
+    place = f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}"
+    named = {**one._asdict(), "epoch": one.epoch.hex()}
+    about: dict[str, object] = {"from": page.peer, "origins": [named]}
+    own, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
+    append_notice(transaction, page.stream, stream_notice(own, page.stream, f"facts_{kind}", about, place, now_unix_ms))
+    transaction.add_incident(kind, place, why)
 
 
 def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> _Plan:
@@ -169,12 +186,28 @@ def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared:
         try:
             if are_tags_compared and origin != present:
                 vouched(transaction, [batch], page.definitions)
-            _plan(transaction, plan, batch)
+            is_held = _plan(transaction, plan, batch)
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
                 raise
             _refuse(plan, batch.header)
+            _name_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
+        else:
+            if is_held and _is_left(transaction, plan, origin, present):
+                _name_released(transaction, plan, batch.header, batch.header.last_sequence)
     return plan
+
+
+def _is_left(transaction: Transaction, plan: _Plan, origin: batch_format.Origin, present: batch_format.Origin) -> bool:
+    """Whether a zone has gone on under another epoch than that of `origin`, or the page has shown that it should have: then there may be
+    two histories of it."""
+    if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
+        return True
+    if origin.zone == present.zone:
+        return origin != present
+    numbers = transaction.catalog.origins
+    number = numbers.get(origin, 0)
+    return any(one.zone == origin.zone and later > number for one, later in numbers.items())
 
 
 def _refuse(plan: _Plan, header: batch_format.Header) -> None:
@@ -186,8 +219,21 @@ def _refuse(plan: _Plan, header: batch_format.Header) -> None:
     plan.refused.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
-def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> None:
-    """Decide on one batch, knowing those before it in the page. Raises ForkError."""
+def _name_released(transaction: Transaction, plan: _Plan, header: batch_format.Header, sequence: int) -> None:
+    """Name the facts held around a sequence, where the batch that holds it was released here since: then nobody can say whether the peer's,
+    which may be of another history, are the same, nor whether those before it were."""
+    catalog = transaction.catalog
+    known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
+    if known is None or number is None or transaction.batch_at(known.id, number, sequence) is not None:
+        return
+    for one in catalog.held.get((known.id, number), ()):
+        if one.first_sequence <= sequence <= one.last_sequence:
+            origin = header.origin
+            plan.uncompared[OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence)] = None
+
+
+def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
+    """Decide on one batch, knowing those before it in the page; True where it is held already. Raises ForkError."""
     header, catalog = batch.header, transaction.catalog
     origin, offered = header.origin, Range.of(header, batch.digest)
     known = catalog.streams.get(header.stream)
@@ -211,9 +257,11 @@ def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> None:
             raise ForkError(f"{header.stream} of {origin}: {why}")
         case Duplicate():
             plan.duplicate_facts += header.count
+            return True
         case Insert(ranges, gap):
             plan.ranges[origin] = ranges
             plan.fresh[origin, offered.first_sequence] = offered
             plan.inserts.append(batch)
             if gap is not None:
                 plan.gaps.append(Gap(origin, *gap))
+    return False

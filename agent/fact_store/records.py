@@ -80,6 +80,9 @@ class PutResult:
     end_offset: int
     gaps: tuple[Gap, ...] = ()
     refused: tuple[OriginRange, ...] = ()  # passed over: other facts than are held here under the same sequences
+    uncompared: tuple[
+        OriginRange, ...
+    ] = ()  # of these some were released here, so whether the peer's are the same is unknown
 
 
 class BatchEnd(NamedTuple):

@@ -93,6 +93,9 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.definitions[origin] = Definitions(count, digest)
     for peer, stream, epoch, offset, *taken in _rows(connection, "select_peer_positions"):
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, Taken(*taken) if taken[0] else None)
+    for stream, zone, until_offset in _rows(connection, "select_handed"):
+        end_offset = catalog.streams[stream].end_offset  # it read in the last life
+        catalog.handed[stream, zone] = end_offset if until_offset is None else until_offset
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     return catalog

@@ -223,6 +223,16 @@ CREATE TABLE peer_position (
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 
+-- How far each zone was handed a stream's log, so that a peer that has read on finds out that this is an old copy of what it read. NULL
+-- while it reads: opening gives such a row the end that the stream had then. In streams that are older than this table anybody ('') may
+-- have been handed all of it.
+CREATE TABLE handed (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    zone TEXT NOT NULL,
+    until_offset INTEGER CHECK (until_offset >= 0),
+    PRIMARY KEY (stream, zone)
+) STRICT, WITHOUT ROWID;
+
 -- What was lost or refused. The same thing again counts up instead of filling the disk.
 CREATE TABLE incident (
     id INTEGER PRIMARY KEY,

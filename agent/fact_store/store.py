@@ -35,6 +35,7 @@ from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
 from agent.fact_store.errors import AcksRefused, FactsRefused, StoreClosed, StoreDamaged, StoreError
 from agent.fact_store.forecast import StoreSpace
+from agent.fact_store.handed import Handed
 from agent.fact_store.held import Range
 from agent.fact_store.lifecycle import Event, Lifecycle, step
 from agent.fact_store.opening import open_writer, peer_is_ahead, require_new_epoch
@@ -112,6 +113,7 @@ class FactStore:
         self._damages = damages
         self._upkeep = Upkeep(path, writer, self._read, artifacts.sweep)
         self._seen = Seen({name: state.end_offset for name, state in writer.catalog.streams.items()})
+        self._handed = Handed(writer.catalog.handed)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
         # One thread, so pages are checked in the order they came while the writer commits the one before; its queue is
@@ -598,6 +600,25 @@ class FactStore:
     def require_new_epoch(self, why: str) -> Future[None]:
         """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at once."""
         return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, seen=self._seen))
+
+    def begin_handing(self, stream: str, zone: str) -> Future[None] | None:
+        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future is done. None where
+        it is already."""
+        if self._writer.catalog.handed.get((stream, zone), 0) is None:
+            return None
+        return self._call("hand", partial(consumers.begin_handing, stream=stream, zone=zone))
+
+    def handed(self, stream: str, zone: str, last_offset: int) -> None:
+        """A zone is about to be answered what a stream holds up to an offset. Costs no commit."""
+        self._handed.note(stream, zone, last_offset)
+
+    def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
+        """Why a zone cannot have been told by this store of everything up to an offset of this epoch, if it cannot; from memory, see
+        handed.py."""
+        until = self._handed.until(stream, zone)
+        return (
+            None if offset <= until else f"it has read up to offset {offset} of {stream}, and was handed {until} here"
+        )
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
         """What is not here of that which a peer shows of this epoch, read in the calling thread; see shown.py."""

@@ -243,6 +243,11 @@ class Transaction:
             position.epoch, position.offset, Taken(*taken) if taken else None
         )
 
+    def begin_handing(self, stream: StreamState, zone: str) -> None:
+        """From now on a zone may be handed all that there is of a stream."""
+        self._execute(QUERIES["insert_handed"], (stream.id, zone))
+        self.catalog.handed[stream.name, zone] = None
+
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer; its number is given here."""
         values = (

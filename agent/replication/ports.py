@@ -227,6 +227,20 @@ class ServingStore(ComparedStore, Protocol):
         """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
         ...
 
+    def begin_handing(self, stream: str, zone: str) -> Future[None] | None:
+        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future is done.  None
+        where it is already."""
+        ...
+
+    def handed(self, stream: str, zone: str, last_offset: int) -> None:
+        """A zone is about to be answered what a stream holds up to an offset.  Returns at once."""
+        ...
+
+    def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
+        """Why a zone cannot have been told by this store of everything up to an offset of this epoch, in words; None where it can.  From
+        memory."""
+        ...
+
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
         """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
         sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
@@ -274,6 +288,11 @@ class PutResult(Protocol):
     @property
     def refused(self) -> Sequence[OriginRange]:
         """What was passed over, since other facts are held under the same sequences."""
+        ...
+
+    @property
+    def uncompared(self) -> Sequence[OriginRange]:
+        """Of what some was taken for what was here before, and may be other facts."""
         ...
 
 

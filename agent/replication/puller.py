@@ -15,7 +15,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -28,7 +28,7 @@ from agent.replication.checking import PageContent, PageRefused, Position, Recei
 from agent.replication.errors import ERRORS, MalformedMessage, TransportError, advice
 from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
 from agent.replication.paying import PayingAsker
-from agent.replication.ports import PutResult, ReceivingStore
+from agent.replication.ports import OriginRange, PutResult, ReceivingStore
 from agent.replication.progress import CatchUp, Progress, Said
 from agent.replication.protocol import decode_answer
 from agent.replication.pull_spans import PullSpans
@@ -158,6 +158,7 @@ class Puller:
         self._crash: BaseException | None = None
         self._facts_stored = 0
         self._facts_duplicate = 0
+        self._uncompared = set[OriginRange]()
         self._peer_end_offset = 0
         self._last_answer_ms: int | None = None
         self._progress = Progress()
@@ -300,6 +301,7 @@ class Puller:
             definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
             taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,
+            told=effect.after_offset if effect.must_show else None,
         )
         fetch_id = effect.fetch_id
         expiry_s = (effect.wait_ms + settings.receiver.answer_timeout_ms) // 1000 + 1
@@ -388,16 +390,21 @@ class Puller:
             result = future.result()
             self._facts_stored += result.stored_facts
             self._facts_duplicate += result.duplicate_facts
-            for one in result.refused:
-                fields = {"peer": self._settings.peer_zone, "stream": self._settings.stream, "origin": one.zone}
-                where = {"first_sequence": one.first_sequence, "last_sequence": one.last_sequence}
-                _log.warning("facts_refused", extra={**fields, "epoch": one.epoch.hex(), **where})
+            self._log_ranges("facts_refused", result.refused)
+            self._log_ranges("facts_uncompared", [one for one in result.uncompared if one not in self._uncompared])
+            self._uncompared.update(result.uncompared)  # said once, though each page of an old epoch says it again
             self._tell(Appended())
         elif isinstance(error, self._store_errors):
             self._append_failed(error)
         else:
             self._crash = error  # our own mistake: it ends the task, and with it the node
             self._tell(Tick())
+
+    def _log_ranges(self, event: str, ranges: Iterable[OriginRange]) -> None:
+        for one in ranges:
+            fields = {"peer": self._settings.peer_zone, "stream": self._settings.stream, "origin": one.zone}
+            where = {"first_sequence": one.first_sequence, "last_sequence": one.last_sequence}
+            _log.warning(event, extra={**fields, "epoch": one.epoch.hex(), **where})
 
     def _append_failed(self, error: BaseException) -> None:
         self._tell(

@@ -1,18 +1,22 @@
 """A peer's pages: stored once, byte for byte, or refused whole."""
 
 import json
+import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent import batch
-from agent.batch import BatchError
+from agent.batch import BatchError, Kind
 from agent.fact_store import FactStore
 from agent.fact_store.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.records import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
-from agent.message import MessageError
+from agent.fact_store.settings import StreamSettings
+from agent.message import MessageError, Sample
 from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
@@ -426,3 +430,57 @@ def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
     error = failed(store.put_batches("plant", TELEMETRY, copy.sealed, copy.received(), position))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == was.sealed
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
+    """A store that has released all it held of a plant's first epoch, 30 facts; and how that went on from an old copy."""
+    streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as opened:
+        was, copy = forked()
+        was.put(opened, was.sealed, 30)
+        done(opened.define([tag(1)]))
+        with closing(sqlite3.connect(tmp_path / "idmz.db")) as outside:
+            while outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0] <= 30:
+                done(opened.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))], awaited=True))
+        yield opened, copy
+
+
+@pytest.mark.parametrize(
+    "peer, epoch, batches, refused",
+    [
+        pytest.param("plant", LATER, 2, None, id="an epoch that the peer has left, up to within what was held"),
+        pytest.param("plant", LATER, 3, (21, 30), id="up to where the digest is known"),
+        pytest.param("dmz2", LATER, 3, (21, 30), id="by a relay"),
+    ],
+)
+def test_what_was_released_is_not_taken_for_what_a_copy_offers(
+    full: tuple[FactStore, Elsewhere], peer: str, epoch: bytes, batches: int, refused: tuple[int, int] | None
+) -> None:
+    """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a fact name them,
+    once however often they are offered."""
+    store, copy = full
+    expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
+    for offset in (30, 31):
+        sealed, position = copy.sealed[:batches], PeerPosition(epoch, offset)
+        put = done(store.put_batches(peer, TELEMETRY, sealed, copy.received(), position))
+        assert (put.refused, put.uncompared) == (expected, (OriginRange("plant", EPOCH, 1, 30),))
+    found = {one.kind: one.subject for one in store.incidents()}
+    assert found["uncompared"] == f"{TELEMETRY} of plant/{EPOCH.hex()}, 1 to 30"
+    page = [batch.parse(one) for one in sealed_in(store)]
+    told = [one.fact for each in page if each.header.kind is Kind.MESSAGES for one in batch.open_messages(each)]
+    (about,) = [json.loads(fact.object_json) for fact in told if fact.predicate == "facts_uncompared"]
+    assert about["origins"] == [{"zone": "plant", "epoch": EPOCH.hex(), "first_sequence": 1, "last_sequence": 30}]
+
+
+def test_what_was_released_is_a_duplicate_where_there_is_one_history(full: tuple[FactStore, Elsewhere]) -> None:
+    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and from a relay. Once
+    its next epoch is known, a relay's is named, too."""
+    store, copy = full
+    for peer in ("plant", "dmz2"):
+        put = done(store.put_batches(peer, TELEMETRY, copy.sealed[:2], copy.received(), PeerPosition(EPOCH, 30)))
+        assert (put.duplicate_facts, put.uncompared) == (20, ())
+    later = Elsewhere(epoch=LATER)
+    offer(store, later, [later.seal(10)], 40)
+    put = done(store.put_batches("dmz2", TELEMETRY, copy.sealed[:2], copy.received(), PeerPosition(EPOCH, 60)))
+    assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)

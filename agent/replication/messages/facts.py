@@ -83,6 +83,7 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     definitions_known: dict[OriginName, Offset] = {}
     taken: TakenEnd | None = None
     held: HeldEnd | None = None
+    told: Offset | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")

@@ -89,6 +89,8 @@ class Fetching:
         confirming = self._start_confirm(caller, request.consumer_name, shown, admitted.confirm)
         if request.after_offset is None and confirming is not None:
             consumer = ConsumerView(consumer.zone, stream, await confirming)
+        if (beginning := store.begin_handing(stream, caller.zone)) is not None:
+            await asyncio.wrap_future(beginning)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         read, waited_ns = await self._read_when_due(caller, request, stream, position, arrived_ms)
         may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
@@ -98,6 +100,7 @@ class Fetching:
             await self._lease(caller, request.consumer_name, shown, left)
         if not isinstance(read, PageRead):
             return read
+        store.handed(stream, caller.zone, read.last_offset)
         is_at_end = max(position, read.last_offset) >= read.end_offset
         store.seen(request.consumer_name, is_at_end=is_at_end)
         if is_at_end:
@@ -155,18 +158,21 @@ class Fetching:
     async def _differs(self, caller: Caller, request: FetchFacts, stream: str) -> Refuse | None:
         """A refusal where what the asker shows of this very epoch is not in the store, which must be an old copy then that has gone on
         (decision 0041). Nothing may be served then: the places the asker names are not those it means."""
-        if request.epoch is None or (request.taken is None and request.held is None):
-            return None
         taken, held = request.taken, request.held
-        why = await self._context.in_thread(
-            self._context.store.contradiction,
-            stream,
-            taken and (taken.last_offset, bytes.fromhex(taken.digest)),
-            held and (held.last_sequence, bytes.fromhex(held.digest)),
-        )
+        if request.epoch is None:
+            return None
+        store = self._context.store
+        why = store.never_handed(stream, caller.zone, max(request.told or 0, taken.last_offset if taken else 0))
+        if why is None and (taken is not None or held is not None):
+            why = await self._context.in_thread(
+                store.contradiction,
+                stream,
+                taken and (taken.last_offset, bytes.fromhex(taken.digest)),
+                held and (held.last_sequence, bytes.fromhex(held.digest)),
+            )
         if why is None:
             return None
-        self._context.store.peer_is_ahead(caller.zone, f"consumer {request.consumer_name} of {caller.zone}: {why}")
+        store.peer_is_ahead(caller.zone, f"consumer {request.consumer_name} of {caller.zone}: {why}")
         return Refuse("history_differs", why)
 
     async def _lease(self, caller: Caller, name: str, epoch: int | None, consumer: ConsumerView) -> Lease:

@@ -12,6 +12,7 @@
     resealed    a store gives another name only to what nobody else has
     version     nothing is taken from a peer of another major version
     refused     what a node passes over by name contradicts what it holds
+    uncompared  what a node says it cannot compare it has released
     echo        nobody is sent facts of his own zone
     fenced      nobody confirms in a consumer's name once another instance has its lease
 
@@ -124,6 +125,10 @@ class Checkers:
         """Whose store was put back to an old copy without a trace, and wrote other facts under the same sequences."""
         self.passed_over: dict[str, set[Key]] = {}
         """What a node was offered and refused by name, since it holds another history."""
+        self.uncompared: dict[str, set[OriginRange]] = {}
+        """Of what a node says that it may have been offered other facts than it held, and has released."""
+        self._told_gone: dict[tuple[str, int, int, int], list[Row]] = {}
+        self._gone_sequences: dict[Origin, set[int]] = {}
         self.durable: dict[tuple[str, str, str], int] = {}
         """How far an asker's stream of a peer's epoch was ever durable: (asking zone, peer, epoch)."""
         self._perhaps: dict[str, list[Row]] = {}
@@ -164,10 +169,16 @@ class Checkers:
             raise self.complaint(f"dense: {where} where {log.end_offset + 1} is next")
         if row.key in log.keys or log.contradicts(row):
             raise self.complaint(f"once: {where} holds {row.key} again")
-        if row.key.first_sequence <= log.highest.get(origin, 0) and row.key not in self.gone:
+        if row.key.first_sequence <= log.highest.get(origin, 0) and not self._was_told_gone(row.key):
             raise self.complaint(f"order: {where} holds {row.key} behind {log.highest[origin]}")
         self._check_chain(where, row)
         log.add(row)
+
+    def _was_told_gone(self, key: Key) -> bool:
+        """Whether somebody has said that a batch is gone, or, where there are two histories of its origin, what the other one has in its
+        place."""
+        is_forked = key.origin in self.forks
+        return key in self.gone or (is_forked and key.first_sequence in self._gone_sequences.get(key.origin, ()))
 
     def _check_chain(self, where: str, row: Row) -> None:
         if (row.key.first_sequence == 1) != (row.previous_digest == NO_DIGEST):
@@ -218,8 +229,18 @@ class Checkers:
                 f"fenced: {consumer} at {node.name} confirms under lease {lease}, {in_force} is in force"
             )
 
-    def stored(self, pull: Pull, epoch: str, offset: int, holes: list[tuple[int, int, str]]) -> None:
-        """A page is durable, and the position with it."""
+    def tells(self, peer: Node, holes: Sequence[tuple[int, int, str]]) -> None:
+        """A peer is about to say that facts of its log are gone. What they were is looked up now: by the time somebody has stored this, the
+        peer's store may have been put back to another log."""
+        for first, last, _ in holes:
+            told = self._told_gone.setdefault((peer.name, peer.life, first, last), [])
+            for row in self.logs[peer.name].between(first, last):
+                if row.key not in self.gone and row.key not in peer.damaged and row.last_offset > peer.released_offset:
+                    raise self.complaint(f"holes: {peer.name} tells that {row.key} is gone, and it is not")
+                told.append(row)
+
+    def stored(self, pull: Pull, epoch: str, offset: int, life: int, holes: list[tuple[int, int, str]]) -> None:
+        """A page that a peer served in one of its lives is durable, and the position with it."""
         asker, peer = pull.node, pull.peer
         key = (asker.zone, peer.zone, epoch)
         self.durable[key] = max(offset, self.durable.get(key, 0))
@@ -228,14 +249,12 @@ class Checkers:
         if offset <= before:
             raise self.complaint(f"position: {asker.name} is at {before} of {peer.name} and goes back to {offset}")
         positions[peer.zone, epoch] = offset
-        if peer.is_up and epoch != peer.running.epoch.hex():
-            return  # of a life that is over, which nobody can look at any more
         for first, last, _ in holes:
-            for row in self.logs[peer.name].between(first, last):
-                is_gone = row.key in self.gone or row.key in peer.damaged or not peer.is_up
-                if not is_gone and row.last_offset > peer.released_offset:
-                    raise self.complaint(f"holes: {peer.name} told that {row.key} is gone, and it is not")
+            for row in self._told_gone[peer.name, life, first, last]:
                 self.gone.add(row.key)
+                self._gone_sequences.setdefault(row.key.origin, set()).update(
+                    range(row.key.first_sequence, row.last_sequence + 1)
+                )
 
     def refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
         """A node has passed over facts of a page, by name."""
@@ -248,6 +267,24 @@ class Checkers:
             if not self.logs[node.name].contradicts(Row(0, 0, key, header.last_sequence, header.previous_digest)):
                 raise self.complaint(f"refused: {node.name} passes over {key}, which it could hold")
             self.passed_over.setdefault(node.name, set()).add(key)
+
+    def could_not_compare(self, node: Node, ranges: Sequence[OriginRange]) -> None:
+        """A node has named facts that it may have been offered as others than it held."""
+        for one in ranges:
+            found = [row for row in self.logs[node.name].rows if _touches(one, row.key, row.last_sequence)]
+            if not any(row.last_offset <= node.released_offset or row.key in node.damaged for row in found):
+                raise self.complaint(f"uncompared: {node.name} says so of {one}, of which it has released nothing")
+            self.uncompared.setdefault(node.name, set()).add(one)
+
+    def _has_named(self, node: str, key: Key) -> bool:
+        """Whether a node has said of a batch that it passes it over, or of its sequences that it could not compare them; in which case those
+        of its own are not there to be compared with."""
+        if key in self.passed_over.get(node, ()):
+            return True
+        rows = [row for row in self.logs[node].rows if row.key.origin == key.origin]
+        return any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ())) and any(
+            row.key.first_sequence <= key.first_sequence <= row.last_sequence for row in rows
+        )
 
     def perhaps(self, node: Node) -> None:
         """A node dies in a commit; whether it is durable is known when it comes back."""
@@ -324,17 +361,19 @@ class Checkers:
                 if pull.is_fenced:
                     continue  # its log ends where it was told so
                 wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
-                missing = wanted - self.logs[node.name].keys - self.gone - self.passed_over.get(node.name, set())
-                if missing:
+                missing = wanted - self.logs[node.name].keys - self.gone
+                if missing := {key for key in missing if not self._has_named(node.name, key)}:
                     raise self.complaint(
-                        f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing)}"
+                        f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing, key=str)}"
                     )
         for node in nodes:
             if node.is_sink and not any(pull.is_fenced for pull in node.pulls):
                 missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
-                missing -= self.logs[node.name].keys.union(*self.passed_over.values())
-                if missing:
-                    raise self.complaint(f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing)}")
+                missing -= self.logs[node.name].keys
+                if missing := {key for key in missing if not any(self._has_named(one, key) for one in self.logs)}:
+                    raise self.complaint(
+                        f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing, key=str)}"
+                    )
 
     def _check_bytes(self, node: Node) -> None:
         """What a store serves is what was sealed, byte for byte."""
@@ -355,6 +394,11 @@ class Checkers:
         if len(values) != len(set(values)):
             twice = [value for value, count in Counter(values).items() if count > 1]
             raise self.complaint(f"once: {node.name} has facts twice, under whatever name: {twice}")
+
+
+def _touches(one: OriginRange, key: Key, last_sequence: int) -> bool:
+    is_origin = (key.origin.zone, key.origin.epoch) == (one.zone, one.epoch)
+    return is_origin and key.first_sequence <= one.last_sequence and one.first_sequence <= last_sequence
 
 
 def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:

@@ -47,6 +47,13 @@ NAMED: dict[str, Faults] = {
     "full_disk": Faults(full_disk_ms=2_500),
     "restored_image": Faults(restored_image_ms=4_000),
     "restored_grown": Faults(restored_grown_ms=2_500, crash_ms=8_000),
+    "restored_grown_full": Faults(
+        restored_grown_ms=2_500,
+        crash_ms=8_000,
+        retention_bytes=1_500,
+        partition_two_way_ms=3_000,
+        slow_consumer_ms_max=2_000,
+    ),
     "clock_jump": Faults(clock_jump_ms=1_500),
     "slow_consumer": Faults(slow_consumer_ms_max=3_000),
     "fenced_twin": Faults(fenced_twin=True, crash_ms=6_000),
@@ -73,6 +80,9 @@ NAMED: dict[str, Faults] = {
 }
 """One fault at a time, and nearly all at once. Retention and damage lose nothing unless somebody is late, so they come with what
 makes late."""
+COMBINED = frozenset({"restored_grown_full", "everything"})
+"""Those of the named that are several of the others together: what an old copy has dropped before anybody met it can no longer be
+compared."""
 
 
 def table(injected: Counter[str]) -> str:

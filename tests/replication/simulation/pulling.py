@@ -44,11 +44,12 @@ PAGE_BYTES_MAX = 1_500
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A page's content, and why it was refused, if it was; from which version it came."""
+    """A page's content, and why it was refused, if it was; from which version it came, and from which life of the peer."""
 
     content: PageContent
     refused: PageRefused | None
     version: str
+    life: int
 
 
 class Pull:
@@ -164,6 +165,7 @@ class Pull:
             lease=effect.lease,
             taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,
+            told=effect.after_offset if effect.must_show else None,
         )
         payload, life, fetch_id = request_of(node.version, encode_request(request)), node.life, effect.fetch_id
         instance, sent_ms = f"{node.name}-{life}", world.now_ms
@@ -172,9 +174,9 @@ class Pull:
         ) // 1_000 * 1_000 + 1_000  # the broker drops it then
 
         def answer(answered: bytes) -> None:
-            version = peer.version
+            version, served_in = peer.version, peer.life
             arrived = answer_of(version, answered)
-            world.carry(peer, node, lambda: self._answered(life, fetch_id, arrived, version))
+            world.carry(peer, node, lambda: self._answered(life, fetch_id, arrived, version, served_in))
 
         def refused() -> None:
             self._failed(life, FetchFailed(fetch_id, "transport", "nobody serves there now", is_retryable=True))
@@ -198,7 +200,7 @@ class Pull:
         if life == self.node.life and self.node.is_up and self._is_linked:
             self._tell(event)
 
-    def _answered(self, life: int, fetch_id: int, payload: bytes, version: str) -> None:
+    def _answered(self, life: int, fetch_id: int, payload: bytes, version: str, served_in: int) -> None:
         if life != self.node.life or not self.node.is_up or not self._is_linked:
             return
         zones = self.node.world.zones
@@ -211,7 +213,7 @@ class Pull:
                 return
             page = check_page(answer, sealed, self.peer.zone, STREAM, zones)
             assert isinstance(page.content, PageContent)
-            page = replace(page, content=_Arrived(page.content, self._refused(page.content), version))
+            page = replace(page, content=_Arrived(page.content, self._refused(page.content), version, served_in))
         except MalformedMessage as error:
             code, is_final = error.code, error.code == "unsupported_version"
             self._tell(FetchFailed(fetch_id, code, f"unreadable answer: {error.why}", is_retryable=not is_final))
@@ -242,22 +244,23 @@ class Pull:
             self._told_soon(AppendFailed(str(error), is_retryable=error.retryable))
         else:
             life = self.node.life
-            sealed = arrived.content.sealed
-            putting.add_done_callback(lambda future: self._stored(life, effect, sealed, holes, future))
+            putting.add_done_callback(lambda future: self._stored(life, effect, arrived, holes, future))
 
     def _stored(
         self,
         life: int,
         effect: Append,
-        sealed: Sequence[bytes],
+        arrived: _Arrived,
         holes: Sequence[tuple[int, int, str]],
         future: Future[PutResult],
     ) -> None:
         """Durable, whether somebody is left to hear of it or not."""
         error = future.exception()
         if error is None:
-            self.node.world.check.stored(self, effect.epoch, effect.offset, holes)
-            self.node.world.check.refused(self.node, sealed, future.result().refused)
+            check, result = self.node.world.check, future.result()
+            check.stored(self, effect.epoch, effect.offset, arrived.life, holes)
+            check.refused(self.node, arrived.content.sealed, result.refused)
+            check.could_not_compare(self.node, result.uncompared)
             self.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in holes)
             event: Event = Appended()
         else:

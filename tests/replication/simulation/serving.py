@@ -81,7 +81,7 @@ class Serving:
                 store.peer_is_ahead(zone, refusal.message)
             self._refuse(fetching.send, "FetchFacts", refusal)
             return
-        if (why := self.contradiction(request)) is not None:
+        if (why := self.contradiction(zone, request)) is not None:
             store.peer_is_ahead(zone, why)
             self._refuse(fetching.send, "FetchFacts", Refuse("history_differs", why))
             return
@@ -96,12 +96,13 @@ class Serving:
         log = sender.LogView(self._store.epoch.hex(), self._store.end_offset(STREAM))
         return sender.check_offsets(log, request.epoch, request.after_offset, request.confirm)
 
-    def contradiction(self, request: FetchFacts) -> str | None:
+    def contradiction(self, zone: str, request: FetchFacts) -> str | None:
         """What of that which the asker shows is not in this store."""
         taken, held = request.taken, request.held
         if request.epoch is None:
             return None
-        return self._store.contradiction(
+        reached = max(request.told or 0, taken.last_offset if taken else 0)
+        return self._store.never_handed(STREAM, zone, reached) or self._store.contradiction(
             STREAM,
             taken and (taken.last_offset, bytes.fromhex(taken.digest)),
             held and (held.last_sequence, bytes.fromhex(held.digest)),
@@ -160,7 +161,17 @@ class Serving:
             fetching.confirming = self.confirm(request.consumer_name, confirm.last_offset, shown)
             fetching.confirming.add_done_callback(lambda future: self._confirmed(request, future))
         fetching.position = self.position(request, consumer)
-        self._answer(fetching)
+        beginning = self._store.begin_handing(STREAM, fetching.asker.zone)
+        if beginning is None:
+            self._answer(fetching)
+        else:
+            beginning.add_done_callback(lambda future: self._node.soon(lambda: self._handing(fetching, future)))
+
+    def _handing(self, fetching: Fetching, beginning: Future[None]) -> None:
+        if (error := beginning.exception()) is not None:
+            self._failed(fetching, error)
+        else:
+            self._answer(fetching)
 
     def confirm(self, consumer: str, last_offset: int, shown: Shown) -> Future[int]:
         """Have a confirmation merged."""
@@ -215,6 +226,8 @@ class Serving:
         if isinstance(read, Refuse):
             self._refuse(fetching.send, "FetchFacts", read)
             return
+        self._node.world.check.tells(self._node, read.holes)
+        store.handed(STREAM, fetching.asker.zone, read.last_offset)
         store.seen(name, is_at_end=max(fetching.position, read.last_offset) >= read.end_offset)
         consumer = store.consumer(name)
         answer = FetchAnswer(

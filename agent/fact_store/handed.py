@@ -1,0 +1,41 @@
+"""How far each zone was handed the log of a stream: what an old copy of this store cannot know, and a peer that has read on tells.
+
+A store that was put back to an old copy, together with its witness, looks perfect to itself, and once it has grown it has other facts
+where its reader has read on. Digests tell that as long as those places are there (shown.py). Where a full stream has dropped them, this
+tells: nobody can have read further than he was handed.
+
+Promised: `until` is never less than what the store has handed out under its epoch, in all its lives, and in this life it is exactly that. While
+a zone reads, its row of the table `handed` says so and no more, so no page costs a commit; opening gives every such row the end that the
+stream had then. So a copy knows at most the end of the log it was copied from, and goes on knowing it, however often it is opened again.
+"""
+
+from __future__ import annotations
+
+import threading  # tidy: for a lock around some numbers; nothing here starts a thread
+from collections.abc import Mapping
+
+EVERYBODY = ""
+"""Stands for every zone without a row of its own, in streams older than the table."""
+
+
+class Handed:
+    """Used from any thread."""
+
+    def __init__(self, known: Mapping[tuple[str, str], int | None]) -> None:
+        """`known` goes by stream and zone."""
+        self._until = {key: until for key, until in known.items() if until is not None}
+        self._lock = threading.Lock()
+
+    def note(self, stream: str, zone: str, last_offset: int) -> None:
+        """Facts up to an offset are about to be handed to a zone, or it is about to be told that they are gone."""
+        with self._lock:
+            self._until[stream, zone] = max(last_offset, self._find(stream, zone))
+
+    def until(self, stream: str, zone: str) -> int:
+        """Up to which offset a zone may have been handed a stream."""
+        with self._lock:
+            return self._find(stream, zone)
+
+    def _find(self, stream: str, zone: str) -> int:
+        found = self._until.get((stream, zone))
+        return self._until.get((stream, EVERYBODY), 0) if found is None else found
