@@ -86,7 +86,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/{name}.py" for name in ("appending", "batch", "columns", "lease", "message", "spans")),
     *(
         f"agent/fact_store/{name}.py"
-        for name in ("acks", "admission", "age", "artifact", "fullness", "retention", "served", "verify")
+        for name in ("acks", "admission", "age", "artifact", "fullness", "retention", "served", "tail", "verify")
     ),
     *(
         f"agent/fact_store/{name}.py"

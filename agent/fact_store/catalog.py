@@ -1,8 +1,9 @@
 """What the writer knows by heart: ends, frontiers and held ranges, small enough to copy for every commit.
 
-A catalog is a picture of the tables without their bulk. A transaction works on a draft of it; when the commit is durable the
-draft takes the catalog's place in one assignment, so other threads read a consistent picture without a lock, and when the
-commit fails the draft is forgotten. It is rebuilt from the tables when the store is opened (recovery.py).
+A catalog is a picture of the tables without their bulk, and the last few batches of each stream (tail.py). A transaction works
+on a draft of it; when the commit is durable the draft takes the catalog's place in one assignment, so other threads read a
+consistent picture without a lock, and when the commit fails the draft is forgotten. It is rebuilt from the tables when the store
+is opened (recovery.py), with empty tails.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from agent.batch import Definitions, Link, Origin
 from agent.fact_store.held import Range
 from agent.fact_store.records import ConsumerState, PeerPosition, StreamInfo
+from agent.fact_store.tail import Tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,13 @@ class Catalog:
         default_factory=dict
     )  # stream, producer; replaced, so no commit copies it
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
+    tails: dict[int, Tail] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.leases, self.own_origin,
+            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.leases, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -30,6 +30,7 @@ from agent.fact_store.append import AppendMessages, AppendSamples, content_diges
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.ballast import Ballast, disk_free
 from agent.fact_store.beside import files_set_aside, mark_suspect
+from agent.fact_store.catalog import StreamState
 from agent.fact_store.connection import Connect, connect, lock, unlock
 from agent.fact_store.damage import Damages
 from agent.fact_store.definitions import define
@@ -60,6 +61,7 @@ from agent.fact_store.records import (
 from agent.fact_store.seen import Seen
 from agent.fact_store.settings import Acks, StoreSettings, StreamSettings
 from agent.fact_store.shown import contradiction
+from agent.fact_store.tail import Tail
 from agent.fact_store.upkeep import Upkeep
 from agent.fact_store.work import Call
 from agent.fact_store.writer import OnCommit, Writer
@@ -503,8 +505,14 @@ class FactStore:
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, until_offset: int | None = None
     ) -> Page:
         """A page that leaves this store for nobody."""
-        end_offset = self.end_offset(stream)
+        catalog = self._writer.catalog
+        known = catalog.streams.get(stream, StreamState(0, stream))
+        end_offset = known.end_offset
         until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
+        if known.released_offset <= after_offset:
+            tail = catalog.tails.get(known.id, Tail())
+            if (page := tail.page(after_offset, facts_max, bytes_max, until_offset)) is not None:
+                return page
         return self._reader.read(
             stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
         )

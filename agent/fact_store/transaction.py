@@ -20,6 +20,7 @@ from agent.fact_store.message_index import Entry, MessageIndex
 from agent.fact_store.queries import QUERIES, with_rows
 from agent.fact_store.records import ConsumerState, PeerPosition, Taken
 from agent.fact_store.served import PageRow
+from agent.fact_store.tail import Tail
 
 ROWS_AT_ONCE = 8
 """Batches put in by one statement: around each SQLite lets Python's other threads run, and has to wait for them to stop."""
@@ -166,6 +167,8 @@ class Transaction:
         self.catalog.streams[stream.name] = replace(
             stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms, is_backlog=was_backlog
         )
+        tails = self.catalog.tails
+        tails[stream.id] = tails.get(stream.id, Tail()).extended(batches, end_offset)
         self.batches_added += len(batches)
         return stream.end_offset + 1
 

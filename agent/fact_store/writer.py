@@ -374,6 +374,7 @@ class Writer:
             left = self._queue.take(tuple(self._queue.waiting)).all()
         error = self.failure or StoreClosed(f"{self._path}: the writer ended")
         self._acknowledging.close(error.why)
+        self.catalog.tails.clear()  # from now on the file alone is asked, which its reader refuses once it is closed
         for work in [*left, *(self._group.all() if self._group else ())]:
             if not work.future.done():
                 work.future.set_exception(again(error))
