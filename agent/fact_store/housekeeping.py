@@ -31,9 +31,8 @@ from agent.fact_store.transaction import Transaction
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_NS = 1_000_000_000  # ages and free space change slowly
-SOON_NS = (
-    20_000_000  # after a confirmation, or while rows wait to be deleted: at once, but not more often than a disk likes
-)
+SOON_NS = 20_000_000  # while rows wait to be deleted: at once, but not more often than a disk likes
+GLANCE_EVERY_NS = 100_000_000  # at how full the disk is, where no limit is near
 MARKS_READ = 1000  # the oldest; sixteen hours of them, and the next look sees further
 ROWS_WITH_COMMIT = 16  # deleted besides twice as many as the commit put in
 ROWS_WHEN_IDLE = 128  # about a millisecond
@@ -164,7 +163,9 @@ class Housekeeping:
 
     def work(self, transaction: Transaction, now_ns: int, *, is_idle: bool) -> None:
         """What fits into this commit."""
-        moved, dropping = self._frontiers_moved(transaction.catalog), set[str]()
+        # What a confirmation frees matters at once where there is little room; elsewhere it can wait for the next look.
+        moved = self._frontiers_moved(transaction.catalog) if self._is_tight else set[str]()
+        dropping = set[str]()
         if now_ns - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now_ns
             moved = {*transaction.catalog.streams}
@@ -186,7 +187,7 @@ class Housekeeping:
         become smaller. With every commit where there is little room, for a fast source fills a small disk within a second;
         where there is much, as often as that could matter, for asking takes as long as sealing a fact."""
         is_stream_near = any(self._is_stream_near(stream) for stream in catalog.streams.values())
-        if not self._is_little_left and not self._is_shrinking and now_ns - self._seen_ns < SOON_NS:
+        if not self._is_little_left and not self._is_shrinking and now_ns - self._seen_ns < GLANCE_EVERY_NS:
             self._is_tight = is_stream_near
             return
         self._seen_ns = now_ns
