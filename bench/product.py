@@ -44,7 +44,7 @@ IN_FLIGHT = 50  # appends queued at once while filling: half of what the queue h
 PAGE_BYTES = 4096 * 1024
 PROBE_INTERVAL_NS = 10_000_000
 LOAD_RUNS = 100  # distinct runs of samples that the load repeats
-SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS, ballast_bytes=0)  # an empty file is no fact
+SETTINGS = StoreSettings(ballast_bytes=0)  # as a node has them; an empty file is no fact
 STORE_ERRORS = (StoreError, BatchError)
 
 
