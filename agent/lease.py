@@ -9,10 +9,14 @@ an instance that was away for a week goes on if nobody took its place.
     ---------------------------------  ---------------  ------------------------------------------------------
     anything, nothing too              the holder       goes on, the lease stands
     0: asks for a lease                somebody else    the next epoch is his
+    0, after another than is in force  somebody else    nothing changes; he is told which is, and asks after that
     an epoch above the one in force    somebody else    his, as he shows it: the keeper has forgotten (restored)
     the epoch in force                 somebody else    goes on, the lease stands: one that asks by several ways
     a lower epoch, or none             somebody else    fenced
     none                               nobody has one   goes on without
+
+A request may arrive long after it was sent, when whoever sent it is dead and his successor holds the lease. So who begins first asks
+which epoch is in force and then for the one *after* it: what he sent before he died names an epoch that his successor has passed.
 """
 
 from __future__ import annotations
@@ -36,24 +40,33 @@ class Lease:
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What an instance shows: its own name, which no other instance has, and the epoch it was given. 0 asks for one, None knows
-    nothing of leases."""
+    nothing of leases. `after` is the epoch after which it asks, None for any."""
 
     holder: str
     epoch: int | None = None
+    after: int | None = None
 
 
 NO_LEASE = Lease()
 
 
 def decide(held: Lease, shown: Shown) -> Lease | None:
-    """The lease in force from now on, `held` itself where nothing changes; None for whoever is fenced."""
+    """The lease in force from now on, `held` itself where nothing changes; None for whoever is fenced. Who asks after another epoch than
+    the one in force has none yet (`must_ask_anew`)."""
     epoch = shown.epoch
     if held == NO_LEASE and epoch is None:
         return held
     if shown.holder == held.holder:
+        return held
+    if epoch == 0 and shown.after not in {None, held.epoch}:
         return held
     if epoch == 0 and held.epoch < LEASE_EPOCH_MAX:
         return Lease(held.epoch + 1, shown.holder)
     if epoch is None or epoch < held.epoch:
         return None
     return held if epoch == held.epoch else Lease(epoch, shown.holder)
+
+
+def must_ask_anew(lease: Lease, shown: Shown) -> bool:
+    """Whether the lease that is in force now is not his who asked for one, because he asked after another epoch."""
+    return shown.epoch == 0 and shown.after is not None and lease.holder != shown.holder

@@ -1,10 +1,10 @@
 """Which of several instances under one name may go on: the rule as a table, and what it adds up to."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, Shown, decide
+from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, Shown, decide, must_ask_anew
 
 OURS = Lease(3, "one")
 
@@ -24,6 +24,14 @@ OURS = Lease(3, "one")
         (OURS, Shown("two", 3), OURS),
         (OURS, Shown("two", 2), None),
         (OURS, Shown("two"), None),
+        (NO_LEASE, Shown("one", 0, 0), Lease(1, "one")),
+        (NO_LEASE, Shown("one", 0, 4), NO_LEASE),
+        (OURS, Shown("two", 0, 3), Lease(4, "two")),
+        (OURS, Shown("two", 0, 2), OURS),
+        (OURS, Shown("two", 0, 0), OURS),
+        (OURS, Shown("one", 0, 0), OURS),
+        (OURS, Shown("two", 9, 0), Lease(9, "two")),
+        (OURS, Shown("two", 2, 3), None),
         (Lease(LEASE_EPOCH_MAX, "one"), Shown("two", 0), None),
         (Lease(LEASE_EPOCH_MAX, "one"), Shown("one", 0), Lease(LEASE_EPOCH_MAX, "one")),
     ],
@@ -52,3 +60,52 @@ def test_epochs_only_rise_and_nobody_returns(turns: list[str]) -> None:
         if held.holder != before.holder and before.holder:
             replaced.add(before.holder)
         given_to[name] = held.epoch
+
+
+class Process:
+    """One life of an asker, as the receiver asks: after 0 first, then after what it was told, until it has a lease."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.epoch = self.after = 0
+        self.is_fenced = False
+
+    def asks(self) -> Shown:
+        """Its next request."""
+        return Shown(self.name, self.epoch, None if self.epoch else self.after)
+
+    def hears(self, answer: Lease | None, asked: Shown) -> None:
+        """What became of one."""
+        if answer is None:
+            self.is_fenced = True
+        elif must_ask_anew(answer, asked):
+            self.after = answer.epoch
+        else:
+            self.epoch = max(self.epoch, answer.epoch)
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["arrives", "arrives", "is lost on its way back", "dies"]), st.integers(0, 20)),
+        max_size=30,
+    )
+)
+def test_what_the_dead_have_sent_takes_nothing_from_the_living(happens: list[tuple[str, int]]) -> None:
+    """One process after the other under one name; what any of them has sent arrives whenever it likes, in any order, also twice and after
+    its death. Who lives is never fenced, and has its lease as soon as its requests come through.
+
+    Seen to catch: a first request that names no epoch, and a keeper that does not look at it."""
+    held, under_way, living = NO_LEASE, list[Shown](), Process("0")
+    for event, which in [*happens, *[("arrives", -1)] * 3]:
+        if event == "dies":
+            living = Process(str(int(living.name) + 1))
+        if living.asks() not in under_way:
+            under_way.append(living.asks())
+        asked = under_way[-1] if which < 0 else under_way[which % len(under_way)]
+        answer = decide(held, asked)
+        held = answer or held
+        if asked.holder == living.name and event == "arrives":
+            living.hears(answer, asked)
+        assert not living.is_fenced
+    assert held == Lease(living.epoch, living.name)

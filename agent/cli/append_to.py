@@ -5,6 +5,7 @@ A module of its own, imported when somebody appends there, so that an append her
 
 from __future__ import annotations
 
+import click
 import msgspec
 
 from agent import local
@@ -20,6 +21,9 @@ from agent.replication.messages import (
     NewFact,
     NewMessage,
 )
+
+LEASE_TRIES = 5
+"""The first finds out which lease is in force; each more means that another process has taken one meanwhile."""
 
 
 def append(settings: NodeSettings, peer: str, request: local.AppendFact, answer_s: float) -> AppendedEntry:
@@ -40,6 +44,14 @@ def append(settings: NodeSettings, peer: str, request: local.AppendFact, answer_
 
 
 def acquire_lease(settings: NodeSettings, peer: str, stream: str, producer: str, answer_s: float) -> int:
-    """A new lease epoch for a producer of this zone at the node of `peer`."""
-    request = AcquireLease(stream=stream, producer=producer)
-    return ask_peer(settings, peer, request, LeaseAnswer, answer_s).lease_epoch
+    """A new lease epoch for a producer of this zone at the node of `peer`: the one after that which is in force, so that what is on its
+    way when this process ends takes nothing from whoever asks next."""
+    after = 0
+    for _ in range(LEASE_TRIES):
+        request = AcquireLease(stream=stream, producer=producer, lease_after=after)
+        answer = ask_peer(settings, peer, request, LeaseAnswer, answer_s)
+        if answer.lease_epoch is not None:
+            return answer.lease_epoch
+        assert answer.lease_in_force is not None  # one of the two is there
+        after = answer.lease_in_force
+    raise click.ClickException(f"others take leases of {producer} as fast as we ask; stop all of them but one")

@@ -82,6 +82,13 @@ def admit(
     return plan
 
 
+def acquire_lease_after(transaction: Transaction, stream: str, producer: str, after: int) -> int | None:
+    """`acquire_lease` if that epoch is in force (0: none), None where another is."""
+    if transaction.catalog.leases.get((stream, producer), 0) != after:
+        return None
+    return acquire_lease(transaction, stream, producer)
+
+
 def acquire_lease(transaction: Transaction, stream: str, producer: str) -> int:
     """Put a lease in force that is newer than every one before; returns its epoch. Raises FactsRefused."""
     epoch = next_lease_epoch(transaction.catalog.leases, stream, producer)

@@ -25,7 +25,7 @@ from agent.fact_store import repair as repairing
 from agent.fact_store.acks import Follower
 from agent.fact_store.acks import terms as terms_of
 from agent.fact_store.admission import check_precondition
-from agent.fact_store.admitting import acquire_lease
+from agent.fact_store.admitting import acquire_lease, acquire_lease_after
 from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.ballast import Ballast, disk_free
@@ -308,6 +308,17 @@ class FactStore:
         check_name("stream", stream, STREAM)
         check_name("producer", producer, PRODUCER)
         return self._call("lease", partial(acquire_lease, stream=stream, producer=producer))
+
+    def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
+        """The same if that lease epoch is in force (0: none), so that a request which comes late takes nothing from who came since.
+        None, and nothing has changed, where another is."""
+        check_name("stream", stream, STREAM)
+        check_name("producer", producer, PRODUCER)
+        return self._call("lease", partial(acquire_lease_after, stream=stream, producer=producer, after=epoch))
+
+    def lease_epoch(self, stream: str, producer: str) -> int:
+        """The lease epoch of a producer that is in force, 0 for none."""
+        return self._writer.catalog.leases.get((stream, producer), 0)
 
     def put_batches(
         self,

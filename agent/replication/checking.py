@@ -74,6 +74,7 @@ def check_page(answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: 
         end_offset=answer.end_offset,
         definitions=numbers,
         lease=answer.lease or 0,
+        lease_in_force=answer.lease_in_force,
         taken=_taken(answer, sealed),
         content=PageContent(answer.batches, sealed, definitions, answer.holes),
     )

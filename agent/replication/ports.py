@@ -273,6 +273,14 @@ class ServingStore(ComparedStore, Protocol):
         """A lease epoch higher than any before it, durable: appends of this producer with lower ones are fenced from now on."""
         ...
 
+    def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
+        """The same if that epoch is in force (0: none); None, and nothing has changed, where another is."""
+        ...
+
+    def lease_epoch(self, stream: str, producer: str) -> int:
+        """The lease epoch of a producer that is in force, 0 for none. From memory."""
+        ...
+
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]:
         """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to stop."""
         ...

@@ -298,6 +298,7 @@ class Puller:
             after_offset=effect.after_offset,
             confirm=confirm,
             lease=effect.lease,
+            lease_after=effect.lease_after,
             definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
             taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,

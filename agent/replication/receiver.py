@@ -15,7 +15,8 @@ itself: what does not fit is dropped and counted.
 A peer that was put back to an old copy of its store and has grown since offers other facts at the same places, and cannot know
 it.  So it is shown what we have of it, whenever it has been silent: the last batch we took of its log, and the last of its own facts.
 
-Each life of a receiver asks the peer for a lease once, with its first fetches, and shows it from then on.  Told that another
+Each life of a receiver asks the peer for a lease once, with its first fetches, and shows it from then on.  It asks for the one after
+that which is in force, so that a request of its, should it arrive when it is dead, takes nothing from its successor.  Told that another
 instance has a newer one, it stores what it has accepted and asks no more: two that took each other's place in turn would never end.
 
 Two things go on side by side, so there are two states, each with its table: what stands between us and the peer
@@ -104,6 +105,8 @@ class Receiver:
         self.stored_offset = offset
         self.frontier = 0
         self.lease = 0
+        self._lease_after = 0
+        self._leases_missed = 0
         self.is_caught_up = False
         self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
         self._left = dict[str, _Left]()
@@ -204,6 +207,7 @@ class Receiver:
                 wait_ms,
                 self._page_bytes(),
                 self.lease,
+                None if self.lease else self._lease_after,
                 *self._shown(now_ms),
             )
         )
@@ -247,6 +251,10 @@ class Receiver:
                 self._restart(page.epoch, now_ms)  # a peer that does not know the field `epoch`
                 return
             self.frontier = page.frontier
+        if page.lease_in_force is not None:
+            if is_newest:
+                self._ask_after(page.lease_in_force, now_ms, jitter)
+            return
         if page.first_offset == 0:
             if is_newest:
                 self._page_without_offsets(page, now_ms)
@@ -263,6 +271,16 @@ class Receiver:
         if self._accepted_offset is None:
             self._accepted_offset = self.stored_offset = page.first_offset - 1
         self._accept(page)
+
+    def _ask_after(self, lease_in_force: int, now_ms: int, jitter: float) -> None:
+        """The lease that we asked for would have been another's: ask at once after that which is in force. When that has changed too,
+        somebody begins at the same time, and one of us goes first."""
+        self._lease_after = lease_in_force
+        self._leases_missed += 1
+        if self._leases_missed > 1:
+            self._back_off("lease_taken", f"another instance has taken lease {lease_in_force}", now_ms, jitter)
+        else:
+            self._close(Asking.HOLDING)
 
     def _fits(self, page: Page, *, is_newest: bool) -> bool:
         """Whether the page continues what was accepted, and there is room for it.

@@ -108,6 +108,8 @@ class Page:
     end_offset: int = 0
     definitions: Mapping[str, int] = field(default_factory=dict)
     lease: int = 0
+    lease_in_force: int | None = None
+    """Ours is not yet, and there is nothing else in the page: the lease after which to ask for it."""
     taken: Taken | None = None
     content: object = None
 
@@ -182,6 +184,8 @@ class Fetch:
     bytes_max: int
     lease: int = 0
     """Ours at the peer; 0 asks for one."""
+    lease_after: int | None = None
+    """The epoch after which we ask, the one that was in force last as far as we know."""
     must_show: bool = False
     """Whether to show what we have of the peer, so that it learns if its store has been put back to an old copy."""
     taken: Taken | None = None

@@ -212,9 +212,11 @@ def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, con
     return None
 
 
-def check_lease(consumer: ConsumerView, caller: Caller, epoch: int | None) -> Lease | AskStore:
-    """The lease of a caller who may go on as he is, which is nearly always; else what the store has to be asked."""
-    shown = Shown(caller.instance, epoch)
+def check_lease(
+    consumer: ConsumerView, caller: Caller, epoch: int | None, after: int | None = None
+) -> Lease | AskStore:
+    """The lease in force where the caller changes nothing about it, which is nearly always; else what the store has to be asked."""
+    shown = Shown(caller.instance, epoch, after)
     return consumer.lease if decide(consumer.lease, shown) == consumer.lease else AskStore(shown)
 
 

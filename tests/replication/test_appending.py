@@ -164,7 +164,8 @@ def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_p
 
 
 def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
-    """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends."""
+    """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks after an epoch that is
+    in force no more gets none, and fences nobody."""
 
     async def scenario(plant: Node, asker: Asker) -> None:
         epochs = []
@@ -184,6 +185,10 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
             await asker.ask(AcquireLease(stream="facts.audit", producer="idmz.mes"), 5)
         assert forbidden.value.code == "append_not_allowed"
         assert plant.store.acquire_lease(ORDERS, "mes").result(20) == 1
+        for after, expected in ((0, (None, 2)), (1, (None, 2)), (2, (3, None)), (2, (None, 3))):
+            answer = (await asker.ask(AcquireLease(stream=ORDERS, producer="idmz.mes", lease_after=after), 5)).answer
+            assert isinstance(answer, LeaseAnswer)
+            assert (answer.lease_epoch, answer.lease_in_force) == expected
 
     serve(broker, tmp_path, scenario)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.lease import Shown
 from agent.replication.asker import Asker
 from agent.replication.errors import PeerRefused
 from agent.replication.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
@@ -190,6 +191,45 @@ def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosqui
             node.store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_path: Path) -> None:
+    """An instance that has died had asked which lease is in force, and for the one after it. Its requests come when its successor has
+    the lease: they are told which one that is, move no cursor, and the successor goes on without noticing."""
+
+    async def scenario() -> None:
+        plant, living = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path / "living")
+        dead = Node.open(broker, "idmz", tmp_path / "dead")
+        plant.serve({"idmz": [STREAM]})
+        puller, late = living.pull("plant-a"), dead.asker("plant-a")
+        async with plant.running(), dead.running():
+            await plant.append(0, 100)
+            first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)
+            assert await told(late, first) == (1, None)  # its own predecessor, long ago
+            plant.store.hold_lease(NAME, Shown("predecessor", 0)).result(20)
+            async with living.running():
+                await living.wait_end(100)
+                await wait_until_async(lambda: puller.statistics().frontier == 100, "the confirmation")
+                assert (puller.statistics().lease, lease_of(plant)) == (3, 3)
+                for after in (0, 1, 2):
+                    ahead = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=0, lease=0, lease_after=after)
+                    assert await told(late, ahead) == (None, 3)
+                await plant.append(100, 100)
+                await living.wait_end(200)
+                assert puller.statistics().asking is not Asking.FENCED
+                assert lease_of(plant) == 3
+        for node in (plant, living, dead):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+async def told(asker: Asker, request: FetchFacts) -> tuple[int | None, int | None]:
+    """The lease that an answer brings, and the one that it says is in force; with that one nothing else."""
+    answer = (await asker.ask(request, 10)).answer
+    assert isinstance(answer, FetchAnswer)
+    assert answer.lease_in_force is None or (answer.runs() == [] and answer.more)
+    return answer.lease, answer.lease_in_force
 
 
 async def refusal(asker: Asker, request: FetchFacts | ConfirmReceipt) -> str:

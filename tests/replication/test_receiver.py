@@ -63,7 +63,7 @@ def kinds(effects: list[Effect]) -> list[object]:
 def test_first_fetch_begins_at_the_oldest() -> None:
     """Nothing stored: ask after 0, in no epoch, confirming nothing."""
     asked = Driver()(LinkUp())
-    assert asked == [Fetch(1, None, 0, None, {}, 0, 262_144)]
+    assert asked == [Fetch(1, None, 0, None, {}, 0, 262_144, lease_after=0)]
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
@@ -152,7 +152,7 @@ def test_other_epoch_starts_over() -> None:
     driver(LinkUp())
     failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
     assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, 262_144, must_show=True)
+    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, 262_144, lease_after=0, must_show=True)
     assert driver.answer(page(11, 20), fetch=0) == []
     assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
 
@@ -452,6 +452,34 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     driver(Tick(), PATIENCE.spread_ms)
     driver.answer(page(0, 0, epoch=TWO))
     assert [each.lease for each in driver.fetches[2:]] == [7, 7, 7, 7]
+
+
+def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
+    """A receiver that begins guesses that nobody had one; told which is in force it asks at once after that, still without waiting at the
+    peer, and names none any more once it has its own. When another was faster it waits a moment first; a peer that says so for ever
+    is not asked in a circle."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
+    asked = driver.fetches[-1]
+    assert (asked.lease, asked.lease_after, asked.wait_ms, asked.must_show) == (0, 4, 0, True)
+    assert Fetch not in kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=5)))
+    assert driver.core.asking is Asking.BACKOFF
+    assert kinds(driver(Tick(), PATIENCE.backoff_ms_max)) == [Fetch]
+    assert driver.fetches[-1].lease_after == 5
+    driver.answer(page(11, 20, more=True, lease=6))
+    assert (driver.fetches[-1].lease, driver.fetches[-1].lease_after) == (6, None)
+    assert driver.core.lost_reason is None
+
+
+def test_a_late_word_of_the_lease_in_force_counts_for_nothing() -> None:
+    """It came in answer to a request that was given up; the one after it is answered by itself."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver(Tick(), PATIENCE.answer_timeout_ms)
+    driver(Tick(), PATIENCE.backoff_ms_max)
+    assert len(driver.fetches) == 2
+    assert driver.answer(page(0, 0, lease_in_force=4), fetch=0) == []
 
 
 def test_a_fenced_receiver_stops_for_good() -> None:

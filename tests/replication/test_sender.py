@@ -350,3 +350,12 @@ def test_leases(held: Lease, epoch: int | None, outcome: Lease | AskStore) -> No
     """Who holds the lease goes on without a word to the store; whatever would change it or fence somebody, the store decides."""
     consumer = ConsumerView("idmz", STREAM, 10, held)
     assert sender.check_lease(consumer, Caller("idmz", "one", b"12345678"), epoch) == outcome
+
+
+@pytest.mark.parametrize(
+    "after, outcome", [(2, Lease(3, "two")), (3, AskStore(Shown("one", 0, 3))), (None, AskStore(Shown("one", 0)))]
+)
+def test_who_asks_after_another_lease_is_told_which_is_in_force(after: int | None, outcome: Lease | AskStore) -> None:
+    """Without a word to the store, and whatever is in force by then: he asks again."""
+    consumer = ConsumerView("idmz", STREAM, 10, Lease(3, "two"))
+    assert sender.check_lease(consumer, Caller("idmz", "one", b"12345678"), 0, after) == outcome

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.appending import WARNING_CHARACTERS_MAX
 from agent.message import Envelope
+from agent.replication.errors import MalformedMessage
 from agent.replication.messages.fields import AnswerBody, Name, Offset, Part, Position, RequestBody
 
 MESSAGES_MAX = 256
@@ -41,10 +42,12 @@ class AppendFact(RequestBody, frozen=True, tag="AppendFact", tag_field="operatio
 
 
 class AcquireLease(RequestBody, frozen=True, tag="AcquireLease", tag_field="operation"):
-    """A lease epoch for a producer of the asker that begins: whoever appends with a lower one is fenced from now on."""
+    """A lease epoch for a producer of the asker that begins: whoever appends with a lower one is fenced from now on. With `lease_after`
+    only if that epoch is in force (0: none)."""
 
     stream: Name
     producer: Name
+    lease_after: Offset | None = None
 
 
 class AppendedEntry(Part, frozen=True):
@@ -63,6 +66,11 @@ class AppendAnswer(AnswerBody, frozen=True, tag="AppendFact", tag_field="operati
 
 
 class LeaseAnswer(AnswerBody, frozen=True, tag="AcquireLease", tag_field="operation"):
-    """The epoch to append with."""
+    """The epoch to append with; or none, and the one in force, where that was not the one named."""
 
-    lease_epoch: Position
+    lease_epoch: Position | None = None
+    lease_in_force: Offset | None = None
+
+    def check(self) -> None:
+        if (self.lease_epoch is None) is (self.lease_in_force is None):
+            raise MalformedMessage("one of lease_epoch and lease_in_force must be there", operation="AcquireLease")

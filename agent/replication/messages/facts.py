@@ -80,6 +80,7 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     after_offset: Offset | None = None
     confirm: Confirm | None = None
     lease: Lease | None = None
+    lease_after: Lease | None = None
     definitions_known: dict[OriginName, Offset] = {}
     taken: TakenEnd | None = None
     held: HeldEnd | None = None
@@ -235,10 +236,12 @@ class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
 
 class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
     """A consumer's page; one without offsets and without definitions means that nothing came while waiting. `lease` is the asker's,
-    where he showed or asked for one; `omitted_digest` that of the batch at which the last of `omitted` ends."""
+    where he showed or asked for one; where he asked after another epoch than the one in force, `lease_in_force` names it, and there
+    is nothing else. `omitted_digest` is that of the batch at which the last of `omitted` ends."""
 
     frontier: Offset
     lease: Lease | None = None
+    lease_in_force: Lease | None = None
     omitted_digest: Digest | None = None
 
 

@@ -46,14 +46,21 @@ class Appending:
         return Reply(AppendAnswer(**self._context.own, outcomes=outcomes), [])
 
     async def acquire_lease(self, caller: Caller, request: AcquireLease) -> Outcome:
-        """A lease epoch higher than every one before."""
+        """A lease epoch higher than every one before, or which is in force, where the caller names another."""
         if not self._may(caller, request.stream):
             return not_allowed(request.stream, caller.zone)
         try:
             check_producer(request.producer, caller.zone)
         except MessageError as error:
             return Refuse("bad_request", str(error))
-        epoch = await asyncio.wrap_future(self._context.store.acquire_lease(request.stream, request.producer))
+        store, stream, producer = self._context.store, request.stream, request.producer
+        if request.lease_after is None:
+            epoch: int | None = await asyncio.wrap_future(store.acquire_lease(stream, producer))
+        else:
+            epoch = await asyncio.wrap_future(store.acquire_lease_after(stream, producer, request.lease_after))
+        if epoch is None:
+            in_force = store.lease_epoch(stream, producer)
+            return Reply(LeaseAnswer(**self._context.own, lease_in_force=in_force), [])
         fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
         _log.info("lease_acquired", extra=fields)
         return Reply(LeaseAnswer(**self._context.own, lease_epoch=epoch), [])

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from agent.lease import Lease, Shown
+from agent.lease import Lease, Shown, must_ask_anew
 from agent.replication import sender
 from agent.replication.messages import (
     Confirm,
@@ -82,7 +82,9 @@ class Fetching:
             _log.info("consumer_registered", extra={"consumer": name, "peer": caller.zone, "stream": stream})
             consumer = _view(registered)
         assert consumer is not None
-        lease = await self._lease(caller, request.consumer_name, request.lease, consumer)
+        lease = await self._lease(caller, request.consumer_name, request.lease, consumer, request.lease_after)
+        if must_ask_anew(lease, Shown(caller.instance, request.lease, request.lease_after)):
+            return self._told_lease(request, stream, consumer, lease)
         shown = (
             None if request.lease is None else lease.epoch
         )  # from here on not 0, which would take another's place back
@@ -175,9 +177,12 @@ class Fetching:
         store.peer_is_ahead(caller.zone, f"consumer {request.consumer_name} of {caller.zone}: {why}")
         return Refuse("history_differs", why)
 
-    async def _lease(self, caller: Caller, name: str, epoch: int | None, consumer: ConsumerView) -> Lease:
-        """The lease under which this caller goes on, durable; the store raises for one whose place was taken."""
-        found = sender.check_lease(consumer, caller, epoch)
+    async def _lease(
+        self, caller: Caller, name: str, epoch: int | None, consumer: ConsumerView, after: int | None = None
+    ) -> Lease:
+        """The lease under which this caller goes on, durable, or after which it has to ask; the store raises for one whose place was
+        taken."""
+        found = sender.check_lease(consumer, caller, epoch, after)
         if not isinstance(found, AskStore):
             return found
         lease = await asyncio.wrap_future(self._context.store.hold_lease(name, found.shown))
@@ -186,6 +191,20 @@ class Fetching:
             _log.info("lease_taken", extra={"consumer": name, "peer": caller.zone, **was})
             self._waiters.supersede((caller.zone, name))  # it learns at once that it is fenced
         return lease
+
+    def _told_lease(self, request: FetchFacts, stream: str, consumer: ConsumerView, lease: Lease) -> Reply:
+        """Nothing but which lease is in force: the caller asked after another, or before it knew (decision 0036)."""
+        end_offset = self._context.store.end_offset(stream)
+        position = consumer.frontier if request.after_offset is None else request.after_offset
+        answer = FetchAnswer(
+            **self._context.own,
+            stream=stream,
+            frontier=consumer.frontier,
+            end_offset=end_offset,
+            more=end_offset > position,
+            lease_in_force=lease.epoch,
+        )
+        return Reply(answer, [])
 
     def _start_confirm(
         self, caller: Caller, name: str, epoch: int | None, confirm: Confirm | None
