@@ -163,6 +163,7 @@ class Pull:
             confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
             definitions_known=dict(effect.definitions_known),
             lease=effect.lease,
+            lease_after=effect.lease_after,
             taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,
             told=effect.after_offset if effect.must_show else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.fact_store.errors import ConsumerFenced, StoreError
 from agent.fact_store.records import ConsumerState
-from agent.lease import NO_LEASE, Lease, Shown
+from agent.lease import NO_LEASE, Lease, Shown, must_ask_anew
 from agent.replication import sender
 from agent.replication.errors import MalformedMessage
 from agent.replication.messages import FetchAnswer, FetchFacts
@@ -120,8 +120,7 @@ class Serving:
         assert consumer is not None
         found = self.check_lease(consumer, fetching)
         if isinstance(found, Lease):
-            fetching.lease = found
-            go_on(fetching)
+            self._go_on(fetching, found, go_on)
             return
         before = consumer.lease
         holding = self._store.hold_lease(fetching.request.consumer_name, found.shown)
@@ -129,7 +128,25 @@ class Serving:
 
     def check_lease(self, consumer: sender.ConsumerView, fetching: Fetching) -> Lease | sender.AskStore:
         """The lease of a caller, or what to ask the store."""
-        return sender.check_lease(consumer, fetching.caller, fetching.request.lease)
+        return sender.check_lease(consumer, fetching.caller, fetching.request.lease, fetching.request.lease_after)
+
+    def _go_on(self, fetching: Fetching, lease: Lease, go_on: Callable[[Fetching], None]) -> None:
+        """Under this lease, or with nothing but the word that it is in force."""
+        request = fetching.request
+        fetching.lease = lease
+        if not must_ask_anew(lease, Shown(fetching.caller.instance, request.lease, request.lease_after)):
+            go_on(fetching)
+            return
+        store = self._store
+        answer = FetchAnswer(
+            store_zone=store.zone,
+            epoch=store.epoch.hex(),
+            stream=STREAM,
+            frontier=0,
+            end_offset=store.end_offset(STREAM),
+            lease_in_force=lease.epoch,
+        )
+        fetching.send(encode_answer(answer, []))
 
     def _leased(
         self, fetching: Fetching, before: Lease, holding: Future[Lease], go_on: Callable[[Fetching], None]
@@ -144,12 +161,11 @@ class Serving:
         if (error := holding.exception()) is not None:
             self._failed(fetching, error)
             return
-        fetching.lease = holding.result()
-        if fetching.lease != before:
+        if holding.result() != before:
             parked = self._parked.pop((fetching.asker.zone, fetching.request.consumer_name), None)
             if parked is not None:
                 self._with_lease(parked, lambda _: None)  # it learns at once that it is fenced
-        go_on(fetching)
+        self._go_on(fetching, holding.result(), go_on)
 
     def _begin(self, fetching: Fetching) -> None:
         request, confirm = fetching.request, fetching.request.confirm
