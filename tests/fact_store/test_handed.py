@@ -99,7 +99,7 @@ def test_in_a_store_of_an_older_version_anybody_may_have_read_all(tmp_path: Path
         fill(store, 10)
     with closing(sqlite3.connect(tmp_path / "facts.db", isolation_level=None)) as old:
         old.execute("DROP TABLE handed")
-        old.execute("DELETE FROM _sqlite_migrations WHERE name = '0011_handed'")
+        old.execute("DELETE FROM _sqlite_migrations WHERE name = '0012_handed'")
     with plant(tmp_path) as store:
         fill(store, 10)
         assert until(store, "idmz") == 10

@@ -38,6 +38,11 @@ def first_release(path: Path, source: Path) -> None:
             found.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM source.{table}")
 
 
+def test_steps_are_numbered_one_by_one() -> None:
+    """Two steps made side by side would have no order."""
+    assert [int(file.stem[:4]) for file in FILES] == list(range(1, len(FILES) + 1))
+
+
 def test_a_store_of_the_first_release_keeps_everything(tmp_path: Path) -> None:
     """Samples, messages and their ids, consumers and definitions are there after all steps, and nothing is damaged."""
     (tmp_path / "now").mkdir()
