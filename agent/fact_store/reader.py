@@ -102,10 +102,15 @@ class StoreReader:
         """
         if after_offset < 0 or facts_max < 1 or bytes_max < 1:
             raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
+        last = OFFSET_MAX if until_offset is None else until_offset
+        if end_offset is not None:
+            with self._reading() as connection:
+                page = Assembly(stream, after_offset, facts_max, bytes_max, last)
+                if _take_plain(connection, self._stream(connection, stream), page, end_offset):
+                    return Page(page.batches, max(end_offset, page.reached))
         with self._reading() as connection, _one_state(connection):
             if (number := self._stream(connection, stream)) is None:
                 return Page([], 0)
-            last = OFFSET_MAX if until_offset is None else until_offset
             released = connection.execute(QUERIES["select_released_offset"], (number,)).fetchone()
             if released is None:
                 return Page([], 0)  # another thread has learned of it since this state was
@@ -362,6 +367,25 @@ def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
     finally:
         if connection.in_transaction:  # where the disk failed it, SQLite has ended it already
             connection.execute(QUERIES["rollback"])
+
+
+def _take_plain(connection: sqlite3.Connection, stream: int | None, page: Assembly, end_offset: int) -> bool:
+    """Rows into the page by one statement, which sees one state by itself. False where that leaves a hole or finds nothing: then it is
+    worth asking what was repaired and what was released."""
+    asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
+    try:
+        rows = connection.execute(QUERIES["select_page"], asked)
+        try:
+            is_full = any(map(page.take, rows))
+        finally:
+            rows.close()  # an unfinished statement would keep the writer's log from being reused
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        return False
+    if page.batches and not is_full:
+        page.finish(end_offset)
+    return bool(page.batches) and not page.holes
 
 
 class _Repaired:

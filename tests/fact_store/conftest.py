@@ -1,4 +1,4 @@
-"""What several tests of the store share: a folder in memory."""
+"""What several tests of the store share: a folder in memory, and that stores answer from their files."""
 
 import os
 import tempfile
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.fact_store import tail
+
 
 @pytest.fixture
 def ram() -> Iterator[Path]:
@@ -14,3 +16,11 @@ def ram() -> Iterator[Path]:
     where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="bsfg-", dir=where) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def from_the_file() -> Iterator[None]:
+    """The logs of these tests are so short that nobody would ever ask the file. The newest batches in memory have test_tail.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail, "BYTES_MAX", 0)
+        yield

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,28 +57,15 @@ def plant(folder: Path, settings: StoreSettings = AT_ONCE, name: str = "facts.db
         yield store
 
 
-@contextmanager
-def on_disk(store: FactStore | StoreReader) -> Iterator[StoreReader]:
-    """The file of a store, and not what the store has in memory."""
-    if isinstance(store, StoreReader):
-        yield store
-        return
-    with closing(StoreReader(store.path)) as reader:
-        yield reader
-
-
 def sealed_in(store: FactStore | StoreReader, stream: str = TELEMETRY, after_offset: int = 0) -> list[bytes]:
-    """Every batch of a stream after an offset, as the disk has it."""
-    with on_disk(store) as reader:
-        return [one.sealed for one in reader.read(stream, after_offset, EVERYTHING, EVERYTHING).batches]
+    """Every batch of a stream after an offset."""
+    return [one.sealed for one in store.read(stream, after_offset, EVERYTHING, EVERYTHING).batches]
 
 
 def values_in(store: FactStore | StoreReader, stream: str = TELEMETRY) -> list[object]:
     """Every sample's value in a stream, in order of offsets."""
     found: list[object] = []
-    with on_disk(store) as reader:
-        page = reader.read(stream, 0, EVERYTHING, EVERYTHING)
-    for one in page.batches:
+    for one in store.read(stream, 0, EVERYTHING, EVERYTHING).batches:
         assert one.first_offset == len(found) + 1
         found += batch.open_samples(batch.parse(one.sealed)).values
         assert one.last_offset == len(found)
@@ -94,11 +81,9 @@ def ids_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[st
 def chain_is_whole(store: FactStore | StoreReader) -> None:
     """Fail unless offsets are dense from the first that is held, every digest holds, and every batch attaches to the one before it of
     its origin."""
-    with on_disk(store) as reader:
-        pages = [(info, reader.read(info.name, 0, EVERYTHING, EVERYTHING)) for info in reader.streams()]
-    for info, page in pages:
+    for info in store.streams():
         next_offset, links = info.first_offset, dict[batch.Origin, batch.Link]()
-        for one in page.batches:
+        for one in store.read(info.name, 0, EVERYTHING, EVERYTHING).batches:
             parsed = batch.parse(one.sealed)
             batch.verify(parsed)
             header = parsed.header

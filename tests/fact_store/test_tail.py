@@ -20,6 +20,11 @@ SIZES = (1, 2, 30, 1, 7, 60, 1, 1, 17)
 NUMBERS = st.integers(0, sum(SIZES) + 10)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def from_the_file() -> None:
+    """Not here."""
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, StoreReader]]:
     """A store that has all its batches in memory, and a reader of its file."""
@@ -33,16 +38,17 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, 
 
 
 @given(after=NUMBERS, facts=NUMBERS.map(lambda n: n + 1), size=st.integers(1, 3000), until=st.none() | NUMBERS)
-def test_a_page_from_memory_is_the_page_from_the_file(
+def test_a_page_is_the_same_by_every_way(
     both: tuple[FactStore, StoreReader], after: int, facts: int, size: int, until: int | None
 ) -> None:
-    """Whatever is asked for, memory and file answer with the same batches, limits and end."""
+    """Whatever is asked for, memory, the one statement of the usual case, and the several of all others answer with the same batches,
+    limits and end."""
     store, reader = both
     end_offset = store.end_offset(TELEMETRY)
-    known = {"until_offset": end_offset if until is None else min(until, end_offset), "end_offset": end_offset}
-    assert store.read(TELEMETRY, after, facts, size, until_offset=until) == reader.read(
-        TELEMETRY, after, facts, size, **known
-    )
+    last = end_offset if until is None else min(until, end_offset)
+    from_memory = store.read(TELEMETRY, after, facts, size, until_offset=until)
+    assert from_memory == reader.read(TELEMETRY, after, facts, size, until_offset=last, end_offset=end_offset)
+    assert from_memory == reader.read(TELEMETRY, after, facts, size, until_offset=last)
 
 
 def test_the_end_is_served_without_the_file(
