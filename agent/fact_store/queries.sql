@@ -455,6 +455,12 @@ SELECT
     peer_position.taken_offset, peer_position.taken_digest
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
+-- insert_unproven: facts of an origin came again that can no longer be compared
+INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
+
+-- select_unproven: origins of which facts came again that could not be compared
+SELECT stream, origin FROM unproven;
+
 -- insert_handed: a zone begins to be handed a stream
 INSERT INTO handed (stream, zone, until_offset) VALUES (?, ?, NULL)
 ON CONFLICT (stream, zone) DO UPDATE SET until_offset = NULL;

@@ -49,6 +49,7 @@ class _Plan:
     gaps: list[Gap] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
     uncompared: dict[OriginRange, None] = field(default_factory=dict)  # in their order
+    unproven: set[int] = field(default_factory=set)  # numbers of origins
     duplicate_facts: int = 0
 
 
@@ -120,6 +121,8 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
     _remember_holes(transaction, page)
     _remember_refused(transaction, page, plan.refused)
     _remember_uncompared(transaction, page, plan.uncompared)
+    for number in plan.unproven:
+        transaction.add_unproven(stream.id, number)
     transaction.set_peer_position(page.peer, stream, page.position)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
@@ -193,8 +196,10 @@ def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared:
             _refuse(plan, batch.header)
             _name_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:
-            if is_held and _is_left(transaction, plan, origin, present):
-                _name_released(transaction, plan, batch.header, batch.header.last_sequence)
+            if is_held:
+                is_left = _is_left(transaction, plan, origin, present)
+                _name_released(transaction, plan, batch.header, batch.header.last_sequence, is_left=is_left)
+    _name_unproven(transaction, plan, page.stream)
     return plan
 
 
@@ -219,17 +224,41 @@ def _refuse(plan: _Plan, header: batch_format.Header) -> None:
     plan.refused.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
-def _name_released(transaction: Transaction, plan: _Plan, header: batch_format.Header, sequence: int) -> None:
+def _name_unproven(transaction: Transaction, plan: _Plan, stream: str) -> None:
+    """Name what could not be compared before, where the page is the first to bring facts of its zone's next epoch."""
+    catalog = transaction.catalog
+    known = catalog.streams.get(stream)
+    if known is None or not catalog.unproven:
+        return
+    held = {origin for origin, number in catalog.origins.items() if (known.id, number) in catalog.held}
+    begun = {origin.zone for origin in plan.ranges if origin not in held}
+    for origin, number in catalog.origins.items():
+        if origin.zone in begun and (known.id, number) in catalog.unproven:
+            for one in catalog.held.get((known.id, number), ()):
+                if transaction.batch_at(known.id, number, one.first_sequence) is None:
+                    _name(plan, origin, one)
+
+
+def _name(plan: _Plan, origin: batch_format.Origin, one: Range) -> None:
+    plan.uncompared[OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence)] = None
+
+
+def _name_released(
+    transaction: Transaction, plan: _Plan, header: batch_format.Header, sequence: int, *, is_left: bool = True
+) -> None:
     """Name the facts held around a sequence, where the batch that holds it was released here since: then nobody can say whether the peer's,
-    which may be of another history, are the same, nor whether those before it were."""
+    which may be of another history, are the same, nor whether those before it were. Unless the origin's zone has left it (`is_left`), that is
+    only remembered, for the case that it has."""
     catalog = transaction.catalog
     known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
     if known is None or number is None or transaction.batch_at(known.id, number, sequence) is not None:
         return
     for one in catalog.held.get((known.id, number), ()):
         if one.first_sequence <= sequence <= one.last_sequence:
-            origin = header.origin
-            plan.uncompared[OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence)] = None
+            if is_left:
+                _name(plan, header.origin, one)
+            else:
+                plan.unproven.add(number)
 
 
 def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:

@@ -149,6 +149,14 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
+-- Origins of which a peer has offered facts again that were released here and could not be compared. Should their zone go on under another
+-- epoch, what was taken for a repetition may have been another history.
+CREATE TABLE unproven (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    PRIMARY KEY (stream, origin)
+) STRICT, WITHOUT ROWID;
+
 -- Messages that applications appended here: the digest of their id leads to the digest of their content and their offset.
 -- Generations of 65536 ids in the order they came keep inserts in a part of the table that the cache holds.
 CREATE TABLE message_index (

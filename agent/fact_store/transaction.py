@@ -246,6 +246,12 @@ class Transaction:
             position.epoch, position.offset, Taken(*taken) if taken else None
         )
 
+    def add_unproven(self, stream: int, origin: int) -> None:
+        """Facts of an origin came again that were released here; writes the first time only."""
+        if (stream, origin) not in self.catalog.unproven:
+            self._execute(QUERIES["insert_unproven"], (stream, origin))
+            self.catalog.unproven |= {(stream, origin)}
+
     def begin_handing(self, stream: StreamState, zone: str) -> None:
         """From now on a zone may be handed all that there is of a stream."""
         self._execute(QUERIES["insert_handed"], (stream.id, zone))

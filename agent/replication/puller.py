@@ -302,7 +302,7 @@ class Puller:
             definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
             taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,
-            told=effect.after_offset if effect.must_show else None,
+            told=effect.after_offset if effect.epoch is not None else None,
         )
         fetch_id = effect.fetch_id
         expiry_s = (effect.wait_ms + settings.receiver.answer_timeout_ms) // 1000 + 1

@@ -474,13 +474,15 @@ def test_what_was_released_is_not_taken_for_what_a_copy_offers(
 
 
 def test_what_was_released_is_a_duplicate_where_there_is_one_history(full: tuple[FactStore, Elsewhere]) -> None:
-    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and from a relay. Once
-    its next epoch is known, a relay's is named, too."""
+    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and from a relay. When its
+    next epoch comes, what came again until then is named, and once that is known, what comes again by a relay."""
     store, copy = full
     for peer in ("plant", "dmz2"):
         put = done(store.put_batches(peer, TELEMETRY, copy.sealed[:2], copy.received(), PeerPosition(EPOCH, 30)))
         assert (put.duplicate_facts, put.uncompared) == (20, ())
     later = Elsewhere(epoch=LATER)
-    offer(store, later, [later.seal(10)], 40)
+    named = (OriginRange("plant", EPOCH, 1, 30),)
+    assert offer(store, later, [later.seal(10)], 40).uncompared == named
+    assert offer(store, later, [later.seal(10)], 50).uncompared == ()
     put = done(store.put_batches("dmz2", TELEMETRY, copy.sealed[:2], copy.received(), PeerPosition(EPOCH, 60)))
-    assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)
+    assert put.uncompared == named

@@ -26,6 +26,7 @@ from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import Settings
 from tests.replication.simulation import stepped
 from tests.replication.simulation.broken import (
+    BeginsAnewAtEachEpoch,
     ConfirmsTooEarly,
     NeverAsksAgain,
     SkipsRefusedPage,
@@ -111,7 +112,7 @@ def remembers_handing_in_memory_only(patch: pytest.MonkeyPatch) -> None:
 
 def takes_released_facts_for_equal(patch: pytest.MonkeyPatch) -> None:
     """A receiver that calls a duplicate what it can no longer compare."""
-    patch.setattr(receive, "_name_released", lambda *_: None)
+    patch.setattr(receive, "_name_released", lambda *_, **__: None)
 
 
 def takes_all_for_unseen(patch: pytest.MonkeyPatch) -> None:
@@ -248,6 +249,8 @@ BROKEN = [
     Broken("clock_jump", "chain_3", ("converges",), reads_the_clock_on_the_wall),
     Broken("slow_consumer", "chain_3", ("converges",), keeps_the_newest_only),
     Broken("fenced_twin", "chain_2", ("fenced",), does_not_fence),
+    Broken("serving_twin", "chain_2", ("position",), receiver=BeginsAnewAtEachEpoch),
+    Broken("serving_twin", "chain_2", ("converges", "lost", "once", "chain"), compares_nothing_it_is_shown),
     Broken("version_minor", "chain_2", ("converges",), refuses_a_newer_minor),
     Broken("version_major", "chain_2", ("version",), reads_any_major),
     Broken("retention", "chain_2", ("lost", "acknowledged"), passes_over_holes, TakesAnyPage),

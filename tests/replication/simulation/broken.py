@@ -59,6 +59,14 @@ class NeverAsksAgain(Receiver):
         return None
 
 
+class BeginsAnewAtEachEpoch(Receiver):
+    """Does not remember where it was in an epoch that it has left."""
+
+    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
+        self._left.clear()
+        return super().handle(event, now_ms, jitter)
+
+
 class StaysOffline(Receiver):
     """Does not notice that a connection that was lost is back."""
 

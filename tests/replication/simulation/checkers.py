@@ -15,6 +15,7 @@
     uncompared  what a node says it cannot compare it has released
     echo        nobody is sent facts of his own zone
     fenced      nobody confirms in a consumer's name once another instance has its lease
+    store       no store ends itself for what a peer says unless it is a copy, or has a twin (looked at by the nodes themselves)
 
 That everything converges within a bound is checked by the network itself. A checker that is not content raises Violation.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -239,8 +241,10 @@ class Checkers:
                     raise self.complaint(f"holes: {peer.name} tells that {row.key} is gone, and it is not")
                 told.append(row)
 
-    def stored(self, pull: Pull, epoch: str, offset: int, life: int, holes: list[tuple[int, int, str]]) -> None:
-        """A page that a peer served in one of its lives is durable, and the position with it."""
+    def stored(
+        self, pull: Pull, epoch: str, offset: int, served: tuple[str, int], holes: list[tuple[int, int, str]]
+    ) -> None:
+        """A page that a machine served in one of its lives is durable, and the position with it."""
         asker, peer = pull.node, pull.peer
         key = (asker.zone, peer.zone, epoch)
         self.durable[key] = max(offset, self.durable.get(key, 0))
@@ -250,7 +254,7 @@ class Checkers:
             raise self.complaint(f"position: {asker.name} is at {before} of {peer.name} and goes back to {offset}")
         positions[peer.zone, epoch] = offset
         for first, last, _ in holes:
-            for row in self._told_gone[peer.name, life, first, last]:
+            for row in self._told_gone[*served, first, last]:
                 self.gone.add(row.key)
                 self._gone_sequences.setdefault(row.key.origin, set()).update(
                     range(row.key.first_sequence, row.last_sequence + 1)
@@ -309,11 +313,15 @@ class Checkers:
             if log.end_offset < row.first_offset <= store.end_offset(STREAM):
                 self._check_row(node, log, row)
         self.committed(node)
+        positions = dict[tuple[str, str], int]()  # where it was in epochs that were left is known in memory alone
         for pull in node.pulls:
             position = store.peer_position(pull.peer.zone, STREAM)
             if position is not None:
-                key = (node.zone, pull.peer.zone, position.epoch.hex())
+                zone, epoch = pull.peer.zone, position.epoch.hex()
+                key = (node.zone, zone, epoch)
                 self.durable[key] = max(position.offset, self.durable.get(key, 0))
+                positions[zone, epoch] = self.logs[node.name].positions.get((zone, epoch), 0)
+        self.logs[node.name].positions = positions
 
     def _renamed(self, node: Node, found: dict[int, Row]) -> None:
         """What a store has sealed anew, as the first facts of an epoch that begins, in the same places: nobody else may have it under
@@ -338,6 +346,19 @@ class Checkers:
                 self._check_chain(node.name, found[row.first_offset])
         self.acknowledged = {names.get(key, key) for key in self.acknowledged}
         self.renamed += len(names)
+
+    def cloned(self, node: Node, twin: Node) -> None:
+        """A second machine begins with all that a node's files hold, which is about to be stopped; from then on there may be two histories."""
+        self.forks.add(node.running.origin)
+        self.logs[twin.name] = deepcopy(self.logs[node.name])
+        self._values[twin.name] = dict(self._values.get(node.name, {}))
+
+    def retired(self, node: Node) -> None:
+        """A machine is stopped for good by its people; what nobody else has is on its disk, and they know it."""
+        others = set[Key]().union(*(log.keys for name, log in self.logs.items() if name != node.name))
+        self.gone |= self.logs[node.name].keys - others
+        for pending in (self._told, self._perhaps):
+            pending.pop(node.name, None)
 
     def _restored(self, node: Node, found: list[Row]) -> None:
         """What only this node held, and the image does not, is gone, and nobody can help that."""

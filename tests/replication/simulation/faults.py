@@ -28,6 +28,7 @@ class Faults:
     clock_jump_ms: int = 0
     slow_consumer_ms_max: int = 0
     fenced_twin: bool = False
+    serving_twin: bool = False
     version_minor: bool = False
     version_major_ms: int = 0
     retention_bytes: int = 0
@@ -57,6 +58,7 @@ NAMED: dict[str, Faults] = {
     "clock_jump": Faults(clock_jump_ms=1_500),
     "slow_consumer": Faults(slow_consumer_ms_max=3_000),
     "fenced_twin": Faults(fenced_twin=True, crash_ms=6_000),
+    "serving_twin": Faults(serving_twin=True, crash_ms=6_000, partition_two_way_ms=6_000),
     "version_minor": Faults(version_minor=True),
     "version_major": Faults(version_major_ms=5_000),
     "retention": Faults(retention_bytes=1_500, partition_two_way_ms=3_000, slow_consumer_ms_max=2_000),

@@ -91,6 +91,7 @@ class World:
         self.started_by_hand = 0
         self._is_over = False
         self._broken: dict[tuple[str, str], int] = {}
+        self._twinned: Node | None = None
         self.producers = len(topology.producers)
         self.zones = frozenset(topology.zones)
         self.nodes = self._make_nodes(topology)
@@ -102,6 +103,8 @@ class World:
             nodes[asker].pulls.append(Pull(nodes[asker], nodes[peer]))
         for zone in topology.producers:
             nodes[zone].is_producer = True
+        if self.faults.serving_twin:
+            self._twinned = self.chance.choice([nodes[zone] for zone in sorted(asked)])
         found = list(nodes.values())
         if self.faults.fenced_twin:
             for node in [one for one in found if one.is_sink]:
@@ -174,6 +177,10 @@ class World:
     def faults_are_on(self) -> bool:
         return self.now_ms < FAULTS_END_MS
 
+    def machines(self, zone: str) -> list[Node]:
+        """All that serve, or would, under a zone's name."""
+        return [node for node in self.nodes if node.zone == zone]
+
     # --- the network
 
     def carry(self, source: Node, target: Node, action: Callable[[], None]) -> None:
@@ -221,9 +228,40 @@ class World:
         ):
             if interval_ms:
                 self._again(name, interval_ms, action)
+        if self._twinned is not None:
+            node = self._twinned
+            self.at(self.chance.randint(300, 7_000), lambda: self._begin_twin(node))
         if faults.version_minor:
             self.chance.choice(self.nodes).version = "minor"
             self.injected["version_minor"] += 1
+
+    def _begin_twin(self, node: Node) -> None:
+        """A second machine serves, asks and records under a node's name: its clone, or one with a store of its own. Before the faults have
+        ended its people stop one of the two."""
+        if not node.is_up:
+            self.at(200, lambda: self._begin_twin(node))
+            return
+        twin = Node(self, node.zone, f"{node.name}-2", is_sink=False)
+        twin.is_producer = node.is_producer
+        twin.pulls = [Pull(twin, pull.peer) for pull in node.pulls]
+        is_clone = self.chance.random() < 0.7
+        if is_clone:
+            twin.clone(node)
+        else:
+            twin.make()
+        self.injected["serving_twin"] += 1
+        self.nodes.append(twin)
+        twin.start()
+        stopped, left = (node, twin) if self.chance.random() < 0.5 else (twin, node)
+        self.at(self.chance.randint(500, FAULTS_END_MS - self.now_ms), lambda: self._stop_twin(stopped, left))
+
+    def _stop_twin(self, stopped: Node, left: Node) -> None:
+        stopped.retire()
+        self.nodes.remove(stopped)
+        for node in self.nodes:
+            for pull in node.pulls:
+                if pull.peer is stopped:
+                    pull.peer = left
 
     def _again(self, name: str, interval_ms: int, action: Callable[[], bool]) -> None:
         def happen() -> None:

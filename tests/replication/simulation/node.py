@@ -45,6 +45,9 @@ class Node:
         self.wall_jump_ms = 0
         self.is_writing = False
         self.was_put_back = False
+        self.is_retired = False
+        self.is_copied = False
+        """Whether it was put back to an old copy, or has a twin: nobody else's store may end itself because of what a peer says."""
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -79,6 +82,8 @@ class Node:
 
     def start(self, *, is_old: bool = False) -> None:
         """Open the store and begin; `is_old`, with an image that was restored."""
+        if self.is_retired:
+            return
         size = self.world.faults.retention_bytes
         policy = StreamSettings(
             STREAM, keep_hours=0 if size else 24, bytes_max=size, on_full="drop_oldest" if size else "refuse"
@@ -138,7 +143,7 @@ class Node:
 
     def _failed(self, failure: StoreError) -> None:
         """The process ends and is started again, as the store asks; whatever else ends a store is wrong here."""
-        if not isinstance(failure, StoreForked):
+        if not isinstance(failure, StoreForked) or not self.is_copied:
             raise Violation(f"store: {self.name} ended: {failure}")
         self.world.check.committed(self)
         self.kill("idle")
@@ -228,6 +233,7 @@ class Node:
         self.abandon()
         self.life += 1
         self.is_writing = False
+        self.is_copied = self.is_copied or is_old
         shutil.rmtree(self._folder)
         self._folder = self.world.folder / f"{self.name}-{self.life}"
         stepped.write_image(self._folder, image)
@@ -238,6 +244,22 @@ class Node:
         if self._store is not None:
             stepped.abandon(self._store)
         self._store = self.serving = None
+
+    def clone(self, node: Node) -> None:
+        """Begin as a second machine with what the disk of another holds, which is stopped for that and started again."""
+        self.world.check.cloned(node, self)
+        self.is_copied = node.is_copied = True
+        node.kill("idle")
+        stepped.write_image(self._folder, stepped.image_of(node._folder))
+
+    def retire(self) -> None:
+        """Stop for good."""
+        if self._store is not None:
+            self._commit()
+        self.is_retired = True
+        self.life += 1
+        self.abandon()
+        self.world.check.retired(self)
 
     def fill(self) -> bool:
         """The disk is full for a while: as the store looks at it, or as SQLite meets it in the middle of a commit."""

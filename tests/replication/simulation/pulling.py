@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.batch import Origin
@@ -44,12 +45,12 @@ PAGE_BYTES_MAX = 1_500
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A page's content, and why it was refused, if it was; from which version it came, and from which life of the peer."""
+    """A page's content, and why it was refused, if it was; from which version it came, and from which machine in which life."""
 
     content: PageContent
     refused: PageRefused | None
     version: str
-    life: int
+    served: tuple[str, int]
 
 
 class Pull:
@@ -102,6 +103,11 @@ class Pull:
         position, consumer = store.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
         end = (peer.epoch, peer.end_offset(STREAM))
         at = (position.epoch, position.offset) if position else (peer.epoch, 0)
+        if self._core is not None and self._core.epoch is not None and (peer.epoch.hex() == self._core.epoch):
+            at = (
+                peer.epoch,
+                self._core.stored_offset,
+            )  # back in an epoch it had left, at its end: nothing moves on the disk
         frontier = consumer.frontier if consumer else 0
         if (at == end and frontier == end[1]) or end[1] == 0:
             return None
@@ -166,7 +172,7 @@ class Pull:
             lease_after=effect.lease_after,
             taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,
-            told=effect.after_offset if effect.must_show else None,
+            told=effect.after_offset if effect.epoch is not None else None,
         )
         payload, life, fetch_id = request_of(node.version, encode_request(request)), node.life, effect.fetch_id
         instance, sent_ms = f"{node.name}-{life}", world.now_ms
@@ -174,23 +180,24 @@ class Pull:
             effect.wait_ms + world.settings.answer_timeout_ms
         ) // 1_000 * 1_000 + 1_000  # the broker drops it then
 
-        def answer(answered: bytes) -> None:
-            version, served_in = peer.version, peer.life
+        def answer(machine: Node, answered: bytes) -> None:
+            version, served = machine.version, (machine.name, machine.life)
             arrived = answer_of(version, answered)
-            world.carry(peer, node, lambda: self._answered(life, fetch_id, arrived, version, served_in))
+            world.carry(machine, node, lambda: self._answered(life, fetch_id, arrived, version, served))
 
         def refused() -> None:
             self._failed(life, FetchFailed(fetch_id, "transport", "nobody serves there now", is_retryable=True))
 
-        def arrive() -> None:
+        def arrive(machine: Node) -> None:
             if world.now_ms - sent_ms > expires_ms:
                 return
-            if peer.serving is None:
+            if machine.serving is not None:
+                machine.serving.request(node, instance, payload, partial(answer, machine))
+            elif machine is peer and not any(one.serving for one in world.machines(peer.zone)):
                 world.carry(peer, node, refused)
-            else:
-                peer.serving.request(node, instance, payload, answer)
 
-        world.carry(node, peer, arrive)
+        for machine in world.machines(peer.zone):  # whoever serves under the zone's name hears it
+            world.carry(node, machine, partial(arrive, machine))
 
     def _held(self, epoch: str | None) -> HeldEnd | None:
         origin = Origin(self.peer.zone, bytes.fromhex(epoch or ""))
@@ -201,7 +208,7 @@ class Pull:
         if life == self.node.life and self.node.is_up and self._is_linked:
             self._tell(event)
 
-    def _answered(self, life: int, fetch_id: int, payload: bytes, version: str, served_in: int) -> None:
+    def _answered(self, life: int, fetch_id: int, payload: bytes, version: str, served: tuple[str, int]) -> None:
         if life != self.node.life or not self.node.is_up or not self._is_linked:
             return
         zones = self.node.world.zones
@@ -214,7 +221,7 @@ class Pull:
                 return
             page = check_page(answer, sealed, self.peer.zone, STREAM, zones)
             assert isinstance(page.content, PageContent)
-            page = replace(page, content=_Arrived(page.content, self._refused(page.content), version, served_in))
+            page = replace(page, content=_Arrived(page.content, self._refused(page.content), version, served))
         except MalformedMessage as error:
             code, is_final = error.code, error.code == "unsupported_version"
             self._tell(FetchFailed(fetch_id, code, f"unreadable answer: {error.why}", is_retryable=not is_final))
@@ -259,7 +266,7 @@ class Pull:
         error = future.exception()
         if error is None:
             check, result = self.node.world.check, future.result()
-            check.stored(self, effect.epoch, effect.offset, arrived.life, holes)
+            check.stored(self, effect.epoch, effect.offset, arrived.served, holes)
             check.refused(self.node, arrived.content.sealed, result.refused)
             check.could_not_compare(self.node, result.uncompared)
             self.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in holes)
