@@ -23,7 +23,7 @@ def set_marks(file: Path, marks: list[tuple[int, int]]) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DELETE FROM mark")
         rows = [(offset, index * MINUTE, unix_ms) for index, (offset, unix_ms) in enumerate(marks)]
-        connection.executemany("INSERT INTO mark VALUES (1, ?, 0, ?, ?)", rows)
+        connection.executemany("INSERT INTO mark VALUES (1, ?, 0, ?, ?, 0)", rows)
         connection.commit()
 
 
@@ -99,7 +99,7 @@ def test_never_later_than_asked(steps: list[tuple[int, int]], at: int) -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         migrations.migrate(connection)
         connection.execute("INSERT INTO stream (id, name) VALUES (1, 's')")
-        connection.executemany("INSERT INTO mark VALUES (1, ?, 0, 0, ?)", marks)
+        connection.executemany("INSERT INTO mark VALUES (1, ?, 0, 0, ?, 0)", marks)
         asked = {"stream": 1, "unix_ms": at}
         start = connection.execute(QUERIES["select_start_at"], asked).fetchone()[0] or 1
     assert all(first >= start for first, unix_ms in marks if unix_ms >= at)

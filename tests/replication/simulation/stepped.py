@@ -20,7 +20,18 @@ from typing import Any
 
 import pytest
 
-from agent.fact_store import FactStore, damage, housekeeping, opening, recovery, writer
+from agent.fact_store import (
+    FactStore,
+    damage,
+    housekeeping,
+    opening,
+    own_facts,
+    peers_facts,
+    readership,
+    recovery,
+    running,
+    writer,
+)
 from agent.fact_store import store as store_module
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.fact_store.writer import Writer
@@ -175,11 +186,11 @@ class Disks:
 def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytest.MonkeyPatch]:
     """Stores opened here are stepped, see this clock, these disks, and no chance but this."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (store_module, writer, damage):
+        for module in (store_module, running, own_facts, peers_facts, readership, writer, damage):
             patch.setattr(module, "time", clock)
         patch.setattr(store_module, "Writer", SteppedWriter)
         patch.setattr(store_module, "Upkeep", Upkeep)
-        patch.setattr(store_module, "ThreadPoolExecutor", Inline)
+        patch.setattr(peers_facts, "ThreadPoolExecutor", Inline)
         for module in (store_module, housekeeping):
             patch.setattr(module, "disk_free", disks.free)
         for module in (opening, recovery):

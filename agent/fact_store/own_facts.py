@@ -1,0 +1,196 @@
+"""The door for facts that are born here: tag definitions, samples, messages, and the leases of their producers.
+
+Arguments are checked in the calling thread, and what is wrong with them, or a queue that is full, is raised at once; what the store finds
+out later comes through the future, and so does the result, once it is durable as far as `acks` asks. Ingest and applications use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from agent.appending import NO_PRECONDITION, Precondition
+from agent.batch import SampleColumns
+from agent.fact_store.acks import terms as terms_of
+from agent.fact_store.admission import check_precondition
+from agent.fact_store.admitting import acquire_lease, acquire_lease_after
+from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
+from agent.fact_store.definitions import define
+from agent.fact_store.errors import AcksRefused, FactsRefused
+from agent.fact_store.records import Appended, AppendOutcome
+from agent.fact_store.running import RunningStore
+from agent.fact_store.settings import Acks
+from agent.message import (
+    PRODUCER,
+    STREAM,
+    Json,
+    Message,
+    Sample,
+    TagDefinition,
+    Value,
+    check_definition,
+    check_message,
+    check_name,
+    value_bytes,
+)
+
+T = TypeVar("T")
+
+_FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or bytes apart
+_MESSAGE_BYTES = 1000
+_PLAIN = frozenset({bool, int, float, type(None)})
+
+
+class OwnFacts(RunningStore):
+    """What a store takes from the producers of its own zone."""
+
+    def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+        """Number tag definitions of this store, densely from 1: the same content keeps its number, a change is a new one.
+
+        Raises MessageError at once where a definition breaks the rules.
+        """
+        for definition in definitions:
+            check_definition(definition)
+        bodies = [definition.to_json() for definition in definitions]
+        return self._call("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
+
+    def append_samples(
+        self, stream: str, rows: Sequence[Sample], *, awaited: bool = False, acks: Acks | None = None
+    ) -> Future[Appended]:
+        """Append samples, all or none, in one place; done when durable. `awaited` commits at once, otherwise they ripen.
+
+        Awaited ones are answered on the stream's `acks`, or on these; what nobody waits for is answered when it is durable here.
+        Raises StoreBusy at once when the queue is full: slow the source; and AcksRefused. FactsRefused comes through the future.
+        """
+        check_name("stream", stream, STREAM)
+        if not rows:
+            raise FactsRefused("no samples", "leave the call out")
+        try:
+            columns = SampleColumns.of(rows)
+        except (ValueError, TypeError) as error:
+            raise FactsRefused(f"samples for {stream} are not samples: {error}", "correct the source") from error
+        size = _values_bytes(columns.values)
+        terms = terms_of(self._writer.policy(stream), acks) if awaited or acks else None
+        is_urgent = terms is not None and not terms.is_answered_unstored
+        append = AppendSamples(stream, columns, len(rows), size, is_urgent, time.monotonic_ns(), terms)
+        self._writer.append_samples(append)
+        return append.future if terms is None or is_urgent else _answered(Appended(0, 0, "queued"))
+
+    def append_message(
+        self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition | None = None
+    ) -> Future[AppendOutcome]:
+        """Append a message unless its id is there already; see `AppendOutcome`. Answered on the stream's `acks`, or on these.
+
+        Raises MessageError, AcksRefused, StoreBusy at once; FactsRefused comes through the future.
+        """
+        outer: Future[AppendOutcome] = Future()
+        outer.set_running_or_notify_cancel()
+        preconditions = [precondition] if precondition else ()
+        inner = self.append_messages(stream, [message], acks=acks, preconditions=preconditions)
+        inner.add_done_callback(partial(_answer_with_first, outer))
+        return outer
+
+    def append_messages(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        *,
+        acks: Acks | None = None,
+        preconditions: Sequence[Precondition | None] = (),
+    ) -> Future[list[AppendOutcome]]:
+        """As `append_message` for several in one commit; each has its own outcome, and its own precondition if there are any."""
+        self.check_append(stream, messages, acks, preconditions)
+        return self.append_checked(stream, messages, acks, preconditions)
+
+    def check_append(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        acks: Acks | None = None,
+        preconditions: Sequence[Precondition | None] = (),
+    ) -> None:
+        """Raise what `append_messages` would at once, a full queue apart; nothing is handed over. ArtifactMissing for a message that
+        refers to what is not here."""
+        check_name("stream", stream, STREAM)
+        if not messages:
+            raise FactsRefused("no messages", "leave the call out")
+        for message in messages:
+            check_message(message)
+            self.artifacts.claim(message)
+        if not preconditions:
+            return
+        if len(preconditions) != len(messages):
+            raise FactsRefused(
+                f"{len(preconditions)} preconditions for {len(messages)} messages", "one for each, or none"
+            )
+        for precondition in preconditions:
+            if precondition is None or precondition == NO_PRECONDITION:
+                continue
+            is_strong = self._writer.policy(stream).write_class == "strong"
+            check_precondition(precondition, is_strong=is_strong)
+            if terms_of(self._writer.policy(stream), acks).is_answered_unstored:
+                raise AcksRefused("acks none is answered before a precondition can be decided", "ask for local")
+
+    def append_checked(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        acks: Acks | None = None,
+        preconditions: Sequence[Precondition | None] = (),
+    ) -> Future[list[AppendOutcome]]:
+        """`append_messages` of what has been through `check_append`. Raises AcksRefused, StoreBusy at once."""
+        keys, contents = [message_key(one, self.zone) for one in messages], [content_digest(one) for one in messages]
+        size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
+        terms = terms_of(self._writer.policy(stream), acks)
+        asked = [one or NO_PRECONDITION for one in preconditions]
+        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
+        self._writer.append_messages(append)
+        return (
+            append.future if not terms.is_answered_unstored else _answered([AppendOutcome(0, "queued")] * len(messages))
+        )
+
+    def acquire_lease(self, stream: str, producer: str) -> Future[int]:
+        """A lease epoch for a producer that begins, higher than any before it: appends with lower ones are fenced from now on.
+
+        Raises MessageError, StoreBusy at once; FactsRefused comes through the future.
+        """
+        check_name("stream", stream, STREAM)
+        check_name("producer", producer, PRODUCER)
+        return self._call("lease", partial(acquire_lease, stream=stream, producer=producer))
+
+    def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
+        """The same if that lease epoch is in force (0: none), so that a request which comes late takes nothing from who came since.
+        None, and nothing has changed, where another is."""
+        check_name("stream", stream, STREAM)
+        check_name("producer", producer, PRODUCER)
+        return self._call("lease", partial(acquire_lease_after, stream=stream, producer=producer, after=epoch))
+
+    def lease_epoch(self, stream: str, producer: str) -> int:
+        """The lease epoch of a producer that is in force, 0 for none."""
+        return self._writer.catalog.leases.get((stream, producer), 0)
+
+
+def _answered(outcome: T) -> Future[T]:
+    """A future that is done: acks none asks for no more than a place in the queue."""
+    future: Future[T] = Future()
+    future.set_result(outcome)
+    return future
+
+
+def _answer_with_first(outer: Future[AppendOutcome], inner: Future[list[AppendOutcome]]) -> None:
+    """Answer the future of one message as that of its list was answered."""
+    if (error := inner.exception()) is not None:
+        outer.set_exception(error)
+    else:
+        outer.set_result(inner.result()[0])
+
+
+def _values_bytes(values: Sequence[Value]) -> int:
+    """About what samples with these values weigh in memory: looks at lengths only where some value has one."""
+    plain = len(values) * _FACT_BYTES
+    if set(map(type, values)) <= _PLAIN:
+        return plain
+    return plain + sum(value_bytes(value) for value in values if isinstance(value, str | bytes | Json))
