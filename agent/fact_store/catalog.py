@@ -48,6 +48,9 @@ class Catalog:
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
     handed: dict[tuple[str, str], int | None] = field(default_factory=dict)  # stream, zone; None: it reads in this life
+    restarted: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # peer, stream: has gone on under another epoch since it was first read
     unproven: frozenset[tuple[int, int]] = frozenset()  # stream and origin, by their numbers
     leases: Mapping[tuple[str, str], int] = field(
         default_factory=dict
@@ -59,8 +62,8 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.unproven, self.leases, self.own_origin,
-            self.tails.copy(),
+            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.restarted, self.unproven, self.leases,
+            self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from agent.batch import Origin
 from agent.fact_store.append import append_notice
@@ -28,12 +29,22 @@ SAID_MAX = 10_000  # a disk that has damaged more batches than this is said to b
 INCIDENT = "damaged"
 
 
+class _Place(NamedTuple):
+    stream: str
+    first_offset: int
+    last_offset: int
+
+    def covers(self, other: _Place) -> bool:
+        is_inside = self.first_offset <= other.first_offset and other.last_offset <= self.last_offset
+        return self.stream == other.stream and is_inside
+
+
 class Damages:
     """What this life has found damaged. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: set[tuple[str, int]] = set()
+        self._said: set[_Place] = set()
         self._writer: Writer | None = None
         self._origin: Origin | None = None
 
@@ -48,11 +59,11 @@ class Damages:
 
     def found(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
         """A reader came across damage."""
-        writer, origin, place = self._writer, self._origin, (stream, hole.first_offset)
+        writer, origin, place = self._writer, self._origin, _Place(stream, hole.first_offset, hole.last_offset)
         with self._lock:
-            if writer is None or origin is None or place in self._said or len(self._said) >= SAID_MAX:
+            if writer is None or origin is None or len(self._said) >= SAID_MAX or self._is_said(place):
                 return
-            self._said.add(place)
+            self._said = {one for one in self._said if not place.covers(one)} | {place}
         log.error(
             "facts_damaged",
             extra={
@@ -73,10 +84,17 @@ class Damages:
     def repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
         """What was found between these offsets is damaged no longer; found again, it is said again."""
         with self._lock:
-            gone = {place for place in self._said if place[0] == stream and first_offset <= place[1] <= last_offset}
-            self._said -= gone
+            self._said = {
+                one
+                for one in self._said
+                if one.stream != stream or one.last_offset < first_offset or last_offset < one.first_offset
+            }
 
-    def _forget(self, place: tuple[str, int]) -> None:
+    def _is_said(self, place: _Place) -> bool:
+        """A hole grows where what lies beside it is damaged later, and is cut where a page ends."""
+        return place in self._said or any(one.covers(place) for one in self._said)
+
+    def _forget(self, place: _Place) -> None:
         with self._lock:
             self._said.discard(place)
 

@@ -447,12 +447,13 @@ SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, fir
 INSERT INTO peer_position (peer, stream, epoch, peer_offset, taken_offset, taken_digest) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (peer, stream) DO UPDATE SET
     epoch = excluded.epoch, peer_offset = excluded.peer_offset,
-    taken_offset = excluded.taken_offset, taken_digest = excluded.taken_digest;
+    taken_offset = excluded.taken_offset, taken_digest = excluded.taken_digest,
+    has_restarted = peer_position.has_restarted OR peer_position.epoch <> excluded.epoch;
 
 -- select_peer_positions: every peer's position
 SELECT
     peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset,
-    peer_position.taken_offset, peer_position.taken_digest
+    peer_position.has_restarted, peer_position.taken_offset, peer_position.taken_digest
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
 -- insert_unproven: facts of an origin came again that can no longer be compared

@@ -197,22 +197,35 @@ def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared:
             _name_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:
             if is_held:
-                is_left = _is_left(transaction, plan, origin, present)
+                is_left = _is_left(transaction, plan, page, origin)
                 _name_released(transaction, plan, batch.header, batch.header.last_sequence, is_left=is_left)
-    _name_unproven(transaction, plan, page.stream)
+    _name_unproven(transaction, plan, page)
     return plan
 
 
-def _is_left(transaction: Transaction, plan: _Plan, origin: batch_format.Origin, present: batch_format.Origin) -> bool:
-    """Whether a zone has gone on under another epoch than that of `origin`, or the page has shown that it should have: then there may be
-    two histories of it."""
+def _is_left(transaction: Transaction, plan: _Plan, page: ReceivedPage, origin: batch_format.Origin) -> bool:
+    """Whether a zone has gone on under another epoch than that of `origin`, or the page has shown that it should have, or the peer's log was
+    put together anew: then there may be two histories of the origin."""
+    present = batch_format.Origin(page.peer, page.position.epoch)
     if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
         return True
     if origin.zone == present.zone:
         return origin != present
-    numbers = transaction.catalog.origins
+    catalog = transaction.catalog
+    if (page.peer, page.stream) in catalog.restarted or _restarts(transaction, page):
+        return True
+    read = catalog.peers.get((origin.zone, page.stream))
+    if read is not None and read.epoch != origin.epoch:
+        return True
+    numbers = catalog.origins
     number = numbers.get(origin, 0)
     return any(one.zone == origin.zone and later > number for one, later in numbers.items())
+
+
+def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
+    """Whether this is the first page of another epoch of the peer."""
+    known = transaction.catalog.peers.get((page.peer, page.stream))
+    return known is not None and known.epoch != page.position.epoch
 
 
 def _refuse(plan: _Plan, header: batch_format.Header) -> None:
@@ -224,16 +237,18 @@ def _refuse(plan: _Plan, header: batch_format.Header) -> None:
     plan.refused.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
-def _name_unproven(transaction: Transaction, plan: _Plan, stream: str) -> None:
-    """Name what could not be compared before, where the page is the first to bring facts of its zone's next epoch."""
+def _name_unproven(transaction: Transaction, plan: _Plan, page: ReceivedPage) -> None:
+    """Name what could not be compared before, where the page is the first to bring facts of its zone's next epoch, or where the peer, which
+    may have relayed it, begins one."""
     catalog = transaction.catalog
-    known = catalog.streams.get(stream)
+    known = catalog.streams.get(page.stream)
     if known is None or not catalog.unproven:
         return
+    is_restart = _restarts(transaction, page)
     held = {origin for origin, number in catalog.origins.items() if (known.id, number) in catalog.held}
     begun = {origin.zone for origin in plan.ranges if origin not in held}
     for origin, number in catalog.origins.items():
-        if origin.zone in begun and (known.id, number) in catalog.unproven:
+        if (is_restart or origin.zone in begun) and (known.id, number) in catalog.unproven:
             for one in catalog.held.get((known.id, number), ()):
                 if transaction.batch_at(known.id, number, one.first_sequence) is None:
                     _name(plan, origin, one)

@@ -91,7 +91,8 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.held[stream, origin] = (*held, Range(*ends))
     for origin, count, digest in _rows(connection, "select_definition_ends"):
         catalog.definitions[origin] = Definitions(count, digest)
-    for peer, stream, epoch, offset, *taken in _rows(connection, "select_peer_positions"):
+    for peer, stream, epoch, offset, has_restarted, *taken in _rows(connection, "select_peer_positions"):
+        catalog.restarted |= {(peer, stream)} if has_restarted else set()
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, Taken(*taken) if taken[0] else None)
     for stream, zone, until_offset in _rows(connection, "select_handed"):
         end_offset = catalog.streams[stream].end_offset  # it read in the last life

@@ -220,7 +220,8 @@ CREATE TABLE confirmed (
 ) STRICT, WITHOUT ROWID;
 
 -- How far a peer's stream has been stored here: its epoch and its offset, moved in the transaction that stores the facts; and the last
--- batch that was taken of its log: where it ends there and its digest (0 and nothing where none was).
+-- batch that was taken of its log: where it ends there and its digest (0 and nothing where none was). has_restarted: it has gone on under
+-- another epoch since it was first read.
 CREATE TABLE peer_position (
     peer TEXT NOT NULL,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -228,6 +229,7 @@ CREATE TABLE peer_position (
     peer_offset INTEGER NOT NULL CHECK (peer_offset >= 0),
     taken_offset INTEGER NOT NULL DEFAULT 0 CHECK (taken_offset >= 0),
     taken_digest BLOB NOT NULL DEFAULT x'',
+    has_restarted INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 

@@ -239,6 +239,8 @@ class Transaction:
             if known.offset >= position.offset:
                 return
             taken = taken or known.taken
+        elif known is not None:
+            self.catalog.restarted |= {(peer, stream.name)}
         taken_offset, taken_digest = taken or (0, b"")
         values = (peer, stream.id, position.epoch, position.offset, taken_offset, taken_digest)
         self._execute(QUERIES["insert_peer_position"], values)

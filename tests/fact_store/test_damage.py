@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.records import Hole
+from agent.fact_store.records import Hole, OriginRange
 from agent.fact_store.served import Assembly, whole
 from tests.fact_store.making import (
     AT_ONCE,
@@ -52,6 +52,30 @@ def test_damage_is_said_once(tmp_path: Path) -> None:
             (incident,) = [one for one in store.incidents() if one.kind == "damaged"]
             assert incident.subject == f"{TELEMETRY} 11 to 20"
             assert f"plant/{store.epoch.hex()} 11 to 20" in incident.detail
+
+
+def test_a_hole_that_grows_is_said_again(tmp_path: Path) -> None:
+    """What lies beside a hole and is damaged later makes one hole with it: it is remembered, so that it can be repaired; a part of a hole,
+    as a page's end cuts it, is nothing new."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(30), awaited=True))
+        ranges = [OriginRange("plant", store.epoch, *one) for one in ((11, 20), (21, 30))]
+
+        def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
+            """Come across a hole; what is known to be damaged afterwards."""
+            store._damages.found(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
+            return [(one.first_sequence, one.last_sequence) for one in done(store.damaged(TELEMETRY))]
+
+        assert find(11, 20, ranges[:1]) == [(11, 20)]
+        assert find(11, 30, ranges) == [(11, 20), (21, 30)]
+        assert store.end_offset(TELEMETRY) == 32, "a notice for each"
+        for part in ((11, 30), (11, 20), (21, 30), (15, 24)):
+            find(*part, ranges)
+        assert (store.end_offset(TELEMETRY), store.integrity().damages) == (32, 1)
+        store._damages.repaired(TELEMETRY, 21, 30)
+        assert store.integrity().damages == 0
+        find(11, 20, ranges[:1])
+        assert store.integrity().damages == 1
 
 
 def test_rows_become_batches_and_holes() -> None:

@@ -11,13 +11,15 @@ import pytest
 
 from agent.batch import Header
 from agent.fact_store import opening, receive, sealing_anew, store
+from agent.fact_store.damage import Damages
 from agent.fact_store.errors import ForkError
 from agent.fact_store.handed import Handed
 from agent.fact_store.held import Insert
 from agent.fact_store.held import decide as decide_held
 from agent.fact_store.seen import Seen
 from agent.lease import Lease, Shown
-from agent.replication import protocol, reading, sender
+from agent.replication import comparing, protocol, reading, sender
+from agent.replication.comparing import Comparer
 from agent.replication.errors import MalformedMessage
 from agent.replication.messages import FetchFacts
 from agent.replication.page import Refuse, Selection, select_page
@@ -175,6 +177,30 @@ def reads_any_major(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(protocol, "_check_version", lambda *_: None)
 
 
+def repairs_no_damage(patch: pytest.MonkeyPatch) -> None:
+    """A node that finds what its disk has changed and leaves it so."""
+
+    async def found_and_left(*_: object) -> None:
+        """Nothing is fetched."""
+
+    patch.setattr(Comparer, "_fetch_damaged", found_and_left)
+
+
+def misses_no_gap(patch: pytest.MonkeyPatch) -> None:
+    """A node to which it is all the same that a peer has what it was once told was gone."""
+    patch.setattr(comparing, "missing", lambda *_, **__: [])
+
+
+def knows_damage_by_where_it_begins(patch: pytest.MonkeyPatch) -> None:
+    """A store that does not see a hole grow."""
+
+    def is_said(self: Damages, place: Any) -> bool:
+        """By stream and first offset."""
+        return any(one[:2] == place[:2] for one in self._said)
+
+    patch.setattr(Damages, "_is_said", is_said)
+
+
 def passes_over_holes(patch: pytest.MonkeyPatch) -> None:
     """A sender that leaves out what is gone and says nothing."""
     patch.setattr(reading, "select_page", lambda plan, rows, _, *rest: select_page(plan, rows, [], *rest))
@@ -256,6 +282,9 @@ BROKEN = [
     Broken("retention", "chain_2", ("lost", "acknowledged"), passes_over_holes, TakesAnyPage),
     Broken("retention", "chain_2", ("converges",), passes_over_holes),
     Broken("damage", "chain_2", ("lost", "acknowledged", "converges"), passes_over_holes),
+    Broken("anti_entropy", "chain_3", ("converges",), repairs_no_damage),
+    Broken("anti_entropy", "chain_3", ("converges",), misses_no_gap),
+    Broken("anti_entropy", "both_ways", ("converges",), knows_damage_by_where_it_begins),
     Broken("none", "chain_2", ("holes",), calls_good_batches_gone),
     Broken("none", "both_ways", ("echo",), sends_everything_back),
     Broken("none", "diamond", ("once", "store"), stores_what_it_holds),

@@ -14,6 +14,7 @@
     refused     what a node passes over by name contradicts what it holds
     uncompared  what a node says it cannot compare it has released
     echo        nobody is sent facts of his own zone
+    equal       where stores are compared, at the end every batch that a peer has whole is whole here
     fenced      nobody confirms in a consumer's name once another instance has its lease
     store       no store ends itself for what a peer says unless it is a copy, or has a twin (looked at by the nodes themselves)
 
@@ -23,12 +24,13 @@ That everything converges within a bound is checked by the network itself. A che
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
+from agent.batch import NO_DIGEST, BatchError, Kind, Origin, open_samples, parse
 from agent.fact_store import FactStore
 from agent.fact_store.records import OriginRange
 from tests.replication.simulation import stepped
@@ -50,6 +52,10 @@ END
 _ROWS = """SELECT b.first_offset, b.last_offset, o.zone, o.epoch, b.first_sequence, b.count, b.digest, b.previous_digest
 FROM {} b JOIN origin o ON o.id = b.origin JOIN stream s ON s.id = b.stream
 WHERE s.name = ? AND b.first_offset > ? ORDER BY b.first_offset"""
+
+
+_BODIES = """SELECT b.body, b.digest FROM batch b JOIN stream s ON s.id = b.stream WHERE s.name = ?
+UNION ALL SELECT r.body, r.digest FROM repaired r JOIN stream s ON s.id = r.stream WHERE s.name = ?"""
 
 
 class Violation(AssertionError):
@@ -114,6 +120,14 @@ class Log:
         return [row for row in self.rows if row.first_offset <= last_offset and first_offset <= row.last_offset]
 
 
+class Offered(NamedTuple):
+    """A page on its way into a store: its batches and holes, and which machine served it in which life."""
+
+    sealed: Sequence[bytes]
+    holes: Sequence[tuple[int, int, str]]
+    served: tuple[str, int]
+
+
 class Checkers:
     """One for each world."""
 
@@ -129,6 +143,7 @@ class Checkers:
         """What a node was offered and refused by name, since it holds another history."""
         self.uncompared: dict[str, set[OriginRange]] = {}
         """Of what a node says that it may have been offered other facts than it held, and has released."""
+        self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
         self._told_gone: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
         self.durable: dict[tuple[str, str, str], int] = {}
@@ -241,10 +256,34 @@ class Checkers:
                     raise self.complaint(f"holes: {peer.name} tells that {row.key} is gone, and it is not")
                 told.append(row)
 
-    def stored(
-        self, pull: Pull, epoch: str, offset: int, served: tuple[str, int], holes: list[tuple[int, int, str]]
-    ) -> None:
-        """A page that a machine served in one of its lives is durable, and the position with it."""
+    def offers(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
+        """A page is handed to a store. Should its node die when it is durable and before it says so, it is looked at afterwards."""
+        self._offered.setdefault(pull.node.name, {})[pull, epoch, offset] = page
+
+    def _durable_unsaid(self, node: Node) -> None:
+        """Pages that were durable when the node died, by the position that they moved; what it has said of them is in its incidents."""
+        for (pull, epoch, offset), page in self._offered.pop(node.name, {}).items():
+            position = node.running.peer_position(pull.peer.zone, STREAM)
+            if position is None or position.epoch.hex() != epoch or position.offset < offset:
+                continue
+            self._gone(page)
+            self.refused(node, page.sealed, _named(node, "refused"))
+            self.could_not_compare(node, _named(node, "uncompared"))
+
+    def _gone(self, page: Offered) -> None:
+        for first, last, _ in page.holes:
+            for row in self._told_gone[*page.served, first, last]:
+                self.gone.add(row.key)
+                self._gone_sequences.setdefault(row.key.origin, set()).update(
+                    range(row.key.first_sequence, row.last_sequence + 1)
+                )
+
+    def answered(self, pull: Pull, epoch: str, offset: int) -> None:
+        """A store has said what became of a page."""
+        self._offered[pull.node.name].pop((pull, epoch, offset), None)
+
+    def stored(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
+        """A page is durable, and the position with it."""
         asker, peer = pull.node, pull.peer
         key = (asker.zone, peer.zone, epoch)
         self.durable[key] = max(offset, self.durable.get(key, 0))
@@ -253,12 +292,7 @@ class Checkers:
         if offset <= before:
             raise self.complaint(f"position: {asker.name} is at {before} of {peer.name} and goes back to {offset}")
         positions[peer.zone, epoch] = offset
-        for first, last, _ in holes:
-            for row in self._told_gone[*served, first, last]:
-                self.gone.add(row.key)
-                self._gone_sequences.setdefault(row.key.origin, set()).update(
-                    range(row.key.first_sequence, row.last_sequence + 1)
-                )
+        self._gone(page)
 
     def refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
         """A node has passed over facts of a page, by name."""
@@ -313,6 +347,7 @@ class Checkers:
             if log.end_offset < row.first_offset <= store.end_offset(STREAM):
                 self._check_row(node, log, row)
         self.committed(node)
+        self._durable_unsaid(node)
         positions = dict[tuple[str, str], int]()  # where it was in epochs that were left is known in memory alone
         for pull in node.pulls:
             position = store.peer_position(pull.peer.zone, STREAM)
@@ -396,6 +431,17 @@ class Checkers:
                         f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing, key=str)}"
                     )
 
+    def unequal(self, nodes: list[Node]) -> Iterator[str]:
+        """What a node lacks that a peer of its has whole: everything it was told was gone and is there again, and what its own disk has
+        changed. As the tables have it, bit by bit."""
+        whole = {node.name: _whole(node.running) for node in nodes}
+        for node in nodes:
+            for pull in node.pulls:
+                held = self.logs[node.name].keys
+                wanted = {key for key in whole[pull.peer.name] if key.origin.zone != node.zone or key in held}
+                if lacks := wanted - whole[node.name]:
+                    yield f"equal: {node.name} lacks {len(lacks)} batches that {pull.peer.name} has whole: {min(lacks, key=str)}"
+
     def _check_bytes(self, node: Node) -> None:
         """What a store serves is what was sealed, byte for byte."""
         page = node.running.read(STREAM, 0, EVERYTHING, EVERYTHING)
@@ -415,6 +461,27 @@ class Checkers:
         if len(values) != len(set(values)):
             twice = [value for value, count in Counter(values).items() if count > 1]
             raise self.complaint(f"once: {node.name} has facts twice, under whatever name: {twice}")
+
+
+def _whole(store: FactStore) -> set[Key]:
+    """The batches that are as they were sealed, in their places or beside them."""
+    found, stream = set[Key](), (STREAM,)
+    for body, digest in stepped.writer_of(store).execute(_BODIES, stream * 2):
+        with suppress(BatchError):
+            batch = parse(body + digest)
+            found.add(Key(batch.header.origin, batch.header.first_sequence, batch.digest))
+    return found
+
+
+def _named(node: Node, kind: str) -> list[OriginRange]:
+    """The sequences that a node's incidents of a kind name."""
+    found = []
+    for one in node.running.incidents():
+        if one.kind == kind:
+            _, _, origin, first, _, last = one.subject.replace(",", "").split(" ")
+            zone, epoch = origin.split("/")
+            found.append(OriginRange(zone, bytes.fromhex(epoch), int(first), int(last)))
+    return found
 
 
 def _touches(one: OriginRange, key: Key, last_sequence: int) -> bool:

@@ -33,6 +33,7 @@ class Faults:
     version_major_ms: int = 0
     retention_bytes: int = 0
     damage_ms: int = 0
+    anti_entropy_ms: int = 0
 
 
 NAMED: dict[str, Faults] = {
@@ -63,6 +64,14 @@ NAMED: dict[str, Faults] = {
     "version_major": Faults(version_major_ms=5_000),
     "retention": Faults(retention_bytes=1_500, partition_two_way_ms=3_000, slow_consumer_ms_max=2_000),
     "damage": Faults(damage_ms=1_500, partition_two_way_ms=4_000),
+    "anti_entropy": Faults(
+        anti_entropy_ms=1_000,
+        damage_ms=1_000,
+        loss=0.1,
+        duplicate=0.1,
+        crash_ms=6_000,
+        partition_two_way_ms=4_000,
+    ),
     "everything": Faults(
         loss=0.05,
         duplicate=0.05,

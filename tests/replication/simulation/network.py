@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.replication.receiver import Receiver
 from agent.replication.receiver_words import Settings
-from tests.replication.simulation import stepped
+from tests.replication.simulation import comparing, stepped
 from tests.replication.simulation.checkers import Checkers, Violation
 from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.node import Node
@@ -28,6 +28,7 @@ CONVERGED_WITHIN_MS = 180_000
 """After the faults: what blocks is tried again once a minute, and a chain of five passes it on four times."""
 EVENTS_MAX = 60_000
 LOOK_MS = 500
+COMPARE_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ class World:
 
     def run(self) -> None:
         """Until faults have ended and everything has converged; raises Violation where it does not, or something else is wrong."""
-        with stepped.stepped(self.clock, self.chance, self.disks):
+        with stepped.stepped(self.clock, self.chance, self.disks) as patch:
+            comparing.install(patch)
             try:
                 for node in self.nodes:
                     node.make()
@@ -164,6 +166,8 @@ class World:
             for pull in node.pulls:
                 if (left := pull.left()) is not None:
                     yield left
+        if self.faults.anti_entropy_ms:
+            yield from self.check.unequal(self.nodes)
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._sequence += 1
@@ -225,6 +229,7 @@ class World:
             ("clock_jump", faults.clock_jump_ms, self._jump),
             ("version_major", faults.version_major_ms, self._upgrade),
             ("damage", faults.damage_ms, self._damage),
+            ("anti_entropy", faults.anti_entropy_ms, self._compare),
         ):
             if interval_ms:
                 self._again(name, interval_ms, action)
@@ -276,6 +281,8 @@ class World:
         for node in self.nodes:
             node.end_faults()
         self.at(LOOK_MS, self._look)
+        if self.faults.anti_entropy_ms:
+            self.at(1, self._compare_all)
 
     def _pull(self) -> Pull:
         return self.chance.choice([pull for node in self.nodes for pull in node.pulls])
@@ -324,6 +331,15 @@ class World:
 
     def _damage(self) -> bool:
         return self._hit(Node.damage)
+
+    def _compare(self) -> bool:
+        return self._pull().comparing.begin()
+
+    def _compare_all(self) -> None:
+        for node in self.nodes:
+            for pull in node.pulls:
+                pull.comparing.begin()
+        self.at(COMPARE_MS, self._compare_all)
 
     def _upgrade(self) -> bool:
         return self._hit(Node.upgrade)

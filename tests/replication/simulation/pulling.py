@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,8 @@ from agent.replication.receiver_words import (
     Taken,
     Tick,
 )
-from tests.replication.simulation.checkers import STREAM, Violation
+from tests.replication.simulation.checkers import STREAM, Offered, Violation
+from tests.replication.simulation.comparing import Comparing
 from tests.replication.simulation.other_version import answer_of, request_of
 
 if TYPE_CHECKING:
@@ -63,10 +64,12 @@ class Pull:
         self._core: Receiver | None = None
         self._is_linked = False
         self._tick_at: int | None = None
+        self.comparing = Comparing(self)
 
     def start(self) -> None:
         """The node has started; the broker is reached in a while."""
         store, world = self.node.running, self.node.world
+        self.comparing.stop()
         position = store.peer_position(self.peer.zone, STREAM)
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
         known = {str(origin): count for origin, count in store.definition_counts().items()}
@@ -252,24 +255,20 @@ class Pull:
             self._told_soon(AppendFailed(str(error), is_retryable=error.retryable))
         else:
             life = self.node.life
-            putting.add_done_callback(lambda future: self._stored(life, effect, arrived, holes, future))
+            offered = Offered(arrived.content.sealed, holes, arrived.served)
+            self.node.world.check.offers(self, effect.epoch, effect.offset, offered)
+            putting.add_done_callback(lambda future: self._stored(life, effect, offered, future))
 
-    def _stored(
-        self,
-        life: int,
-        effect: Append,
-        arrived: _Arrived,
-        holes: Sequence[tuple[int, int, str]],
-        future: Future[PutResult],
-    ) -> None:
+    def _stored(self, life: int, effect: Append, offered: Offered, future: Future[PutResult]) -> None:
         """Durable, whether somebody is left to hear of it or not."""
-        error = future.exception()
+        error, check = future.exception(), self.node.world.check
+        check.answered(self, effect.epoch, effect.offset)
         if error is None:
-            check, result = self.node.world.check, future.result()
-            check.stored(self, effect.epoch, effect.offset, arrived.served, holes)
-            check.refused(self.node, arrived.content.sealed, result.refused)
+            result = future.result()
+            check.stored(self, effect.epoch, effect.offset, offered)
+            check.refused(self.node, offered.sealed, result.refused)
             check.could_not_compare(self.node, result.uncompared)
-            self.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in holes)
+            self.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in offered.holes)
             event: Event = Appended()
         else:
             assert isinstance(error, StoreError), error

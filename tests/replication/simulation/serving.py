@@ -12,11 +12,12 @@ from agent.fact_store.records import ConsumerState
 from agent.lease import NO_LEASE, Lease, Shown, must_ask_anew
 from agent.replication import sender
 from agent.replication.errors import MalformedMessage
-from agent.replication.messages import FetchAnswer, FetchFacts
+from agent.replication.messages import FetchAnswer, FetchFacts, FetchSequences, GetDigests
 from agent.replication.page import Refuse
 from agent.replication.protocol import decode_request, encode_answer, encode_error
 from agent.replication.reading import PageAsked, PageRead, read_page
 from tests.replication.simulation.checkers import STREAM
+from tests.replication.simulation.comparing import Answering
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -47,14 +48,18 @@ class Serving:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._store = node.running
+        self._answering = Answering(node)
         self._parked: dict[tuple[str, str], Fetching] = {}
 
     def request(self, asker: Node, instance: str, payload: bytes, send: Send) -> None:
         """A request of `asker` has arrived, of the life that `instance` names."""
         try:
             request = decode_request(payload)
-            assert isinstance(request, FetchFacts)
             caller = sender.Caller(asker.zone, instance, b"")
+            if isinstance(request, GetDigests | FetchSequences):
+                send(self._answering.answer(caller, request))
+                return
+            assert isinstance(request, FetchFacts)
             self._fetch(Fetching(request, asker, caller, send, self._node.world.now_ms + request.wait_ms))
         except MalformedMessage as error:
             self._refuse(send, error.operation, Refuse(error.code, error.why))

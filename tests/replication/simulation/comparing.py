@@ -1,0 +1,197 @@
+"""Anti-entropy of a node, as `agent.replication.comparing` does it: the product's own coroutines, stepped by the world's events.
+
+`Comparer` asks, decides and repairs; `Digests` and `Ranges` answer. Nothing of them is rebuilt here: where they wait for a message or a
+commit they are left standing, and go on when its event comes. What stands in the place of asyncio is `steps`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from agent.fact_store.errors import StoreError
+from agent.replication import artifact_pull, comparing
+from agent.replication.asker import Reply, peer_refused
+from agent.replication.comparing import Comparer, CompareSettings, Comparison
+from agent.replication.errors import ReplicationError, TransportError
+from agent.replication.messages import ErrorAnswer, FetchSequences, GetDigests, Request
+from agent.replication.operations import context, digests, ranges
+from agent.replication.page import Refuse
+from agent.replication.protocol import decode_answer, encode_answer, encode_error, encode_request
+from agent.replication.sender import Caller
+from tests.replication.simulation.checkers import STREAM
+
+if TYPE_CHECKING:
+    from tests.replication.simulation.node import Node
+    from tests.replication.simulation.pulling import Pull
+
+PAGE_BYTES_MAX = 1_500
+PACKET_BYTES_MAX = 16 * 1024
+
+T = TypeVar("T")
+
+
+class _Waiting:
+    """Awaits a future: hands it to whoever steps the coroutine, which goes on when it is done."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Future[Any], None, Any]:
+        if not self._future.done():
+            yield self._future
+        return self._future.result()
+
+
+class _Lock:
+    """One comparison at a time is begun here."""
+
+    async def __aenter__(self) -> None:
+        """Free."""
+
+    async def __aexit__(self, *_: object) -> None:
+        """Free again."""
+
+
+async def _at_once(call: Callable[..., T], *arguments: object) -> T:
+    """In the place of a thread."""
+    return call(*arguments)
+
+
+steps = SimpleNamespace(
+    Lock=_Lock, CancelledError=asyncio.CancelledError, wrap_future=_Waiting, to_thread=_at_once, Task=asyncio.Task
+)
+"""What the coroutines need of asyncio."""
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Have the product's coroutines wait for the world's events."""
+    for module in (comparing, artifact_pull):
+        patch.setattr(module, "asyncio", steps)
+
+
+class Comparing:
+    """What a node compares with one peer, one comparison at a time."""
+
+    def __init__(self, pull: Pull) -> None:
+        self._pull = pull
+        self._running: Coroutine[Future[Any], None, Comparison] | None = None
+
+    def stop(self) -> None:
+        """The life of the node is over."""
+        if self._running is not None:
+            self._running.close()
+        self._running = None
+
+    def begin(self) -> bool:
+        """Compare and repair, unless it is being done; False then."""
+        node = self._pull.node
+        if not node.is_up or self._running is not None:
+            return False
+        world = node.world
+        settings = CompareSettings(self._pull.peer.zone, (STREAM,), world.zones, every_hours=0)
+        asker: Any = _Asker(self._pull)
+        comparer = Comparer(asker, node.running, settings, (StoreError,))
+        self._running = comparer.compare(STREAM, repair=True, scan=True)
+        self._step(node.life)
+        return True
+
+    def _step(self, life: int) -> None:
+        node, coroutine = self._pull.node, self._running
+        if coroutine is None or life != node.life:
+            return
+        try:
+            waits_for = coroutine.send(None)
+        except StopIteration as over:
+            self._running = None
+            node.world.injected["repaired"] += over.value.repaired_ranges
+        except (ReplicationError, StoreError):
+            self._running = None  # the next one begins anew
+        else:
+            waits_for.add_done_callback(lambda _: node.soon(partial(self._step, life)))
+
+
+class _Asker:
+    """Asks over the world's network, and gives up in time."""
+
+    def __init__(self, pull: Pull) -> None:
+        self._pull = pull
+        self.peer_zone = pull.peer.zone
+
+    def page_bytes(self, bytes_max: int) -> int:
+        return min(bytes_max, PAGE_BYTES_MAX)
+
+    def pages_ahead(self, _: int, pages_max: int) -> int:
+        return pages_max
+
+    async def ask(self, request: Request, timeout_s: float) -> Reply:
+        """As `Asker.ask`."""
+        node, peer, world = self._pull.node, self._pull.peer, self._pull.node.world
+        payload, life, answered = encode_request(request), node.life, Future[bytes]()
+
+        def answer(sent: bytes) -> None:
+            world.carry(peer, node, lambda: arrived(sent))
+
+        def arrived(sent: bytes) -> None:
+            if life == node.life and node.is_up and not answered.done():
+                answered.set_result(sent)
+
+        def give_up() -> None:
+            if not answered.done():
+                answered.set_exception(TransportError(self.peer_zone, "no answer", ""))
+
+        def arrive() -> None:
+            if peer.serving is not None:
+                peer.serving.request(node, f"{node.name}-{life}", payload, answer)
+
+        world.carry(node, peer, arrive)
+        node.after(int(timeout_s * 1000), give_up)
+        sent = await _Waiting(answered)
+        found, batches = decode_answer(sent)
+        if isinstance(found, ErrorAnswer):
+            raise peer_refused(self.peer_zone, found)
+        return Reply(found, batches, len(sent))
+
+
+class _Context(context.Context):
+    """Reads at once."""
+
+    async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        return call(*arguments)
+
+
+class Answering:
+    """The serving side of comparisons: one life."""
+
+    def __init__(self, node: Node) -> None:
+        connection: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=PACKET_BYTES_MAX))
+        self._context = _Context(connection, node.running, dict.fromkeys(node.world.zones, frozenset({STREAM})))
+        self._digests, self._ranges = digests.Digests(self._context), ranges.Ranges(self._context)
+
+    def answer(self, caller: Caller, request: GetDigests | FetchSequences) -> bytes:
+        """The answer's bytes. Raises StoreError."""
+        own = self._context.own
+        if isinstance(request, GetDigests):
+            outcome = _result(self._digests.get_digests(caller, request))
+        else:
+            outcome = _result(self._ranges.fetch_sequences(caller, request))
+        if isinstance(outcome, Refuse):
+            return encode_error(own["store_zone"], own["epoch"], "", outcome.code, outcome.message)
+        assert isinstance(outcome, context.Reply)
+        return encode_answer(outcome.answer, outcome.attachment)
+
+
+def _result(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Of a coroutine that waits for nothing."""
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as over:
+        found: T = over.value
+        return found
+    raise AssertionError(f"it waits for {waits_for}")
