@@ -59,11 +59,20 @@ _ALERTS = {
 }
 
 
+_CLOSED_AT_ONCE = (
+    "it takes the connection and closes it at once",
+    "is it the broker's TLS port, can it read its own certificate, has it as many clients as max_connections allows? its log says",
+)
+
+
 def connect_error(where: str, error: OSError) -> TransportError:
     """Why no TLS connection came about (every error of `ssl` is an OSError)."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "Was its certificate issued for this host, by the authority in ca_file? Is our clock right?"
         return BrokerUnreachable(where, f"not the broker we trust: {trust_words(error)}", hint)
+    if isinstance(error, ssl.SSLEOFError):
+        why, hint = _CLOSED_AT_ONCE
+        return BrokerUnreachable(where, why, hint[0].upper() + hint[1:])
     if isinstance(error, ssl.SSLError):
         hint = "Is this its TLS port, and can the broker read its own certificate? Its log says."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
@@ -76,6 +85,8 @@ def unreached_words(error: OSError) -> tuple[str, str]:
     if isinstance(error, TimeoutError) and "handshake" in str(error):
         why = "it takes connections and then is silent (no TLS handshake in time)"
         return why, "is it the broker that listens there, and does it still work? its log says"
+    if isinstance(error, ConnectionResetError):
+        return _CLOSED_AT_ONCE
     return error.strerror or str(error), "is the broker running, and does a firewall let this machine through?"
 
 

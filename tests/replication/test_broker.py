@@ -150,6 +150,16 @@ def test_acl_grants_the_links_and_nothing_else(links: list[PeerLink], random: An
     assert granted == meant
 
 
+@pytest.mark.parametrize("plants, least", [(1, 64), (14, 64), (200, 800), (plan.LINKS_MAX, 4096)])
+def test_there_is_room_for_every_zone(plants: int, least: int) -> None:
+    """However many zones the links name, each finds room for its node, a second identity and two tools."""
+    links = [PeerLink(f"plant-{number}", "idmz") for number in range(plants)]
+    text = plan.render_config(BrokerPlan(tuple(links), "/etc/mosquitto/bsfg"))
+    (room,) = [int(line.split()[1]) for line in text.splitlines() if line.startswith("max_connections")]
+    assert room >= least
+    assert room >= 4 * (plants + 1)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.replication import pki
+from agent.replication.broker import BrokerLimits
 from agent.replication.carrier import Access, Incoming
 from agent.replication.errors import (
     BrokerUnreachable,
@@ -123,6 +124,21 @@ def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.
     assert isinstance(error, BrokerUnreachable)
     assert "it takes connections and then is silent" in str(error)
     assert "_ssl.c" not in str(error)
+
+
+def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
+    """A connection beyond the broker's limit is closed without a word, at a moment that is luck; the error names the limit."""
+    with Mosquitto.started(tmp_path, limits=BrokerLimits(connections_max=2)) as small:
+
+        async def scenario() -> TransportError:
+            standing = [await Connection.open(access(small, zone), lambda _: None) for zone in ("plant-a", "idmz")]
+            with pytest.raises(BrokerUnreachable) as raised:
+                await Connection.open(access(small, "enterprise"), lambda _: None)
+            for one in standing:
+                await one.close()
+            return raised.value
+
+        assert "max_connections" in str(asyncio.run(scenario()))
 
 
 def test_not_tls(broker: Mosquitto) -> None:
