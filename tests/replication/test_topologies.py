@@ -108,6 +108,33 @@ def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
+    """One relay pulls from eighty plants through one broker with its limits as generated; the broker is killed while they record, and
+    started again: all connect anew, and each origin's facts are there once."""
+    plants = [f"plant-{number}" for number in range(80)]
+
+    async def scenario(broker: Mosquitto) -> None:
+        nodes = [Node.open(broker, zone, tmp_path) for zone in plants]
+        idmz = Node.open(broker, "idmz", tmp_path)
+        for node in nodes:
+            node.serve({"idmz": [STREAM]})
+            idmz.pull(node.zone)
+        async with AsyncExitStack() as running:
+            for node in (*nodes, idmz):
+                await running.enter_async_context(node.running())
+            await asyncio.gather(*(node.append(0, 20, 10) for node in nodes))
+            await idmz.wait_end(20 * len(nodes))
+            broker.kill()
+            await asyncio.gather(*(node.append(20, 20, 10) for node in nodes))
+            broker.start()
+            await idmz.wait_end(40 * len(nodes))
+        assert held(idmz) == {node.store.origin: list(range(1, 41)) for node in nodes}
+        close(*nodes, idmz)
+
+    with Mosquitto.started(tmp_path / "broker", (*plants, "idmz"), [f"{zone}:idmz" for zone in plants]) as broker:
+        asyncio.run(scenario(broker))
+
+
 def test_a_ring_goes_quiet(meshed: Mosquitto, tmp_path: Path) -> None:
     """Three zones that hand on to each other all round end with the facts of all, once, and nothing circles: every position stands
     at its peer's end."""
