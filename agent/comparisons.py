@@ -102,6 +102,8 @@ def _told(found: Comparison) -> local.ComparedStream:
         missing=missing,
         damaged=damaged,
         forks=found.forks[:TOLD_MAX],
+        damaged_definitions=[(str(origin), number) for origin, number, _ in found.damaged_definitions[:TOLD_MAX]],
+        repaired_definitions=found.repaired_definitions,
         repaired_ranges=found.repaired_ranges,
         repaired_facts=found.repaired_facts,
         unavailable_facts=found.unavailable_facts,

@@ -185,8 +185,8 @@ class Removed(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="oper
 
 
 class ComparedStream(msgspec.Struct, frozen=True):
-    """What comparing one stream found. `missing` and `damaged` here are (origin, first, last sequence), the first thousand of them;
-    `refused` is what the peer offered in place of damaged batches and was not taken."""
+    """What comparing one stream found. `missing` and `damaged` here are (origin, first, last sequence), the first thousand of them,
+    `damaged_definitions` (origin, the first number); `refused` is what the peer offered in place of damage and was not taken."""
 
     stream: str
     compared_facts: int
@@ -202,6 +202,8 @@ class ComparedStream(msgspec.Struct, frozen=True):
     refused: list[str]
     missing_artifacts: int = 0
     repaired_artifacts: int = 0
+    damaged_definitions: list[tuple[str, int]] = []
+    repaired_definitions: int = 0
 
 
 class Compared(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):

@@ -124,10 +124,14 @@ def _told(zone: str, one: local.ComparedStream) -> Iterator[str]:
     for what, places in (("missing here", one.missing), ("damaged here", one.damaged)):
         for origin, first, last in places:
             yield f"  {what}: {origin} {first:,} to {last:,}"
+    for origin, number in one.damaged_definitions:
+        yield f"  damaged here: tag definitions of {origin} from {number:,} on"
     for why in one.forks:
         yield f"  fork: {why}"
     if one.repaired_ranges:
         yield f"  repaired: {one.repaired_ranges} ranges, {one.repaired_facts:,} facts"
+    if one.repaired_definitions:
+        yield f"  repaired: {one.repaired_definitions:,} tag definitions"
     if one.repaired_artifacts:
         yield f"  repaired: {one.repaired_artifacts:,} artifacts"
     if one.unavailable_facts:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from agent.batch import EPOCH_BYTES, Batch
+from agent.batch import EPOCH_BYTES, Batch, Origin
 from agent.fact_store import repair as repairing
+from agent.fact_store.definition_repair import repair_definitions
 from agent.fact_store.errors import FactsRefused, StoreClosed
 from agent.fact_store.receive import ReceivedPage, begin_check, check, put
 from agent.fact_store.records import OriginRange, PeerPosition, PutResult, ReceivedDefinition, RepairedRange
@@ -105,6 +106,22 @@ class PeersFacts(RunningStore):
         call.future.add_done_callback(partial(self._repaired, stream))
         self._writer.call(call)
         return call.future
+
+    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
+        """As `StoreReader.damaged_definition`, read in the calling thread."""
+        return self._reader.damaged_definition(stream, origin, last_sequence)
+
+    def repair_definitions(
+        self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
+    ) -> Future[int]:
+        """Put damaged tag definitions back, for which a batch that is held vouches; how many were (definition_repair.py).
+
+        At once: BatchError, FactsRefused, StoreBusy. Through the future: FactsRefused, ForkError, StoreFull.
+        """
+        check_name("peer", peer, ZONE)
+        check(stream, [batch], received, is_opened=True)
+        run = partial(repair_definitions, stream=stream, peer=peer, batch=batch, received=received)
+        return self._call(f"{stream} from {peer}", run, size=sum(len(one.body) for one in received))
 
     def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
         if done.exception() is None:

@@ -327,13 +327,32 @@ SELECT coalesce(
 INSERT INTO definition (origin, number, digest, body) VALUES (?, ?, ?, ?);
 
 -- select_definitions: a range of an origin's definitions, after one number up to another
-SELECT number, CAST(digest AS BLOB), CAST(body AS BLOB) FROM definition WHERE origin = ? AND number > ? AND number <= ? ORDER BY number;
+SELECT number, CAST(digest AS BLOB), CAST(body AS BLOB) FROM definition
+WHERE origin = :origin AND number > :after AND number <= :until
+    AND number NOT IN (SELECT number FROM repaired_definition WHERE origin = :origin)
+UNION ALL
+SELECT number, digest, body FROM repaired_definition WHERE origin = :origin AND number > :after AND number <= :until
+ORDER BY 1;
 
 -- select_definition_digest: running digest at one number
-SELECT digest FROM definition WHERE origin = ? AND number = ?;
+SELECT digest FROM repaired_definition WHERE origin = :origin AND number = :number
+UNION ALL
+SELECT digest FROM definition WHERE origin = :origin AND number = :number
+LIMIT 1;
+
+-- insert_repaired_definition: a tag definition to be believed in the place of a damaged one
+INSERT INTO repaired_definition (origin, number, digest, body) VALUES (?, ?, ?, ?);
 
 -- select_definition_ends: how many definitions each origin has, and the running digest over them
-SELECT origin, max(number), digest FROM definition GROUP BY origin;
+SELECT origin, max(number), digest FROM (
+    SELECT origin, number, digest FROM definition
+    WHERE NOT EXISTS (
+        SELECT 1 FROM repaired_definition AS repaired
+        WHERE repaired.origin = definition.origin AND repaired.number = definition.number
+    )
+    UNION ALL
+    SELECT origin, number, digest FROM repaired_definition
+) GROUP BY origin;
 
 -- insert_held: a range of sequences now held
 INSERT INTO held (stream, origin, first_sequence, last_sequence, first_previous_digest, last_digest)

@@ -180,17 +180,35 @@ class StoreReader:
             number = self._number(connection, origin)
             return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
 
+    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
+        """The number of the first definition of an origin that is damaged or not there, of those that the batch with a sequence needs
+        to be read; None where all are whole. Raises StoreDamaged where SQLite cannot read them."""
+        page = self.read_sequences(stream, origin, last_sequence, last_sequence, 1, 1)
+        needed = page.batches[0].definition_count if page.batches else 0
+        with self._reading() as connection:
+            number, running = self._number(connection, origin), Definitions()
+            for found, digest, body in connection.execute(
+                QUERIES["select_definitions"], {"origin": number, "after": 0, "until": needed}
+            ):
+                following = running.extended(body) if isinstance(body, bytes) else running
+                if (found, digest) != (following.count, following.digest):
+                    break
+                running = following
+        return None if running.count == needed else running.count + 1
+
     def _definitions(
         self, connection: sqlite3.Connection, origin: Origin, number: int, after_number: int, until_number: int
     ) -> list[bytes]:
         """Each compared with the running digest, which a changed, missing or moved one breaks."""
         digest, bodies = NO_DIGEST, list[bytes]()
         if after_number > 0:
-            row = connection.execute(QUERIES["select_definition_digest"], (number, after_number)).fetchone()
+            row = connection.execute(
+                QUERIES["select_definition_digest"], {"origin": number, "number": after_number}
+            ).fetchone()
             digest = row[0] if row else NO_DIGEST
         running = Definitions(after_number, digest)
         for found, digest, body in connection.execute(
-            QUERIES["select_definitions"], (number, after_number, until_number)
+            QUERIES["select_definitions"], {"origin": number, "after": after_number, "until": until_number}
         ):
             if isinstance(body, bytes):
                 running = running.extended(body)

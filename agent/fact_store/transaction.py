@@ -57,13 +57,17 @@ class Transaction:
         """Running digest over an origin's definitions up to `number`, as stored."""
         if (known := self.catalog.definitions.get(origin)) is not None and known.count == number:
             return known.digest
-        row = self._execute(QUERIES["select_definition_digest"], (origin, number)).fetchone()
+        row = self._execute(QUERIES["select_definition_digest"], {"origin": origin, "number": number}).fetchone()
         return None if row is None else row[0]
 
     def definition_bodies(self, origin: int, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's definitions after one number up to another."""
-        rows = self._execute(QUERIES["select_definitions"], (origin, after_number, until_number))
-        return [body for _, _, body in rows]
+        return [body for _, _, body in self.definition_rows(origin, after_number, until_number)]
+
+    def definition_rows(self, origin: int, after_number: int, until_number: int) -> list[tuple[int, bytes, bytes]]:
+        """Number, running digest and canonical JSON of an origin's definitions after one number up to another."""
+        asked = {"origin": origin, "after": after_number, "until": until_number}
+        return self._execute(QUERIES["select_definitions"], asked).fetchall()
 
     def first_offset_at(self, stream: int, unix_ms: int) -> int:
         """An offset before which everything was recorded before a time, by the clock on the wall; 0 where no mark is so old."""
@@ -198,6 +202,10 @@ class Transaction:
                 (stream, origin, one.first_sequence, one.last_sequence, one.first_previous_digest, one.last_digest),
             )
         self.catalog.held[stream, origin] = ranges
+
+    def add_repaired_definitions(self, origin: int, rows: Iterable[tuple[int, bytes, bytes]]) -> None:
+        """Number, running digest and canonical JSON of definitions to be believed in the place of damaged ones."""
+        self._executemany(QUERIES["insert_repaired_definition"], [(origin, *row) for row in rows])
 
     def add_definitions(self, origin: int, bodies: Iterable[bytes]) -> None:
         """The next definitions of an origin, in order."""

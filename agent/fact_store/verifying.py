@@ -108,7 +108,9 @@ class _Walk:
         yield from self._told()
 
     def _definitions(self, number: int, origin: Origin, found: dict[tuple[int, int], bytes]) -> Iterator[Damage]:
-        rows = self._rows(f"the tag definitions of {origin}", "select_definitions", (number, 0, 2**62))
+        rows = self._rows(
+            f"the tag definitions of {origin}", "select_definitions", {"origin": number, "after": 0, "until": 2**62}
+        )
         damages, _ = definitions_damage(origin, rows, Definitions())
         yield from damages
         running = Definitions()

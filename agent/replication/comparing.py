@@ -69,6 +69,9 @@ class Comparison:
     missing: list[tuple[Origin, Sequences]] = field(default_factory=list)
     damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
     forks: list[str] = field(default_factory=list)
+    damaged_definitions: list[tuple[Origin, int, int]] = field(default_factory=list)
+    """Of whom, from which number on, and the sequence of a batch that vouches for what they were."""
+    repaired_definitions: int = 0
     repaired_ranges: int = 0
     repaired_facts: int = 0
     unavailable_facts: int = 0
@@ -80,7 +83,7 @@ class Comparison:
     @property
     def divergent_ranges(self) -> int:
         """How many places differ."""
-        return len(self.missing) + len(self.damaged) + len(self.forks)
+        return len(self.missing) + len(self.damaged) + len(self.damaged_definitions) + len(self.forks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ class Comparer:
                     mine, ranges, is_level=is_level, is_from_start=stream not in self._settings.begun_late
                 ):
                     await self._note_missing(found, origin, span)
+            await self._look_at_definitions(found, origin, mine, ranges)
         for one in await asyncio.wrap_future(self._store.damaged(stream)):
             origin, span = Origin(one.zone, one.epoch), (one.first_sequence, one.last_sequence)
             is_theirs = spans.common([each.span for each in theirs.get(origin, [])], [span])
@@ -193,6 +197,8 @@ class Comparer:
         for why in found.forks:
             await asyncio.wrap_future(self._store.note("fork", stream, self._settings.peer_zone, why))
         if is_repaired:
+            for origin, number, sequence in found.damaged_definitions:
+                await self._fetch_definitions(found, origin, number, sequence)
             for origin, span in found.missing:
                 await self._fetch_missing(found, origin, span)
             for origin, span in found.damaged:
@@ -258,6 +264,36 @@ class Comparer:
             found.damaged.append((origin, at))
         else:
             found.forks.append(f"{origin}: {at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here")
+
+    async def _look_at_definitions(
+        self, found: Comparison, origin: Origin, ours: Sequence[Held], theirs: Sequence[Held]
+    ) -> None:
+        """Tag definitions travel once, and nobody asks for them again: those that the last batch needs which both hold are read."""
+        common = shared(ours, theirs)
+        if not common:
+            return
+        sequence = common[-1][1]
+        try:
+            number = await asyncio.to_thread(self._store.damaged_definition, found.stream, origin, sequence)
+        except self._store_errors as error:  # not even which are damaged can be read
+            found.refused.append(str(error))
+            return
+        if number is not None:
+            found.damaged_definitions.append((origin, number, sequence))
+
+    async def _fetch_definitions(self, found: Comparison, origin: Origin, number: int, sequence: int) -> None:
+        """They come with the batch that needs them."""
+        peer, put_back = self._settings.peer_zone, 0
+        async for batches, definitions in self._pages(found, origin, (sequence, sequence), number - 1):
+            try:
+                repairing = self._store.repair_definitions(found.stream, peer, batches[-1], definitions)
+                put_back += await asyncio.wrap_future(repairing)
+            except self._store_errors as error:
+                if getattr(error, "retryable", False):
+                    raise
+                found.refused.append(str(error))
+        found.repaired_definitions += put_back
+        found.repaired_ranges += put_back > 0
 
     async def _note_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Missing is what the peer still has; what it has released of what we never had is nobody's any more."""
@@ -328,12 +364,13 @@ class Comparer:
         found.repaired_ranges += facts > 0
 
     async def _pages(
-        self, found: Comparison, origin: Origin, span: Sequences
+        self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
     ) -> AsyncIterator[tuple[list[Batch], list[ReceivedDefinition]]]:
-        """Batches of a span, checked, with the definitions that came with or before them."""
+        """Batches of a span, checked, with the definitions that came with or before them, after those held here or so many."""
         first, last = span
-        counts = {str(each): count for each, count in self._store.definition_counts().items()}
-        known, waiting = counts.get(str(origin), 0), list[ReceivedDefinition]()
+        known, waiting = definitions_known, list[ReceivedDefinition]()
+        if known is None:
+            known = self._store.definition_counts().get(origin, 0)
         while first <= last:
             request = FetchSequences(
                 stream=found.stream,

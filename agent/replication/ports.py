@@ -370,6 +370,16 @@ class ReceivingStore(ComparedStore, Protocol):
         """Put damaged batches back, at the offsets where they lay; one object for each that was."""
         ...
 
+    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
+        """The number of the first tag definition that is damaged here, of those that the batch with a sequence needs; None where none is."""
+        ...
+
+    def repair_definitions(
+        self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
+    ) -> Future[int]:
+        """Put damaged tag definitions back, for which a batch that is held vouches; how many were."""
+        ...
+
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a person acts."""
         ...

@@ -4,8 +4,10 @@ import asyncio
 import json
 import re
 import shlex
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from agent import comparisons, local
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
+from agent.fact_store.errors import StoreDamaged
 from agent.fact_store.records import PeerPosition, ReceivedDefinition
 from agent.fact_store.store import FactStore
 from agent.fact_store.verifying import Verified, verify_store
@@ -181,6 +184,53 @@ def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: 
         assert sealed(store)[:10] == before
         page = store.read(STREAM, 349, 10, 1)
         assert page.batches[0].sealed == before[3]
+
+
+def spoil_definition(path: Path) -> None:
+    """Change one bit of a tag's definition, in the file of a store that is closed."""
+    with closing(sqlite3.connect(path)) as connection:
+        (refusing,) = connection.execute(
+            "SELECT sql FROM sqlite_schema WHERE name = 'definition_update_refused'"
+        ).fetchone()
+        connection.execute("DROP TRIGGER definition_update_refused")
+        (body,) = connection.execute("SELECT body FROM definition WHERE number = 1").fetchone()
+        connection.execute(
+            "UPDATE definition SET body = ? WHERE number = 1", (body[:-3] + bytes([body[-3] ^ 1]) + body[-2:],)
+        )
+        connection.execute(refusing)
+        connection.commit()
+
+
+def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
+    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds it and has the
+    peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as whole."""
+    asyncio.run(pulled(broker, tmp_path))
+    spoil_definition(tmp_path / "idmz.db")
+
+    async def scenario(plant: Node, idmz: Node) -> None:
+        with pytest.raises(StoreDamaged, match="tag definition 1 of"):
+            idmz.store.definitions(plant.store.origin, 0, 1)
+        comparing = comparer(idmz, "plant-a")
+        found = await comparing.compare(STREAM, repair=False)
+        assert [(origin, number) for origin, number, _ in found.damaged_definitions] == [(plant.store.origin, 1)]
+        found = await comparing.compare(STREAM, repair=True)
+        assert (found.divergent_ranges, found.repaired_ranges, found.repaired_definitions, found.refused) == (
+            1,
+            1,
+            1,
+            [],
+        )
+        assert idmz.store.definitions(plant.store.origin, 0, 1) == plant.store.definitions(plant.store.origin, 0, 1)
+        assert [one.kind for one in idmz.store.incidents()] == ["definitions_repaired"]
+        assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+    assert list(verify_store(tmp_path / "idmz.db", Verified(), lambda *_: None, is_quick=False)) == []
+    with (
+        FactStore.open(tmp_path / "idmz.db", "idmz") as idmz,
+        FactStore.open(tmp_path / "plant-a.db", "plant-a") as plant,
+    ):
+        assert idmz.definitions(plant.origin, 0, 9) == plant.definitions(plant.origin, 0, 9)
 
 
 def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
