@@ -19,6 +19,12 @@ class NodeSilent(BsfgError):
 
 def ask_health(host: str, port: int) -> dict[str, Any]:
     """What /healthz of a node says, whether it is well (200) or not (503). Raises NodeSilent."""
+    if port == 0:
+        silent = NodeSilent("listen_port of [health] is 0: the node listens at a free port, which nobody else knows")
+        silent.hint = (
+            "set listen_port and start the node anew; its log names the port it has now (health_page_listening)"
+        )
+        raise silent
     connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S_MAX)
     try:
         connection.request("GET", "/healthz")

@@ -95,6 +95,9 @@ def test_a_command_asks_the_page(healthy: NodeSnapshot) -> None:
         assert ask_health(HOST, port)["summary"] == "full: store: 90 % full"
     with pytest.raises(NodeSilent, match=f"{HOST} port {port}"):
         ask_health(HOST, port)
+    with pytest.raises(NodeSilent, match="listen_port") as raised:
+        ask_health(HOST, 0)
+    assert "set listen_port" in raised.value.hint
 
 
 def test_only_get_and_only_these_paths(healthy: NodeSnapshot) -> None:
