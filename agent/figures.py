@@ -381,6 +381,14 @@ def _source(source: SourceStatistics) -> SourceFigures:
         errors_total=source.errors_total,
         trouble="" if source.connected else source.last_error,
         tags_problem=source.tags_problem,
+        tags=source.tags,
+        tags_bad=source.tags_bad,
+        connects_total=source.connects_total,
+        lost_total=source.dropped_total,
+        duplicates_total=source.duplicates_total,
+        out_of_order_total=source.out_of_order_total,
+        polls_missed_total=source.polls_missed_total,
+        store_refused_total=source.store_refused_total,
     )
 
 

@@ -30,7 +30,6 @@ CONSUMER = "idmz.facts.telemetry"
 STRETCH_BATCHES = 25
 WARM_STRETCHES = 8
 TURN_SINGLES = 25
-EMPTY_S_MAX = 120.0
 FORGETTING = StreamSettings(STREAM, keep_hours=0)
 
 

@@ -15,7 +15,7 @@ from agent.fact_store.forecast import ConsumerSpace, StoreSpace
 from agent.fact_store.settings import StoreSettings, StreamSettings
 from agent.figures import Figures
 from agent.health.snapshot import PacingFigures
-from agent.ingest.supervisor import Ingest
+from agent.ingest.supervisor import Ingest, SourceStatistics, State
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.replication.puller import Pacing, PullStatistics
 from agent.replication.receiver_words import Asking
@@ -128,6 +128,21 @@ def test_what_keeps_a_pull_is_told(tmp_path: Path) -> None:
             assert told.pacing == PacingFigures(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
             assert told.page_waits == "full"
         assert figures._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
+
+
+def test_what_a_source_lost_is_told(tmp_path: Path) -> None:
+    """Every figure of a source that its supervisor keeps reaches the picture, each under its own name."""
+    counted = {"tags": 40, "tags_bad": 3, "connects_total": 2, "duplicates_total": 4, "out_of_order_total": 5}
+    counted |= {"polls_missed_total": 6, "store_refused_total": 7, "values_total": 8, "errors_total": 9}
+    names = [each.name for each in fields(SourceStatistics)]
+    source = SourceStatistics(**(dict.fromkeys(names, "") | counted | {"dropped_total": 10, "state": State.CONNECTED}))  # type: ignore[arg-type]
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        figures = figures_of(store, tmp_path)
+        figures._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
+        (told,) = figures.snapshot().sources
+    assert {name: getattr(told, name) for name in counted} == counted
+    assert told.lost_total == 10
+    assert told.connected
 
 
 def test_artifacts_at_their_limit_are_told(tmp_path: Path) -> None:

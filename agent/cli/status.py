@@ -58,7 +58,10 @@ def text(found: dict[str, Any]) -> str:
         )
     for source in found["sources"]:
         link = "connected" if source["connected"] else _with_trouble("not connected", source["trouble"])
-        lines.append(f"  source    {source['name']:<24} {link}, {source['values_total']:,} values")
+        lost = f", {source['lost_total']:,} lost" if source["lost_total"] else ""
+        lines.append(
+            f"  source    {source['name']:<24} {link}, {source['tags']:,} tags, {source['values_total']:,} values{lost}"
+        )
     return "\n".join(lines)
 
 

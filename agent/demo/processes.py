@@ -103,14 +103,6 @@ class Child:
         self.wait_ready(look, limit_s)
         return found[0]
 
-    def wait_end(self, limit_s: float = STOP_S_MAX) -> int:
-        """Its exit status, once it has ended; raises ProcessFailed when it has not within the limit."""
-        assert self._process is not None, self.name
-        try:
-            return self._process.wait(limit_s)
-        except subprocess.TimeoutExpired as error:
-            raise ProcessFailed(f"{self.name} has not ended after {limit_s:.0f} s:\n{self.log_tail()}") from error
-
     def stop(self) -> int | None:
         """End it as systemd would: SIGTERM, and SIGKILL to its whole group when it does not. Returns the exit status."""
         if self._process is None:

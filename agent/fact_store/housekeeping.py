@@ -134,10 +134,6 @@ class Housekeeping:
         that was given up, is for what makes room."""
         return self._disk_free is not None and self._disk_free < min(LOG_BYTES, self._settings.disk_free_bytes_min)
 
-    def limits_of(self, stream: StreamState) -> list[Limit]:
-        """The limits of a stream, as last looked at."""
-        return self._limits(stream)
-
     def _limits(self, stream: StreamState) -> list[Limit]:
         """What is released counts as gone, though its rows may still be there for a moment."""
         held = stream.bytes_total - stream.released_bytes

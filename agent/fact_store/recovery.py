@@ -25,7 +25,6 @@ from agent.fact_store.queries import QUERIES
 from agent.fact_store.records import ConsumerState, PeerPosition, Taken
 from agent.lease import Lease
 
-DATABASE_ERROR = sqlite3.Error
 FIRST_ORIGIN = 1  # what a store that has just begun is in the table `origin`
 FORMAT = 1  # what the tables mean, apart from their shape; a change that old programs must not read counts up
 

@@ -49,6 +49,16 @@ _PEER_COUNTERS = (
     ("bsfg_peer_timeouts", "Requests that nobody answered in time.", "timeouts_total"),
     ("bsfg_peer_restarts", "Readings begun anew because the peer's store had become another.", "restarts_total"),
 )
+_SOURCE_COUNTERS = (
+    ("bsfg_source_connects", "Connections made.", "connects_total"),
+    ("bsfg_source_errors", "Errors of the source.", "errors_total"),
+    ("bsfg_source_values", "Values taken in.", "values_total"),
+    ("bsfg_source_values_lost", "Values that came and could not be kept; facts name the gaps.", "lost_total"),
+    ("bsfg_source_values_duplicate", "Values that were there already.", "duplicates_total"),
+    ("bsfg_source_values_out_of_order", "Values that came behind newer ones.", "out_of_order_total"),
+    ("bsfg_source_polls_missed", "Polls whose turn was over before they could begin.", "polls_missed_total"),
+    ("bsfg_source_store_refusals", "Times that the store had no room for it.", "store_refused_total"),
+)
 _BROKER_COUNTERS = (
     ("bsfg_broker_connects", "Connections made.", "connects_total"),
     ("bsfg_broker_connect_failures", "Tries that came to no connection.", "failures_total"),
@@ -327,8 +337,12 @@ def _sources(snapshot: NodeSnapshot) -> Iterator[Metric]:
     labels = ("source", "kind")
     named = [((s.name, s.kind), s) for s in snapshot.sources]
     yield _gauge("bsfg_source_up", "1 while connected.", labels, [(n, float(s.connected)) for n, s in named])
-    yield _counter("bsfg_source_values", "Values taken in.", labels, [(n, s.values_total) for n, s in named])
-    yield _counter("bsfg_source_errors", "Errors of the source.", labels, [(n, s.errors_total) for n, s in named])
+    yield _gauge("bsfg_source_tags", "Tags of its map.", labels, [(n, s.tags) for n, s in named])
+    yield _gauge(
+        "bsfg_source_tags_bad", "Of them, that cannot be read now.", labels, [(n, s.tags_bad) for n, s in named]
+    )
+    for name, text, field in _SOURCE_COUNTERS:
+        yield _counter(name, text, labels, [(n, getattr(s, field)) for n, s in named])
     yield _gauge(
         *("bsfg_source_last_value_timestamp_seconds", "Unix time of the last value.", labels),
         [(n, None if s.last_value_unix_ms is None else s.last_value_unix_ms / 1000) for n, s in named],

@@ -170,7 +170,8 @@ class PeerFigures:
 
 @dataclass(frozen=True, slots=True)
 class SourceFigures:
-    """A configured OPC UA server or Modbus device."""
+    """A configured OPC UA server or Modbus device. Of its values: those taken in, those lost (facts name the gaps), those not kept because
+    they were there already or came behind newer ones; polls whose turn was over; times that the store had no room."""
 
     name: str
     kind: str
@@ -180,6 +181,14 @@ class SourceFigures:
     errors_total: int = 0
     trouble: str = ""
     tags_problem: str = ""  # why its tag file as it stands is not in force
+    tags: int = 0
+    tags_bad: int = 0  # of them, that cannot be read although the source is there
+    connects_total: int = 0
+    lost_total: int = 0
+    duplicates_total: int = 0
+    out_of_order_total: int = 0
+    polls_missed_total: int = 0
+    store_refused_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,10 @@ def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]
     if source.tags_problem:
         hint = "the tags before are read on; bsfg check prints every problem of the file"
         yield Reason(Level.BROKEN, False, subject, f"its tag file is not in force: {source.tags_problem}", hint)
+    if source.connected and source.tags_bad:
+        text = f"{source.tags_bad} of {source.tags} tags cannot be read"
+        hint = "the log names them (parked, unit lost); correct the tag file or the device, they are tried again by themselves"
+        yield Reason(Level.BROKEN, source.tags_bad >= source.tags, subject, text, hint)
     if source.connected:
         return
     last = source.last_value_unix_ms

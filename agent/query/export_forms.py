@@ -23,7 +23,6 @@ from agent.query.facts import COLUMNS, Facts, exact_text, value_type
 _SQL = dict(named_statements(Path(__file__).with_name("export.sql").read_text("utf-8")))
 _TEXT_COLUMNS = tuple(name for name in COLUMNS if name != "value_text")  # `value` is exact where everything is text
 PARQUET_GROUP_FACTS = 65_536
-FLUSH_ROWS = 10_000
 
 
 class Form(Protocol):

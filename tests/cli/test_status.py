@@ -10,6 +10,7 @@ from agent.health.snapshot import (
     NodeSnapshot,
     PacingFigures,
     PeerFigures,
+    SourceFigures,
     StoreFigures,
     StreamFigures,
 )
@@ -57,6 +58,16 @@ def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
     assert (verdict.level, verdict.alert) == (Level.LATE, False)
     assert verdict.summary().endswith("online, catches up at 50,000 facts/s, 3 min left")
     assert assess(snapshot(stream, consumer)).alert
+
+
+def test_a_source_says_what_it_lost() -> None:
+    """How many tags it has and how many values came; losses only where there were some."""
+    source = SourceFigures("press", "opcua", True, values_total=9_000, tags=40)
+    assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,))).endswith("connected, 40 tags, 9,000 values")
+    lossy = replace(source, lost_total=12, tags_bad=3)
+    said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
+    assert said.endswith("9,000 values, 12 lost")
+    assert "- source press: 3 of 40 tags cannot be read" in said
 
 
 def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:

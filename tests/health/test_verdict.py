@@ -55,6 +55,8 @@ CASES = [
         {"sources": {"connected": False, "last_value_unix_ms": None}},
         (Level.BROKEN, True, "source line1"),
     ),
+    ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.BROKEN, False, "source line1")),
+    ("all tags bad", {"sources": {"tags": 40, "tags_bad": 40}}, (Level.BROKEN, True, "source line1")),
     ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, False, "source line1")),
     ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
     (

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from agent.demo.plant.signals import OPCUA_NAMESPACE, modbus_meters, opcua_signals
 
-MODBUS_ADDRESS_BASE = 0  # the meters are described by wire address
-
 
 def opcua_tags_csv(scope: str = "plant") -> str:
     """The tag file of the OPC UA server: all forty variables. Temperatures leave out changes below 0.05 degrees."""

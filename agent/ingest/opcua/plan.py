@@ -46,10 +46,6 @@ class ItemPlan:
         self._unwanted: list[int] = []  # items at the server, of handles wanted no more
 
     @property
-    def call_size(self) -> int:
-        return self._size
-
-    @property
     def parked(self) -> frozenset[int]:
         return frozenset(self._parked)
 
