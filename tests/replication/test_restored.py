@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,5 +69,35 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
         assert f"300 of {STREAM} from offset 101" in incident.detail
         for node in (plant, idmz):
             node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_begins_at_the_end_accuses_nobody(broker: Mosquitto, tmp_path: Path) -> None:
+    """A reader whose place is the end of the log, of which it was handed nothing, and a plant that is started again in between and grows:
+    the epoch stays, no incident, and all that is new comes."""
+
+    async def scenario() -> None:
+        plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)
+        await plant.append(0, 100)
+        epoch = plant.store.epoch
+        puller = idmz.pull("plant-a", receiver=replace(IMPATIENT, start="end"))
+        async with idmz.running():
+            async with plant.running():
+                await wait_until_async(lambda: puller.statistics().offset == 100, "the end to be known")
+                answered_ms = puller.statistics().last_answer_ms
+                await wait_until_async(
+                    lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to who was told"
+                )
+            plant.store.close()
+            for first in (100, 150):
+                plant = plant_at(broker, tmp_path)
+                await plant.append(first, 50)
+                async with plant.running():
+                    await idmz.wait_end(first - 50)
+                assert (plant.store.epoch, plant.store.incidents()) == (epoch, [])
+                plant.store.close()
+        assert values(idmz.store) == [float(number) for number in range(100, 200)]
+        idmz.store.close()
 
     asyncio.run(scenario())

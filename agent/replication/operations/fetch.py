@@ -102,14 +102,14 @@ class Fetching:
             await self._lease(caller, request.consumer_name, shown, left)
         if not isinstance(read, PageRead):
             return read
-        store.handed(stream, caller.zone, read.last_offset)
+        frontier = self._frontier(request.consumer_name, consumer)
+        told = max(read.last_offset, frontier)  # who begins at the end takes the frontier for his place
+        store.handed(stream, caller.zone, told)
         is_at_end = max(position, read.last_offset) >= read.end_offset
         store.seen(request.consumer_name, is_at_end=is_at_end)
         if is_at_end:
             self._first_readings.reached_the_end(request.consumer_name)
-        return self._page(stream, self._frontier(request.consumer_name, consumer), read, shown)._replace(
-            waited_ns=waited_ns
-        )
+        return self._page(stream, frontier, read, shown)._replace(waited_ns=waited_ns)
 
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
         """The frontier once the confirmation is durable."""

@@ -248,9 +248,9 @@ class Serving:
             self._refuse(fetching.send, "FetchFacts", read)
             return
         self._node.world.check.tells(self._node, read.holes)
-        store.handed(STREAM, fetching.asker.zone, read.last_offset)
         store.seen(name, is_at_end=max(fetching.position, read.last_offset) >= read.end_offset)
         consumer = store.consumer(name)
+        store.handed(STREAM, fetching.asker.zone, max(read.last_offset, consumer.frontier if consumer else 0))
         answer = FetchAnswer(
             store_zone=store.zone,
             epoch=store.epoch.hex(),
