@@ -12,8 +12,13 @@ stream had then. So a copy knows at most the end of the log it was copied from, 
 from __future__ import annotations
 
 import threading  # tidy: for a lock around some numbers; nothing here starts a thread
+from collections import deque
 from collections.abc import Mapping
 
+from agent.fact_store.shown import End
+
+PAGE_ENDS = 8
+"""Pages of a zone whose ends are remembered: more than are asked for ahead."""
 EVERYBODY = ""
 """Stands for every zone without a row of its own, in streams older than the table."""
 
@@ -24,12 +29,21 @@ class Handed:
     def __init__(self, known: Mapping[tuple[str, str], int | None]) -> None:
         """`known` goes by stream and zone."""
         self._until = {key: until for key, until in known.items() if until is not None}
+        self._ends: dict[tuple[str, str], deque[End]] = {}
         self._lock = threading.Lock()
 
-    def note(self, stream: str, zone: str, last_offset: int) -> None:
-        """Facts up to an offset are about to be handed to a zone, or it is about to be told that they are gone."""
+    def note(self, stream: str, zone: str, last_offset: int, end: End | None = None) -> None:
+        """Facts up to an offset are about to be handed to a zone, or it is about to be told that they are gone. `end`: of the last batch of
+        the page, also of one that is left out."""
         with self._lock:
             self._until[stream, zone] = max(last_offset, self._find(stream, zone))
+            if end is not None:
+                self._ends.setdefault((stream, zone), deque(maxlen=PAGE_ENDS)).append(end)
+
+    def knows(self, stream: str, zone: str, end: End) -> bool:
+        """Whether a page that was lately handed to a zone ended so: then nothing has to be looked up to believe that it took it."""
+        with self._lock:
+            return end in self._ends.get((stream, zone), ())
 
     def until(self, stream: str, zone: str) -> int:
         """Up to which offset a zone may have been handed a stream."""

@@ -125,9 +125,14 @@ class Readership(RunningStore):
             return None
         return self._call("hand", partial(consumers.begin_handing, stream=stream, zone=zone))
 
-    def handed(self, stream: str, zone: str, last_offset: int) -> None:
-        """A zone is about to be answered what a stream holds up to an offset. Costs no commit."""
-        self._handed.note(stream, zone, last_offset)
+    def handed(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
+        """A zone is about to be answered what a stream holds up to an offset; `end`: where the page's last batch ends, and its digest.
+        Costs no commit."""
+        self._handed.note(stream, zone, last_offset, end)
+
+    def has_handed(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
+        """Whether one of the last pages handed to a zone ended with this batch; from memory."""
+        return self._handed.knows(stream, zone, end)
 
     def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
         """Why a zone cannot have been told by this store of everything up to an offset of this epoch, if it cannot; from memory, see

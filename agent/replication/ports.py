@@ -232,8 +232,13 @@ class ServingStore(ComparedStore, Protocol):
         where it is already."""
         ...
 
-    def handed(self, stream: str, zone: str, last_offset: int) -> None:
-        """A zone is about to be answered what a stream holds up to an offset.  Returns at once."""
+    def handed(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
+        """A zone is about to be answered what a stream holds up to an offset; `end`: where the last batch of the page ends, and its digest.
+        Returns at once."""
+        ...
+
+    def has_handed(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
+        """Whether one of the last pages handed to a zone ended with this batch.  From memory."""
         ...
 
     def never_handed(self, stream: str, zone: str, offset: int) -> str | None:

@@ -44,6 +44,14 @@ class PageRead:
     omitted_digest: bytes | None = None  # of the batch at the page's end, where that is left out
 
     @property
+    def end(self) -> tuple[int, bytes] | None:
+        """Where the last batch of the page ends, and its digest; None where there is none."""
+        last_sent = self.entries[-1][1] if self.entries else 0
+        if self.omitted and self.omitted[-1][1] > last_sent:
+            return None if self.omitted_digest is None else (self.omitted[-1][1], self.omitted_digest)
+        return (last_sent, self.batches[-1][-DIGEST_BYTES:]) if self.batches else None
+
+    @property
     def facts(self) -> int:
         return sum(last - first + 1 for first, last, _ in self.entries)
 

@@ -214,11 +214,12 @@ class Receiver:
         self._to(Asking.WAITING)
 
     def _shown(self, now_ms: int) -> tuple[bool, Taken | None]:
-        """Whether to show the peer what we have of it, and what: not while its answers come one after the other."""
+        """Whether to show the peer what we hold of it, not while its answers come one after the other; and the last batch taken, always: of
+        two machines that serve under one name each then knows at once that the other has answered."""
         asked_ms = self._asked_ms
         is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
         must_show = is_due and self.epoch is not None
-        return must_show, self._taken if must_show else None
+        return must_show, self._taken if self.epoch is not None else None
 
     def _page_bytes(self) -> int:
         found = self._page_size.bytes

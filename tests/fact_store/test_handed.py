@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.handed import EVERYBODY, Handed
+from agent.fact_store.handed import EVERYBODY, PAGE_ENDS, Handed
 from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 
@@ -37,6 +37,18 @@ def test_only_the_highest_counts() -> None:
     handed.note("s", "cloud", 2)
     handed.note("t", "cloud", 7)
     assert [handed.until(stream, "cloud") for stream in ("s", "t", "u")] == [3, 7, 0]
+
+
+def test_the_ends_of_the_last_pages_are_known() -> None:
+    """By stream and zone, as many as are remembered; a page without a batch forgets none."""
+    handed = Handed({})
+    for offset in range(1, PAGE_ENDS + 2):
+        handed.note("s", "idmz", offset, (offset, b"d"))
+        handed.note("s", "idmz", offset)
+    known = [offset for offset in range(PAGE_ENDS + 3) if handed.knows("s", "idmz", (offset, b"d"))]
+    assert known == list(range(2, PAGE_ENDS + 2))
+    assert not handed.knows("s", "idmz", (PAGE_ENDS, b"e"))
+    assert not handed.knows("s", "cloud", (PAGE_ENDS, b"d"))
 
 
 def test_one_life_knows_it_exactly_and_costs_one_commit(tmp_path: Path) -> None:

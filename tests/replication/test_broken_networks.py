@@ -107,6 +107,11 @@ def forgets_whom_it_handed_what(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Handed, "until", lambda *_: sys.maxsize)
 
 
+def remembers_no_page(patch: pytest.MonkeyPatch) -> None:
+    """A store that believes every page to have been its own."""
+    patch.setattr(Handed, "knows", lambda *_: True)
+
+
 def remembers_handing_in_memory_only(patch: pytest.MonkeyPatch) -> None:
     """A store for which, once it was opened again, everybody may have been handed all that is there."""
     patch.setattr(opening, "_close_handed", lambda _: None)
@@ -277,6 +282,7 @@ BROKEN = [
     Broken("fenced_twin", "chain_2", ("fenced",), does_not_fence),
     Broken("serving_twin", "chain_2", ("position",), receiver=BeginsAnewAtEachEpoch),
     Broken("serving_twin", "chain_2", ("converges", "lost", "once", "chain"), compares_nothing_it_is_shown),
+    Broken("serving_twin", "ring", ("lost", "order"), remembers_no_page),
     Broken("version_minor", "chain_2", ("converges",), refuses_a_newer_minor),
     Broken("version_major", "chain_2", ("version",), reads_any_major),
     Broken("retention", "chain_2", ("lost", "acknowledged"), passes_over_holes, TakesAnyPage),

@@ -502,15 +502,15 @@ def test_a_fenced_receiver_stops_for_good() -> None:
 
 
 def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
-    """With the first fetch, after each loss and after a second without an answer, but not from page to page; only what is durable, and
-    nothing of another life of its store."""
+    """What is held with the first fetch, after each loss and after a second without an answer, but not from page to page; the last batch
+    taken always, only what is durable, and nothing of another life of its store."""
     first, second = Taken(10, b"a" * 16), Taken(20, b"b" * 16)
     driver = Driver(ONE, 10)
     driver.core = Receiver(PATIENCE, ONE, 10, taken=first)
     driver(LinkUp())
     assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, first)
     driver.answer(page(11, 20, more=True, taken=second))
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (False, None)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (False, first)
     driver(LinkDown("gone"))
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)

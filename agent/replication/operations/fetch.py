@@ -104,7 +104,7 @@ class Fetching:
             return read
         frontier = self._frontier(request.consumer_name, consumer)
         told = max(read.last_offset, frontier)  # who begins at the end takes the frontier for his place
-        store.handed(stream, caller.zone, told)
+        store.handed(stream, caller.zone, told, read.end)
         is_at_end = max(position, read.last_offset) >= read.end_offset
         store.seen(request.consumer_name, is_at_end=is_at_end)
         if is_at_end:
@@ -164,14 +164,11 @@ class Fetching:
         if request.epoch is None:
             return None
         store = self._context.store
-        why = store.never_handed(stream, caller.zone, max(request.told or 0, taken.last_offset if taken else 0))
-        if why is None and (taken is not None or held is not None):
-            why = await self._context.in_thread(
-                store.contradiction,
-                stream,
-                taken and (taken.last_offset, bytes.fromhex(taken.digest)),
-                held and (held.last_sequence, bytes.fromhex(held.digest)),
-            )
+        end = None if taken is None else (taken.last_offset, bytes.fromhex(taken.digest))
+        why = store.never_handed(stream, caller.zone, max(request.told or 0, end[0] if end else 0))
+        if why is None and (held is not None or (end is not None and not store.has_handed(stream, caller.zone, end))):
+            shown = held and (held.last_sequence, bytes.fromhex(held.digest))
+            why = await self._context.in_thread(store.contradiction, stream, end, shown)
         if why is None:
             return None
         store.peer_is_ahead(caller.zone, f"consumer {request.consumer_name} of {caller.zone}: {why}")

@@ -106,12 +106,13 @@ class Serving:
         taken, held = request.taken, request.held
         if request.epoch is None:
             return None
-        reached = max(request.told or 0, taken.last_offset if taken else 0)
-        return self._store.never_handed(STREAM, zone, reached) or self._store.contradiction(
-            STREAM,
-            taken and (taken.last_offset, bytes.fromhex(taken.digest)),
-            held and (held.last_sequence, bytes.fromhex(held.digest)),
-        )
+        store = self._store
+        end = None if taken is None else (taken.last_offset, bytes.fromhex(taken.digest))
+        if (why := store.never_handed(STREAM, zone, max(request.told or 0, end[0] if end else 0))) is not None:
+            return why
+        if held is None and (end is None or store.has_handed(STREAM, zone, end)):
+            return None
+        return store.contradiction(STREAM, end, held and (held.last_sequence, bytes.fromhex(held.digest)))
 
     def _registered(self, fetching: Fetching, registering: Future[ConsumerState]) -> None:
         if (error := registering.exception()) is not None:
@@ -250,7 +251,7 @@ class Serving:
         self._node.world.check.tells(self._node, read.holes)
         store.seen(name, is_at_end=max(fetching.position, read.last_offset) >= read.end_offset)
         consumer = store.consumer(name)
-        store.handed(STREAM, fetching.asker.zone, max(read.last_offset, consumer.frontier if consumer else 0))
+        store.handed(STREAM, fetching.asker.zone, max(read.last_offset, consumer.frontier if consumer else 0), read.end)
         answer = FetchAnswer(
             store_zone=store.zone,
             epoch=store.epoch.hex(),
