@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.batch import Header
-from agent.fact_store import opening, receive, sealing_anew, store
+from agent.fact_store import opening, readership, receive, sealing_anew
 from agent.fact_store.damage import Damages
 from agent.fact_store.errors import ForkError
 from agent.fact_store.handed import Handed
@@ -95,10 +95,12 @@ def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
     """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
-    compares = store.contradiction
+    compares = readership.contradiction
     patch.setattr(Handed, "until", lambda *_: sys.maxsize)
     patch.setattr(
-        store, "contradiction", lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held)
+        readership,
+        "contradiction",
+        lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held),
     )
 
 
