@@ -146,6 +146,7 @@ class Checkers:
         self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
         self._told_gone: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
+        self._refused_sequences: dict[tuple[str, Origin], set[int]] = {}
         self.durable: dict[tuple[str, str, str], int] = {}
         """How far an asker's stream of a peer's epoch was ever durable: (asking zone, peer, epoch)."""
         self._perhaps: dict[str, list[Row]] = {}
@@ -186,16 +187,18 @@ class Checkers:
             raise self.complaint(f"dense: {where} where {log.end_offset + 1} is next")
         if row.key in log.keys or log.contradicts(row):
             raise self.complaint(f"once: {where} holds {row.key} again")
-        if row.key.first_sequence <= log.highest.get(origin, 0) and not self._was_told_gone(row.key):
+        if row.key.first_sequence <= log.highest.get(origin, 0) and not self._was_named(node, row.key):
             raise self.complaint(f"order: {where} holds {row.key} behind {log.highest[origin]}")
         self._check_chain(where, row)
         log.add(row)
 
-    def _was_told_gone(self, key: Key) -> bool:
-        """Whether somebody has said that a batch is gone, or, where there are two histories of its origin, what the other one has in its
-        place."""
-        is_forked = key.origin in self.forks
-        return key in self.gone or (is_forked and key.first_sequence in self._gone_sequences.get(key.origin, ()))
+    def _was_named(self, node: Node, key: Key) -> bool:
+        """Whether somebody has said that a batch is gone; or, where there are two histories of its origin, that what the other one has in its
+        place is, or the node that it passes that over."""
+        if key in self.gone or key.origin not in self.forks:
+            return key in self.gone
+        named = self._gone_sequences.get(key.origin, set()), self._refused_sequences.get((node.name, key.origin), set())
+        return any(key.first_sequence in one for one in named)
 
     def _check_chain(self, where: str, row: Row) -> None:
         if (row.key.first_sequence == 1) != (row.previous_digest == NO_DIGEST):
@@ -305,6 +308,8 @@ class Checkers:
             if not self.logs[node.name].contradicts(Row(0, 0, key, header.last_sequence, header.previous_digest)):
                 raise self.complaint(f"refused: {node.name} passes over {key}, which it could hold")
             self.passed_over.setdefault(node.name, set()).add(key)
+            sequences = self._refused_sequences.setdefault((node.name, header.origin), set())
+            sequences.update(range(header.first_sequence, header.last_sequence + 1))
 
     def could_not_compare(self, node: Node, ranges: Sequence[OriginRange]) -> None:
         """A node has named facts that it may have been offered as others than it held."""
