@@ -219,7 +219,15 @@ class Receiver:
         asked_ms = self._asked_ms
         is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
         must_show = is_due and self.epoch is not None
-        return must_show, self._taken if self.epoch is not None else None
+        return must_show, self._last_taken() if self.epoch is not None else None
+
+    def _last_taken(self) -> Taken | None:
+        """The last batch of the pages accepted, also of those on their way to the disk: the position that goes with it is theirs."""
+        on_their_way = [one for one in (self._appending, *self._read_ahead) if one is not None]
+        for one in reversed(on_their_way):
+            if one.page.epoch == self.epoch and one.page.taken is not None:
+                return one.page.taken
+        return self._taken
 
     def _page_bytes(self) -> int:
         found = self._page_size.bytes

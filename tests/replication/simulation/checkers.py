@@ -105,13 +105,20 @@ class Log:
         self.highest[row.key.origin] = max(row.last_sequence, self.highest.get(row.key.origin, 0))
 
     def contradicts(self, row: Row) -> bool:
-        """Whether a batch cannot be of the history that is here: its sequences are here as other batches, or what it follows is."""
+        """Whether a batch cannot be of the history that is here: its sequences are here as other batches, or what it follows is, or what is
+        here behind it follows another."""
         origin, first = row.key.origin, row.key.first_sequence
         if any(
             one.key.origin == origin and one.key.first_sequence <= row.last_sequence and first <= one.last_sequence
             for one in self.rows
         ):
             return row.key not in self.keys
+        behind = origin, row.last_sequence + 1
+        if any(
+            (one.key.origin, one.key.first_sequence) == behind and one.previous_digest != row.key.digest
+            for one in self.rows
+        ):
+            return True
         follows = self.ends.get((origin, first - 1))
         return follows is not None and follows != row.previous_digest
 
