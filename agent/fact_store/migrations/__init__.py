@@ -35,8 +35,8 @@ def applied(connection: sqlite3.Connection) -> list[str]:
 
 def check_known(connection: sqlite3.Connection) -> list[str]:
     """As `applied`; raises StoreTooNew when a step is unknown here. Changes nothing."""
-    found = applied(connection)
-    if unknown := [name for name in found if name not in {file.stem for file in FILES}]:
+    found, known = applied(connection), {file.stem for file in FILES}
+    if unknown := [name for name in found if name not in known]:
         raise StoreTooNew(f"the store has schema {unknown[-1]}, this program knows up to {FILES[-1].stem}")
     return found
 
