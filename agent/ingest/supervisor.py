@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agent.ingest import quality
+from agent.ingest.cancelling import end_if_cancelled
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import Problem
 from agent.ingest.lifecycle import Backoff, Event, State, next_state
@@ -169,7 +170,9 @@ class SourceSupervisor:
         """Let a part of a life happen; what it raised, counted, or None."""
         try:
             await part
+            end_if_cancelled()
         except Exception as error:
+            end_if_cancelled()
             if isinstance(error, AssertionError):
                 raise
             if isinstance(error, ExceptionGroup) and error.subgroup(AssertionError) is not None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from agent.ingest import quality
+from agent.ingest.cancelling import end_if_cancelled
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import STORE_REFUSED
@@ -200,14 +201,6 @@ class ModbusSource:
         interval_ns = self._settings.poll_interval_ms * MS
         first_ns, last_ns = slot_ns + interval_ns, slot_ns + missed * interval_ns
         self._delivery.add_gap(STORE_REFUSED, first_ns, last_ns, missed * len(tags), tags, exact=True)
-
-
-def end_if_cancelled() -> None:
-    """End a task whose cancellation was forgotten: pymodbus waits with asyncio.wait_for, and that of Python 3.11 forgets one
-    that meets the answer. Only for tasks that nobody but their group cancels."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def samples_of(read: Read, words: Sequence[int], tags: dict[Register, int], time_ns: int) -> list[Sample]:
