@@ -8,7 +8,7 @@ import asyncio
 
 
 def end_if_cancelled() -> None:
-    """End a task whose cancellation was forgotten. Only for tasks that nobody but their group or their owner cancels."""
+    """End a task whose cancellation was forgotten. Only for tasks that nobody but their group cancels, and that have no group themselves."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
