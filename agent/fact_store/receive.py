@@ -189,14 +189,14 @@ def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared:
         try:
             if are_tags_compared and origin != present:
                 vouched(transaction, [batch], page.definitions)
-            is_held = _plan(transaction, plan, batch)
+            is_uncompared = _plan(transaction, plan, batch)
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
                 raise
             _refuse(plan, batch.header)
             _name_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:
-            if is_held:
+            if is_uncompared:
                 is_left = _is_left(transaction, plan, page, origin)
                 _name_released(transaction, plan, batch.header, batch.header.last_sequence, is_left=is_left)
     _name_unproven(transaction, plan, page)
@@ -277,7 +277,8 @@ def _name_released(
 
 
 def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
-    """Decide on one batch, knowing those before it in the page; True where it is held already. Raises ForkError."""
+    """Decide on one batch, knowing those before it in the page; True where it is taken for one that is held, and nothing is there to
+    compare it with. Raises ForkError."""
     header, catalog = batch.header, transaction.catalog
     origin, offered = header.origin, Range.of(header, batch.digest)
     known = catalog.streams.get(header.stream)
@@ -285,7 +286,7 @@ def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
     ranges = plan.ranges.get(origin)
     if ranges is None:
         ranges = catalog.held.get((known.id, number), ()) if known and number else ()
-    decision = decide(ranges, offered)
+    decision, stored = decide(ranges, offered), None
     if isinstance(decision, Duplicate):
         stored = plan.fresh.get((origin, offered.first_sequence))
         if stored is None and known and number:
@@ -301,7 +302,7 @@ def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
             raise ForkError(f"{header.stream} of {origin}: {why}")
         case Duplicate():
             plan.duplicate_facts += header.count
-            return True
+            return stored is None
         case Insert(ranges, gap):
             plan.ranges[origin] = ranges
             plan.fresh[origin, offered.first_sequence] = offered
