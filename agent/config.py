@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.errors import BsfgError
-from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
-from agent.replication.settings import BYTES_PER_SECOND_MIN
+from agent.replication.protocol import BYTES_PER_SECOND_MIN
 
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 

@@ -4,8 +4,8 @@
         ConfigError             node.toml cannot be used                                     (agent.config)
         MessageError            a message, sample or definition breaks a rule               (agent.message)
         BatchError              bytes are not a batch                                        (agent.batch)
-        StoreError              the fact store refused or failed                             (agent.fact_store.errors)
-        ReplicationError        a peer, or the way to it                                     (agent.replication.errors)
+        StoreError              the fact store refused or failed                             (agent.fact_store.log.errors)
+        ReplicationError        a peer, or the way to it                                     (agent.replication.protocol.errors)
         IngestError             a source or its tag map                                      (agent.ingest.errors)
 
 Each package draws its own branch. Our own mistakes are not here: they are assertions, and end the process.

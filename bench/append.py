@@ -22,9 +22,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from agent.fact_store.records import Appended
-from agent.fact_store.settings import StoreSettings
-from agent.fact_store.store import FactStore
+from agent.fact_store import Appended, FactStore, StoreSettings
 from agent.message import Sample
 from bench.data import DataSet, definitions, runs, samples
 from bench.figures import Latency, Report, files_bytes, machine, median, rounded

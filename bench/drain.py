@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agent.fact_store.store import FactStore
+from agent.fact_store import FactStore
 from bench.data import definitions, runs, samples
 from bench.figures import Latency, Report, files_bytes, machine, rounded
 from bench.product import CONSUMER, STREAM, Probes, consumer_of, opened, pull_settings, serve_while

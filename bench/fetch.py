@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import parse
-from agent.replication.asker import Asker
-from agent.replication.link import Link
-from agent.replication.messages import FetchAnswer, FetchFacts
-from agent.replication.protocol import decode_answer, encode_request
+from agent.replication.mqtt import Asker, Link
+from agent.replication.protocol import FetchAnswer, FetchFacts, decode_answer, encode_request
 from bench.bare import BareAsker
 from bench.figures import Latency, Report, files_bytes, machine, median, rounded
 from bench.product import BATCH_FACTS, STREAM, access

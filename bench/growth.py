@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 
-from agent.fact_store.store import FactStore
+from agent.fact_store import FactStore
 from agent.message import Sample
 from bench.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_awaited, append_sustained, file_of, new_store
 from bench.data import runs

@@ -22,8 +22,7 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from agent.fact_store.records import AppendOutcome
-from agent.fact_store.store import FactStore
+from agent.fact_store import AppendOutcome, FactStore
 from agent.message import Envelope, Fact, Message
 from bench.append import SETTINGS
 from bench.figures import Report, files_bytes, machine, median, peak_rss_mib, rounded

@@ -20,8 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.fact_store.producers import Producers
-from agent.fact_store.store import FactStore
+from agent.fact_store import FactStore, Producers
 from agent.message import Envelope, Fact, Message
 from bench.append import SETTINGS, file_of
 from bench.figures import Latency, Report, files_bytes, machine, median, rounded

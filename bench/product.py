@@ -21,18 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import BatchError
-from agent.fact_store.errors import StoreError
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.settings import StoreSettings
-from agent.fact_store.store import FactStore
+from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
 from agent.lease import Shown
 from agent.message import Sample
-from agent.replication.asker import Asker
-from agent.replication.carrier import Access
-from agent.replication.link import Link
+from agent.replication.mqtt import Access, Asker, Link
 from agent.replication.pki import client_context
-from agent.replication.puller import Puller, PullSettings
-from agent.replication.server import Server
+from agent.replication.pulling import Puller, PullSettings
+from agent.replication.serving import Server
 from bench.bare import insert_blobs, open_blobs
 from bench.data import definitions, runs, samples
 from bench.side import Options, door_of, say, usage

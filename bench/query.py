@@ -23,11 +23,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import Appended
+from agent.fact_store import Appended, StoreReader
 from agent.query.bounds import Bounds
 from agent.query.export import export
-from agent.query.latest_search import latest
+from agent.query.latest import latest
 from agent.query.scan import Scanner
 from agent.query.sql import SqlSession
 from bench.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store

@@ -18,8 +18,7 @@ from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
-from agent.fact_store.settings import StreamSettings
-from agent.fact_store.store import FactStore
+from agent.fact_store import FactStore, StreamSettings
 from agent.message import Sample
 from bench.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_sustained
 from bench.data import definitions, runs

@@ -19,7 +19,7 @@ from agent.config import (
     load,
     read,
 )
-from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 
 SECTIONS = {

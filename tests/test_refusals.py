@@ -1,8 +1,8 @@
 """What the store says to a peer's doing has a word in the protocol, whole: a table between two packages that do not know each other."""
 
-from agent.fact_store import errors
-from agent.node import _REFUSALS
-from agent.replication.errors import ERRORS
+from agent.fact_store.log import errors
+from agent.node.node import _REFUSALS
+from agent.replication.protocol.errors import ERRORS
 
 
 def test_every_code_is_in_the_table() -> None:

@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Who may import whom, floor by floor: a part knows only parts named above it.
 GROUND = (
     "agent.errors",
-    "agent.spans",
+    "agent.ranges",
     "agent.message",
     "agent.lease",
     "agent.telemetry",
-    "agent.appending",
+    "agent.append_contract",
     "agent.columns",
     "agent.batch",
 )
@@ -36,99 +36,209 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
     "agent.file_hints": (),
-    "agent.spans": (),
+    "agent.ranges": (),
     "agent.message": ("agent.errors",),
     "agent.lease": ("agent.errors", "agent.message"),
     "agent.telemetry": (),
-    "agent.appending": ("agent.errors", "agent.message"),
+    "agent.append_contract": ("agent.errors", "agent.message"),
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
     "agent.fact_store": GROUND,
-    "agent.query": (  # reads, and only through the reader
-        *GROUND,
-        *(f"agent.fact_store.{name}" for name in ("errors", "queries", "reader", "records")),
-    ),
+    "agent.query": (*GROUND, "agent.fact_store"),  # reads only
     "agent.ingest": ("agent.errors", "agent.message", "agent.file_hints"),  # appends through a port
     "agent.replication": (*GROUND, "agent.file_hints"),  # stores through a port
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
-    "pyspark_bsfg": (*GROUND, "agent.fact_store.reader", "agent.fact_store.records"),
-    "agent.config": (*GROUND, *(f"{part}.settings" for part in PARTS)),
-    "agent.local": (*GROUND, "agent.fact_store", "agent.config"),  # the zone's own door
-    "agent.figures": WHOLE,  # what the parts say of themselves, in health's words
-    "agent.heard": (*GROUND, "agent.query", "agent.replication"),  # told by peers, shown beside our own
-    "agent.last_values": (
-        *GROUND,
-        "agent.fact_store",
-        "agent.query",
-        "agent.replication",
-        "agent.heard",
-    ),  # found here, asked for there
-    "agent.comparisons": (*WHOLE, "agent.local"),
-    "agent.node": (*WHOLE, "agent.local", "agent.figures", "agent.heard", "agent.last_values", "agent.comparisons"),
-    "agent.demo": (*WHOLE, "agent.local", "agent.node"),
-    "bench": (*WHOLE, "agent.query", "agent.local", "agent.node", "agent.demo"),
-    "agent.cli": (
+    "pyspark_bsfg": (*GROUND, "agent.fact_store"),  # reads only
+    "agent.config": (*GROUND, *PARTS),  # the settings of each part
+    "agent.local_socket": (*GROUND, "agent.fact_store", "agent.config"),
+    "agent.node": (*WHOLE, "agent.query", "agent.local_socket"),
+    "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
+    "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo"),
+    "agent.cli": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "bench"),
+}
+
+# The floors inside a part, lowest first: a folder imports only folders named before it. Modules that stand in the part itself
+# are its top floor.
+FLOORS: dict[str, tuple[str, ...]] = {
+    "agent.fact_store": (
         *(
-            *WHOLE,
-            "agent.query",
-            "agent.local",
-            "agent.heard",
-            "agent.comparisons",
-            "agent.node",
-            "agent.demo",
-            "bench",
+            "log",
+            "sqlite",
+            "read",
+            "append",
+            "consumers",
+            "retention",
+            "writer",
+            "artifacts",
+            "integrity",
+            "divergence",
         ),
     ),
+    "agent.replication": ("protocol", "pki", "mqtt", "serving", "pulling", "broker"),
 }
+
+# Packages without a face of their own: their modules and folders are what others import.
+OPEN = {
+    *("agent", "agent.replication", "agent.query", "agent.health", "agent.ingest", "agent.node", "agent.demo", "bench"),
+    *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
+    *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags", "agent.demo.plant"),
+}
+
+# A folder that holds more than this is two folders.
+MODULES_PER_FOLDER_MAX = 15
 
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
-    *(f"agent/{name}.py" for name in ("appending", "batch", "columns", "lease", "message", "spans")),
     *(
-        f"agent/fact_store/{name}.py"
-        for name in ("acks", "admission", "age", "artifact", "fullness", "retention", "served", "tail", "verify")
-    ),
-    *(
-        f"agent/fact_store/{name}.py"
+        f"agent/{name}.py"
         for name in (
-            "catalog",
-            "epochs",
-            "forecast",
-            "frontier",
-            "group_commit",
-            "held",
-            "lifecycle",
-            "message_filter",
-            "notice",
-            "records",
+            "append_contract",
+            "batch",
+            "columns",
+            "lease",
+            "message",
+            "ranges",
         )
     ),
-    *(f"agent/health/{name}.py" for name in ("behind", "hardware", "metrics", "page", "verdict", "watchdog")),
-    *(f"agent/ingest/{name}.py" for name in ("gap", "lifecycle", "sampling", "tag_change", "tag_map")),
-    *(f"agent/ingest/modbus/{name}.py" for name in ("address", "decode", "plan", "units")),
-    *(f"agent/ingest/opcua/{name}.py" for name in ("address", "decode", "plan")),
-    *(f"agent/query/{name}.py" for name in ("bounds", "facts", "last_rows", "latest", "plan", "times")),
     *(
-        f"agent/replication/{name}.py"
+        f"agent/fact_store/append/{name}.py"
         for name in (
-            "anti_entropy",
-            "appends",
-            "bandwidth",
-            "nearness",
-            "page_size",
-            "broker_words",
-            "last_values",
+            "acks",
+            "admission",
+            "group_commit",
+        )
+    ),
+    *(f"agent/fact_store/divergence/{name}.py" for name in ("epochs",)),
+    *(f"agent/fact_store/integrity/{name}.py" for name in ("verify",)),
+    *(
+        f"agent/fact_store/log/{name}.py"
+        for name in (
+            "artifact_reference",
+            "catalog",
+            "frontier",
+            "held_ranges",
+            "lifecycle",
+            "notice",
+            "page_assembly",
+            "records",
+            "store_age",
+            "tail_cache",
+        )
+    ),
+    *(f"agent/fact_store/read/{name}.py" for name in ("forecast",)),
+    *(
+        f"agent/fact_store/retention/{name}.py"
+        for name in (
+            "fullness",
+            "retention",
+        )
+    ),
+    *(f"agent/fact_store/sqlite/{name}.py" for name in ("message_filter",)),
+    *(
+        f"agent/health/{name}.py"
+        for name in (
+            "behind",
+            "hardware",
+            "metrics",
             "page",
-            "peer_words",
-            "progress",
-            "protocol",
-            "receiver",
-            "rotation",
-            "sender",
+            "verdict",
+            "watchdog",
+        )
+    ),
+    *(
+        f"agent/ingest/{name}.py"
+        for name in (
+            "gap",
+            "lifecycle",
+            "sampling",
+        )
+    ),
+    *(
+        f"agent/ingest/modbus/{name}.py"
+        for name in (
+            "address",
+            "decode",
+            "plan",
+            "units",
+        )
+    ),
+    *(
+        f"agent/ingest/opcua/{name}.py"
+        for name in (
+            "address",
+            "decode",
+            "plan",
+        )
+    ),
+    *(
+        f"agent/ingest/tags/{name}.py"
+        for name in (
+            "change",
+            "tag_map",
+        )
+    ),
+    *(
+        f"agent/query/{name}.py"
+        for name in (
+            "bounds",
+            "facts",
+            "times",
+        )
+    ),
+    *(
+        f"agent/query/latest/{name}.py"
+        for name in (
+            "rows",
+            "search",
+        )
+    ),
+    *(f"agent/query/sql/{name}.py" for name in ("plan",)),
+    *(
+        f"agent/replication/broker/{name}.py"
+        for name in (
+            "config_lint",
+            "peer_diagnosis",
+        )
+    ),
+    *(f"agent/replication/pki/{name}.py" for name in ("rotation",)),
+    *(
+        f"agent/replication/protocol/{name}.py"
+        for name in (
+            "codec",
+            "digest_diff",
+            "page_size",
             "topics",
         )
     ),
-    *(f"spark/pyspark_bsfg/{name}.py" for name in ("columns", "dictionary", "options", "ranges", "schema", "values")),
+    *(
+        f"agent/replication/pulling/{name}.py"
+        for name in (
+            "progress",
+            "receiver",
+            "token_bucket",
+        )
+    ),
+    *(
+        f"agent/replication/serving/{name}.py"
+        for name in (
+            "appends",
+            "latest_page",
+            "nearness",
+            "page",
+            "sender",
+        )
+    ),
+    *(
+        f"spark/pyspark_bsfg/{name}.py"
+        for name in (
+            "columns",
+            "dictionary",
+            "options",
+            "ranges",
+            "schema",
+            "values",
+        )
+    ),
 )
 IO_MODULES = {
     *("asyncio", "concurrent", "multiprocessing", "os", "queue", "random", "secrets", "select", "selectors", "signal"),
@@ -186,9 +296,14 @@ class Module:
         """The module's dotted name."""
         return self.path.removeprefix("spark/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
+    @property
+    def package(self) -> str:
+        """The dotted name of the package in which the module stands; of a package's own file, the package."""
+        return self.name if self.path.endswith("/__init__.py") else self.name.rpartition(".")[0]
+
     def imports(self) -> Iterator[tuple[int, str]]:
         """Line and dotted name of everything imported, relative imports resolved; `from a import b` gives a.b."""
-        package = self.name if self.path.endswith("/__init__.py") else self.name.rpartition(".")[0]
+        package = self.package
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name) for alias in node.names)
@@ -230,6 +345,23 @@ def part_of(name: str) -> str | None:
     if words[0] == "agent":
         return ".".join(words[:2])
     return words[0] if words[0] in {"pyspark_bsfg", "bench"} else None
+
+
+def floor_of(part: str, path: str) -> int:
+    """On which floor of a part a file stands; the part's own modules are the top floor."""
+    folder = path.removeprefix(part.replace(".", "/") + "/").partition("/")[0]
+    floors = FLOORS[part]
+    return floors.index(folder) if folder in floors else len(floors)
+
+
+@functools.cache
+def face_of(package: str) -> frozenset[str]:
+    """The names that a package offers: its `__all__`."""
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
 
 
 def is_product(module: Module) -> bool:
@@ -282,6 +414,41 @@ def imports_run_downwards(module: Module) -> Iterator[str]:
         granted = any(name == known or name.startswith(known + ".") for known in KNOWS[own])
         if not granted:
             yield f"{line}: {own} imports {name}"
+
+
+def floors_run_downwards(module: Module) -> Iterator[str]:
+    """Inside a part, a folder imports only folders that stand below it in FLOORS."""
+    part = part_of(module.name)
+    if part not in FLOORS:
+        return
+    floors = FLOORS[part]
+    own = floor_of(part, module.path)
+    for line, name in module.imports():
+        if not name.startswith(f"{part}."):
+            continue
+        folder = name.removeprefix(f"{part}.").partition(".")[0]
+        height = floors.index(folder) if folder in floors else len(floors)
+        if height > own:
+            yield f"{line}: {module.name} imports {name}"
+
+
+def faces_are_respected(module: Module) -> Iterator[str]:
+    """What lies in another package is imported from the outermost package around it that has a face, by a name in its `__all__`."""
+    if not module.path.startswith(("agent/", "spark/", "bench/")):
+        return
+    package = module.package
+    for node in module.nodes:
+        if not isinstance(node, ast.ImportFrom) or node.level or not (node.module or "").startswith("agent."):
+            continue
+        words = (node.module or "").split(".")
+        packages = [".".join(words[:count]) for count in range(1, len(words) + 1)]
+        foreign = [one for one in packages if one not in OPEN and not f"{package}.".startswith(f"{one}.")]
+        if not foreign or not (ROOT / foreign[0].replace(".", "/")).is_dir():
+            continue
+        if node.module != foreign[0]:
+            yield f"{node.lineno}: imports {node.module} past {foreign[0]}"
+        elif missing := sorted({alias.name for alias in node.names} - face_of(foreign[0])):
+            yield f"{node.lineno}: {foreign[0]} does not offer {', '.join(missing)}"
 
 
 def cores_do_no_io(module: Module) -> Iterator[str]:
@@ -415,6 +582,8 @@ def nothing_names_this_machine(module: Module) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     imports_run_downwards,
+    floors_run_downwards,
+    faces_are_respected,
     cores_do_no_io,
     queues_are_bounded,
     nobody_catches_everything,
@@ -447,6 +616,40 @@ def test_the_floors_are_floors() -> None:
     for part, known in KNOWS.items():
         assert {part_of(name) for name in known} <= seen, f"{part} knows a part that stands below it in the table"
         seen.add(part)
+
+
+def test_modules_import_in_no_circle() -> None:
+    """No module imports itself by way of others, what is imported for types alone included."""
+    by_name = {module.name: module for module in modules() if module.path.startswith(("agent/", "bench/", "spark/"))}
+    imports = {
+        name: {
+            found for _, other in module.imports() for found in (other, other.rpartition(".")[0]) if found in by_name
+        }
+        for name, module in by_name.items()
+        if not module.path.endswith("/__init__.py")
+    }
+    finished: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in finished:
+            for other in sorted(imports.get(name, set()) - {name}):
+                walk(other, [*path, name])
+            finished.add(name)
+
+    for name in sorted(imports):
+        walk(name, [])
+
+
+def test_folders_are_small() -> None:
+    """No folder of the product holds more than fifteen modules beside its `__init__`."""
+    held: dict[str, int] = {}
+    for module in modules():
+        folder, _, file = module.path.rpartition("/")
+        if file != "__init__.py" and not folder.startswith("tests"):
+            held[folder] = held.get(folder, 0) + 1
+    crowded = {folder: count for folder, count in held.items() if count > MODULES_PER_FOLDER_MAX}
+    assert not crowded
 
 
 def test_cores_lean_on_nothing_that_does_io() -> None:
@@ -513,12 +716,17 @@ PROSE = (
 LONG = "def f():\n" + "    x = 1\n" * 75
 BAD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "import agent.config"),
-    (imports_run_downwards, "agent/config.py", "from agent.fact_store.writer import Writer"),
-    (imports_run_downwards, "agent/fact_store/writer.py", "from agent.replication import sender"),
-    (imports_run_downwards, "agent/fact_store/writer.py", "from ..replication.sender import Sender"),
+    (imports_run_downwards, "agent/config.py", "from agent.query import times"),
+    (imports_run_downwards, "agent/fact_store/writer/writer.py", "from agent.replication import sender"),
+    (imports_run_downwards, "agent/fact_store/writer/writer.py", "from ...replication.sender import Sender"),
     (imports_run_downwards, "agent/health/page.py", "from agent import fact_store"),
     (imports_run_downwards, "agent/newcomer.py", ""),
-    (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.fact_store.writer import Writer"),
+    (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.replication.pulling import Puller"),
+    (floors_run_downwards, "agent/fact_store/log/x.py", "from agent.fact_store.writer import Writer"),
+    (floors_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.store import FactStore"),
+    (faces_are_respected, "agent/node/x.py", "from agent.fact_store.writer.writer import Writer"),
+    (faces_are_respected, "agent/fact_store/store.py", "from agent.fact_store.log.records import Page"),
+    (faces_are_respected, "agent/node/x.py", "from agent.fact_store import Secret"),
     (cores_do_no_io, "agent/batch.py", "import time"),
     (cores_do_no_io, "agent/batch.py", "def f():\n    from os import path"),
     (queues_are_bounded, "agent/x.py", "import queue\nq = queue.Queue()"),
@@ -538,7 +746,7 @@ BAD: list[tuple[Rule, str, str]] = [
         "try:\n    pass\nexcept Exception:\n    pass\ntry:\n    pass\nexcept Exception:\n    pass",
     ),
     (modules_open_in_prose, "agent/x.py", "import ast"),
-    (modules_open_in_prose, "agent/fact_store/writer.py", '"""Module for the writer of the fact store."""'),
+    (modules_open_in_prose, "agent/fact_store/writer/writer.py", '"""Module for the writer of the fact store."""'),
     (functions_fit_a_screen, "agent/x.py", LONG),
     (tasks_belong_to_a_group, "agent/x.py", "asyncio.create_task(f(), name='f')"),
     (tasks_belong_to_a_group, "agent/x.py", "asyncio.get_running_loop().create_task(f(), name='f')"),
@@ -555,8 +763,12 @@ BAD: list[tuple[Rule, str, str]] = [
 ]
 GOOD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "from agent.message import Sample\nimport zstandard"),
-    (imports_run_downwards, "agent/fact_store/writer.py", "from . import reader\nfrom agent import batch"),
-    (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.fact_store.reader import StoreReader"),
+    (imports_run_downwards, "agent/fact_store/writer/writer.py", "from . import reader\nfrom agent import batch"),
+    (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.fact_store import StoreReader"),
+    (floors_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.log import Catalog"),
+    (faces_are_respected, "agent/node/x.py", "from agent.fact_store import FactStore"),
+    (faces_are_respected, "agent/fact_store/log/x.py", "from agent.fact_store.log.records import Page"),
+    (faces_are_respected, "agent/node/x.py", "from agent.replication.pulling import Puller"),
     (cores_do_no_io, "agent/batch.py", "import hashlib\nimport timeit"),
     (cores_do_no_io, "agent/health/http.py", "import socket"),
     (queues_are_bounded, "agent/x.py", "q = queue.Queue(QUEUE_MAX)\nd = deque([], 5)\ne = deque(maxlen=N)"),

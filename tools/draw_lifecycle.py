@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agent.fact_store.lifecycle import TRANSITIONS, Lifecycle
+from agent.fact_store.log.lifecycle import TRANSITIONS, Lifecycle
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference/consumers.md"
-_MARKED = re.compile(r"(<!-- lifecycle: from agent/fact_store/lifecycle.py -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- lifecycle: from agent/fact_store/log/lifecycle.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def diagram() -> str:

@@ -11,11 +11,9 @@ from typing import TypeVar
 import click
 
 from agent.config import NodeSettings
-from agent.replication.carrier import Access
-from agent.replication.errors import MalformedMessage
-from agent.replication.identity import Identity
-from agent.replication.messages import Answer, Request, operation_of
-from agent.replication.question import ask_once
+from agent.replication.mqtt import Access, ask_once
+from agent.replication.pki import Identity
+from agent.replication.protocol import Answer, MalformedMessage, Request, operation_of
 
 _AnswerT = TypeVar("_AnswerT", bound=Answer)
 

@@ -16,21 +16,32 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.pki import pki_option
-from agent.replication import broker as plan
-from agent.replication.finding import Finding, Outcome
-from agent.replication.topics import is_zone
+from agent.cli.pki.pki import pki_option
+from agent.replication.broker import (
+    CONFIG_NAME,
+    PORT,
+    USER,
+    BrokerPlan,
+    Finding,
+    Outcome,
+    PeerLink,
+    TopologyError,
+    parse_link,
+    rights_of,
+    zones_of,
+)
+from agent.replication.protocol import is_zone
 
 
-class _LinkType(click.ParamType[plan.PeerLink]):
+class _LinkType(click.ParamType[PeerLink]):
     """`SERVING:ASKING`, as the topics have it."""
 
     name = "SERVING:ASKING"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> plan.PeerLink:
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> PeerLink:
         try:
-            return plan.parse_link(value)
-        except plan.TopologyError as error:
+            return parse_link(value)
+        except TopologyError as error:
             self.fail(str(error), param, ctx)
 
 
@@ -55,15 +66,15 @@ def broker() -> None:
 @click.option("--name", required=True, help="The broker, as in: bsfg pki issue --broker NAME.")
 @click.option("--link", "links", type=_LinkType(), multiple=True, required=True, help=_HELP)
 @click.option("--host", default="", help="Address to listen on; by default all.")
-@click.option("--port", type=click.IntRange(1, 65535), default=plan.PORT, show_default=True)
-@click.option("--user", default=plan.USER, show_default=True, help="The user the broker runs as.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
+@click.option("--user", default=USER, show_default=True, help="The user the broker runs as.")
 @click.option("--installed-in", default="", help="Where FOLDER will lie on the broker's machine, if elsewhere.")
 @pki_option
 @json_option
 def config(
     folder: Path,
     name: str,
-    links: tuple[plan.PeerLink, ...],
+    links: tuple[PeerLink, ...],
     host: str,
     port: int,
     user: str,
@@ -72,19 +83,19 @@ def config(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Write to FOLDER everything that Mosquitto needs: nothing is written if any of it is wrong."""
-    from agent.replication.broker_folder import write_broker_folder
+    from agent.replication.broker import write_broker_folder
 
     if not is_zone(name):
         raise click.UsageError(f"--name {name!r}: a name is 1 to 32 of a-z, 0-9 and -")
-    wanted = plan.BrokerPlan(links=links, folder=installed_in, host=host, port=port, user=user)
+    wanted = BrokerPlan(links=links, folder=installed_in, host=host, port=port, user=user)
     files = write_broker_folder(folder, pki_folder, name, wanted)
     if as_json:
-        rights = {zone: plan.rights_of(links, zone) for zone in plan.zones_of(links)}
+        rights = {zone: rights_of(links, zone) for zone in zones_of(links)}
         zones = {zone: {"write": each.write, "read": each.read} for zone, each in rights.items()}
         click.echo(json.dumps({"config_file": str(files.config_file), "port": port, "zones": zones}))
         return
-    click.echo(f"{files.folder}: a broker for {', '.join(plan.zones_of(links))} on port {port}")
-    start = Path(installed_in or folder.resolve()) / plan.CONFIG_NAME
+    click.echo(f"{files.folder}: a broker for {', '.join(zones_of(links))} on port {port}")
+    start = Path(installed_in or folder.resolve()) / CONFIG_NAME
     click.echo(
         f"next: mosquitto -c {start} (a running one: bsfg broker reload --config {start}), then bsfg broker check"
     )
@@ -101,7 +112,7 @@ def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  
 
     Everything is checked first; if anything is wrong nothing is sent, and the broker runs on with what it has.
     """
-    from agent.replication.broker_reload import reload_broker
+    from agent.replication.broker import reload_broker
 
     _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
 
@@ -119,7 +130,7 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
     Their certificates stay good until they are revoked (bsfg pki revoke), and the next bsfg broker config gives them
     their rights again unless their links are left out.
     """
-    from agent.replication.broker_reload import deny_zones, reload_broker
+    from agent.replication.broker import deny_zones, reload_broker
 
     if bad := [zone for zone in zones if not is_zone(zone)]:
         raise click.UsageError(f"{', '.join(map(repr, bad))}: a zone is 1 to 32 of a-z, 0-9 and -")
@@ -139,7 +150,7 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
 )
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Others than the zone's are ignored.")
 @click.option("--host", default="localhost", show_default=True)
-@click.option("--port", type=click.IntRange(1, 65535), default=plan.PORT, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--ca", "ca_file", type=click.Path(path_type=Path), help="By default ca.pem of the authority's folder.")
 @click.option("--cert", "cert_file", type=click.Path(path_type=Path), help="By default the zone's in that folder.")
 @click.option("--key", "key_file", type=click.Path(path_type=Path), help="By default the zone's in that folder.")
@@ -148,7 +159,7 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
 def check(
     zone: str | None,
     config_file: Path | None,
-    links: tuple[plan.PeerLink, ...],
+    links: tuple[PeerLink, ...],
     host: str,
     port: int,
     ca_file: Path | None,
@@ -158,9 +169,7 @@ def check(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Prove a running broker as ZONE: handshake, limits, each right of its links, and what must be refused."""
-    from agent.replication.broker_check import check_broker
-    from agent.replication.broker_reload import check_broker_files
-    from agent.replication.broker_session import Access
+    from agent.replication.broker import Access, check_broker, check_broker_files
 
     if zone is None and config_file is None:
         raise click.UsageError("name a --zone to try the broker as, or --files to look at, or both")

@@ -14,11 +14,11 @@ from typing import cast
 import click
 import msgspec
 
-from agent import local
+from agent import local_socket
 from agent.cli import config_option, json_option, table
 from agent.cli.door import ask, start_option
 from agent.config import load
-from agent.fact_store.consumers import Start
+from agent.fact_store import Start
 
 _COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen", "lease")
 
@@ -33,7 +33,7 @@ def consumer() -> None:
 @json_option
 def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """List every consumer: where it stands, what it holds back, and when it was last seen."""
-    answer = cast(local.Consumers, ask(load(config_file), local.ListConsumers()))
+    answer = cast(local_socket.Consumers, ask(load(config_file), local_socket.ListConsumers()))
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(one) for one in answer.consumers]))
     elif not answer.consumers:
@@ -59,8 +59,8 @@ def add(
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:
     """Register the consumer NAME; from now on facts wait for it. One that is there already stays as it is."""
-    request = local.RegisterConsumer(name, stream, start, zone)
-    answer = cast(local.Registered, ask(load(config_file), request))
+    request = local_socket.RegisterConsumer(name, stream, start, zone)
+    answer = cast(local_socket.Registered, ask(load(config_file), request))
     if as_json:
         click.echo(json.dumps({"consumer": name, "stream": answer.stream, "frontier": answer.frontier}))
     else:
@@ -75,7 +75,7 @@ def add(
 @json_option
 def remove(config_file: Path, force: bool, now: bool, name: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Forget the consumer NAME, so that what it holds back may go, and say what that is."""
-    answer = cast(local.Removed, ask(load(config_file), local.RemoveConsumer(name, force, now)))
+    answer = cast(local_socket.Removed, ask(load(config_file), local_socket.RemoveConsumer(name, force, now)))
     was = answer.was
     if as_json:
         click.echo(json.dumps({"state": answer.state, "was": msgspec.to_builtins(was)}))
@@ -91,7 +91,7 @@ def remove(config_file: Path, force: bool, now: bool, name: str, as_json: bool) 
         )
 
 
-def _row(one: local.ConsumerEntry) -> tuple[object, ...]:
+def _row(one: local_socket.ConsumerEntry) -> tuple[object, ...]:
     hours = "" if one.held_hours is None else f"{one.held_hours:.1f}"
     seen = "never" if one.seen_unix_ms is None else _time(one.seen_unix_ms)
     state = f"{one.state}, in sync" if one.in_sync else one.state

@@ -7,9 +7,9 @@ import time
 
 import click
 
-from agent import local
+from agent import local_socket
 from agent.config import NodeSettings
-from agent.fact_store.consumers import Start
+from agent.fact_store import Start
 from agent.query.errors import TimeUnreadable
 from agent.query.times import moment_ns
 
@@ -48,17 +48,17 @@ answer_s_option = click.option(
 )
 
 
-def ask(settings: NodeSettings, request: local.Request, waits_ms: int = 0) -> local.Answer:
+def ask(settings: NodeSettings, request: local_socket.Request, waits_ms: int = 0) -> local_socket.Answer:
     """Ask the running node, or be the node for one request; `waits_ms` is how long the store may rightly wait for others."""
 
-    async def be_the_node() -> local.Answer:
-        with local.open_store(settings) as store:
-            return await local.Door(store).answer(request)
+    async def be_the_node() -> local_socket.Answer:
+        with local_socket.open_store(settings) as store:
+            return await local_socket.Door(store).answer(request)
 
     try:
-        answer = asyncio.run(local.ask(settings.node.state_dir, request, waits_ms))
+        answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, waits_ms))
     except (FileNotFoundError, ConnectionRefusedError):
         answer = asyncio.run(be_the_node())
-    if isinstance(answer, local.Refused):
-        raise local.LocalError(answer.message, answer.hint)
+    if isinstance(answer, local_socket.Refused):
+        raise local_socket.LocalError(answer.message, answer.hint)
     return answer

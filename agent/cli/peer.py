@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent import local
+from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.config import NodeSettings, load
 from agent.errors import BsfgError
@@ -57,9 +57,7 @@ def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 clic
 @json_option
 def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Try everything between this node and ZONE. Exit status 1 when a step fails."""
-    from agent.replication.broker_session import Access
-    from agent.replication.finding import Outcome
-    from agent.replication.peer_test import Peer, check_peer
+    from agent.replication.broker import Access, Outcome, Peer, check_peer
 
     settings = load(config_file)
     wanted = [each for each in settings.peer if each.zone == name]
@@ -95,17 +93,17 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
 @json_option
 def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Compare what is pulled from ZONE with what ZONE holds, by digests. Exit status 1 when something differs and is not repaired."""
-    from agent.comparisons import compare_alone
+    from agent.node.compare import compare_alone
 
     settings = load(config_file)
-    request = local.ComparePeer(name, repair, scan)
+    request = local_socket.ComparePeer(name, repair, scan)
     try:
-        answer = asyncio.run(local.ask(settings.node.state_dir, request, COMPARE_MS_MAX))
+        answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, COMPARE_MS_MAX))
     except (FileNotFoundError, ConnectionRefusedError):
         answer = asyncio.run(compare_alone(settings, request))
-    if isinstance(answer, local.Refused):
-        raise local.LocalError(answer.message, answer.hint)
-    assert isinstance(answer, local.Compared)
+    if isinstance(answer, local_socket.Refused):
+        raise local_socket.LocalError(answer.message, answer.hint)
+    assert isinstance(answer, local_socket.Compared)
     for one in answer.streams:
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(one)))
@@ -116,7 +114,7 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
         sys.exit(1)
 
 
-def _told(zone: str, one: local.ComparedStream) -> Iterator[str]:
+def _told(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
     """A stream's comparison for people."""
     equal = "equal" if not one.divergent_ranges else f"{one.divergent_ranges} ranges differ"
     cost = f"{one.exchanges} exchanges, {one.bytes:,} bytes"

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from agent.demo.processes import Child, ProcessFailed, accepts, free_port
 from agent.replication import pki
-from agent.replication.broker import BrokerLimits, BrokerPlan, parse_link
-from agent.replication.broker_folder import BrokerFolder, write_broker_folder
+from agent.replication.broker import BrokerFolder, BrokerLimits, BrokerPlan, parse_link, write_broker_folder
 
 HOST = "127.0.0.1"
 START_ATTEMPTS = 5  # another program may take the free port between finding and using it

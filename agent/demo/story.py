@@ -28,7 +28,7 @@ from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, ProcessFailed, free_port
 from agent.demo.view import View
 from agent.errors import BsfgError
-from agent.fact_store.reader import StoreReader
+from agent.fact_store import StoreReader
 from agent.health.client import NodeSilent, ask_health
 
 TELEMETRY, OPERATIONAL = layout.STREAMS

@@ -3,8 +3,98 @@
 See DESIGN.md beside this file. `FactStore` is for the process that owns the store, `StoreReader` for everybody else.
 """
 
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store.append import is_in_sync
+from agent.fact_store.artifacts import FOLDER, ArtifactStore
+from agent.fact_store.consumers import Start
+from agent.fact_store.divergence import migrate_store
+from agent.fact_store.integrity import Damage, Progress, Verified, verify_store
+from agent.fact_store.log import (
+    CHUNK_BYTES_MAX,
+    Acks,
+    AcksRefused,
+    Appended,
+    AppendOutcome,
+    ArtifactMismatch,
+    ArtifactMissing,
+    ArtifactRefused,
+    ArtifactsFull,
+    ArtifactTooLarge,
+    BatchHead,
+    ConfirmBeyondLog,
+    ConfirmRefused,
+    ConsumerFenced,
+    ConsumerNotYours,
+    ConsumerState,
+    ConsumerStreamMismatch,
+    FactsRefused,
+    Hole,
+    Incident,
+    StoreBusy,
+    StoreDamaged,
+    StoredBatch,
+    StoreError,
+    StoreFull,
+    StoreSettings,
+    StreamInfo,
+    StreamIsLocal,
+    StreamSettings,
+    UnknownConsumer,
+    check_digest,
+)
+from agent.fact_store.producers import Producers
+from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace
+from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements
 from agent.fact_store.store import FactStore
 
-__all__ = ["FactStore", "StoreReader", "StoreSettings", "StreamSettings"]
+__all__ = [
+    "CHUNK_BYTES_MAX",
+    "FILES",
+    "FOLDER",
+    "INCIDENTS_MAX",
+    "Acks",
+    "AcksRefused",
+    "AppendOutcome",
+    "Appended",
+    "ArtifactMismatch",
+    "ArtifactMissing",
+    "ArtifactRefused",
+    "ArtifactStore",
+    "ArtifactTooLarge",
+    "ArtifactsFull",
+    "BatchHead",
+    "ConfirmBeyondLog",
+    "ConfirmRefused",
+    "ConsumerFenced",
+    "ConsumerNotYours",
+    "ConsumerSpace",
+    "ConsumerState",
+    "ConsumerStreamMismatch",
+    "Damage",
+    "FactStore",
+    "FactsRefused",
+    "Hole",
+    "Incident",
+    "Producers",
+    "Progress",
+    "Start",
+    "StoreBusy",
+    "StoreDamaged",
+    "StoreError",
+    "StoreFull",
+    "StoreReader",
+    "StoreSettings",
+    "StoreSpace",
+    "StoredBatch",
+    "StreamInfo",
+    "StreamIsLocal",
+    "StreamSettings",
+    "UnknownConsumer",
+    "Verified",
+    "check_digest",
+    "check_known",
+    "connect_reader",
+    "is_in_sync",
+    "migrate_store",
+    "named_statements",
+    "verify_store",
+]

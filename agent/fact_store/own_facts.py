@@ -12,17 +12,21 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from agent.appending import NO_PRECONDITION, Precondition
+from agent.append_contract import NO_PRECONDITION, Precondition
 from agent.batch import SampleColumns
-from agent.fact_store.acks import terms as terms_of
-from agent.fact_store.admission import check_precondition
-from agent.fact_store.admitting import acquire_lease, acquire_lease_after
-from agent.fact_store.append import AppendMessages, AppendSamples, content_digest, message_key
-from agent.fact_store.definitions import define
-from agent.fact_store.errors import AcksRefused, FactsRefused
-from agent.fact_store.records import Appended, AppendOutcome
+from agent.fact_store.append import (
+    AppendMessages,
+    AppendSamples,
+    acquire_lease,
+    acquire_lease_after,
+    check_precondition,
+    content_digest,
+    define,
+    message_key,
+)
+from agent.fact_store.append import terms as terms_of
+from agent.fact_store.log import Acks, AcksRefused, Appended, AppendOutcome, FactsRefused
 from agent.fact_store.running import RunningStore
-from agent.fact_store.settings import Acks
 from agent.message import (
     PRODUCER,
     STREAM,

@@ -12,13 +12,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from agent.batch import EPOCH_BYTES, Batch, Origin
-from agent.fact_store import repair as repairing
-from agent.fact_store.definition_repair import repair_definitions
-from agent.fact_store.errors import FactsRefused, StoreClosed
-from agent.fact_store.receive import ReceivedPage, begin_check, check, put
-from agent.fact_store.records import OriginRange, PeerPosition, PutResult, ReceivedDefinition, RepairedRange
+from agent.fact_store.append import Call, ReceivedPage, begin_check, check, put
+from agent.fact_store.integrity import damaged, note, repair, repair_definitions
+from agent.fact_store.log import (
+    FactsRefused,
+    OriginRange,
+    PeerPosition,
+    PutResult,
+    ReceivedDefinition,
+    RepairedRange,
+    StoreClosed,
+)
 from agent.fact_store.running import Parts, RunningStore
-from agent.fact_store.work import Call
 from agent.message import STREAM, ZONE, check_name
 
 _OFFSET_MAX = 2**63 - 1
@@ -91,7 +96,7 @@ class PeersFacts(RunningStore):
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
         """The batches of a stream that were found damaged and are not repaired: what was told before this call is in it."""
-        return self._call("damaged", partial(repairing.damaged, stream=stream))
+        return self._call("damaged", partial(damaged, stream=stream))
 
     def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[list[RepairedRange]]:
         """Put damaged batches back, byte for byte, at the offsets where they lay; see repair.py.
@@ -102,7 +107,7 @@ class PeersFacts(RunningStore):
         check_name("stream", stream, STREAM)
         batches = check(stream, sealed, (), is_opened=True)
         call = Call(f"{stream} from {peer}", sum(map(len, sealed)), time.monotonic_ns(), stream=stream)
-        call.run = partial(repairing.repair, stream=stream, peer=peer, batches=batches)
+        call.run = partial(repair, stream=stream, peer=peer, batches=batches)
         call.future.add_done_callback(partial(self._repaired, stream))
         self._writer.call(call)
         return call.future
@@ -130,4 +135,4 @@ class PeersFacts(RunningStore):
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """An incident about a peer's stream, and nothing else."""
-        return self._call(kind, partial(repairing.note, kind=kind, stream=stream, peer=peer, why=why))
+        return self._call(kind, partial(note, kind=kind, stream=stream, peer=peer, why=why))

@@ -11,11 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from agent.appending import NO_PRECONDITION, Precondition
+from agent.append_contract import NO_PRECONDITION, Precondition
 from agent.errors import BsfgError
-from agent.fact_store.errors import Refused, StoreError, again
-from agent.fact_store.records import AppendOutcome
-from agent.fact_store.settings import Acks
+from agent.fact_store.log import Acks, AppendOutcome, Refused, StoreError, again
 from agent.fact_store.store import FactStore
 from agent.message import Message
 

@@ -12,13 +12,10 @@ from datetime import datetime
 from functools import partial
 
 from agent.fact_store import consumers
-from agent.fact_store.acks import Follower
-from agent.fact_store.errors import StoreError
-from agent.fact_store.handed import Handed
-from agent.fact_store.lifecycle import Event, Lifecycle, step
-from agent.fact_store.records import ConsumerState
+from agent.fact_store.append import Follower
+from agent.fact_store.divergence import Handed, contradiction
+from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, step
 from agent.fact_store.running import Parts, RunningStore
-from agent.fact_store.shown import contradiction
 from agent.lease import LEASE_EPOCH_MAX, Lease, Shown
 from agent.message import CONSUMER, STREAM, ZONE, check_name
 

@@ -14,17 +14,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.batch import Origin
+from agent.fact_store.append import Call
 from agent.fact_store.artifacts import Artifacts
-from agent.fact_store.catalog import StreamState
-from agent.fact_store.damage import Damages
-from agent.fact_store.errors import StoreError
-from agent.fact_store.held import Range
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import BatchEnd, ConsumerState, Incident, Page, PeerPosition, StoreStatistics, StreamInfo
-from agent.fact_store.seen import Seen
-from agent.fact_store.settings import StreamSettings
-from agent.fact_store.tail import Tail
-from agent.fact_store.work import Call
+from agent.fact_store.divergence import Seen
+from agent.fact_store.integrity import Damages
+from agent.fact_store.log import (
+    BatchEnd,
+    ConsumerState,
+    Incident,
+    Page,
+    PeerPosition,
+    Range,
+    StoreError,
+    StoreStatistics,
+    StreamInfo,
+    StreamSettings,
+    StreamState,
+    Tail,
+)
+from agent.fact_store.read import StoreReader
 from agent.fact_store.writer import OnCommit, Writer
 
 

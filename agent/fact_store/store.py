@@ -21,21 +21,23 @@ from typing import Self
 
 from agent.fact_store import consumers
 from agent.fact_store.artifacts import Artifacts
-from agent.fact_store.ballast import Ballast, disk_free
-from agent.fact_store.beside import files_set_aside, mark_suspect
-from agent.fact_store.connection import Connect, connect, lock, unlock
-from agent.fact_store.damage import Damages
-from agent.fact_store.errors import StoreDamaged, StoreError
-from agent.fact_store.forecast import StoreSpace
-from agent.fact_store.opening import open_writer, peer_is_ahead, require_new_epoch
+from agent.fact_store.divergence import (
+    Upkeep,
+    files_set_aside,
+    mark_suspect,
+    open_writer,
+    peer_is_ahead,
+    require_new_epoch,
+)
+from agent.fact_store.integrity import Damages
+from agent.fact_store.log import Integrity, StoreDamaged, StoreError, StoreSettings, StreamSettings
 from agent.fact_store.own_facts import OwnFacts
 from agent.fact_store.peers_facts import PeersFacts
-from agent.fact_store.reader import StoreReader
+from agent.fact_store.read import StoreReader, StoreSpace
 from agent.fact_store.readership import Readership
-from agent.fact_store.records import Integrity
+from agent.fact_store.retention import Ballast, disk_free
 from agent.fact_store.running import Parts
-from agent.fact_store.settings import StoreSettings, StreamSettings
-from agent.fact_store.upkeep import Upkeep
+from agent.fact_store.sqlite import Connect, connect, lock, unlock
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 

@@ -18,7 +18,7 @@ from agent.ingest import quality as status
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
-from agent.ingest.tag_map import Tag
+from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample
 
 

@@ -32,8 +32,8 @@ from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.ports import Refusals, StorePort
 from agent.ingest.recorder import Recorder
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
-from agent.ingest.tag_map import TagMap
-from agent.ingest.tag_watch import PATIENT, TagWatch, WatchTimes
+from agent.ingest.tags.tag_map import TagMap
+from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from agent.batch import SEQUENCE_MAX, Kind, Unpacked
-from agent.fact_store.records import BatchHead
+from agent.fact_store import BatchHead
 from agent.message import INT64_MIN, Message, TagDefinition
 
 OFFSET_MAX = SEQUENCE_MAX - 1

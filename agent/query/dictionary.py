@@ -6,7 +6,7 @@ Definitions never change and their numbers have no gap, so what was read once is
 from __future__ import annotations
 
 from agent.batch import DEFINITIONS_MAX, BatchError, Origin
-from agent.fact_store.reader import StoreReader
+from agent.fact_store import StoreReader
 from agent.message import TagDefinition
 from agent.query.bounds import Bounds
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent.batch import BatchError, Kind, open_messages, open_samples, parse
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import Hole, StoredBatch
+from agent.fact_store import Hole, StoredBatch, StoreReader
 from agent.message import Envelope, Message, sample_message, sample_message_id
 from agent.query.dictionary import Dictionary
 

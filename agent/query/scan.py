@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.batch import BatchError, Kind, open_messages, open_packed, parse
-from agent.fact_store.errors import StoreDamaged
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import BatchHead, Hole, StoredBatch
+from agent.fact_store import BatchHead, Hole, StoreDamaged, StoredBatch, StoreReader
 from agent.query.bounds import Bounds
 from agent.query.dictionary import Dictionary, Wanted
 from agent.query.errors import StreamUnknown

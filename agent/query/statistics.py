@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Kind, Origin
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import BatchHead, ConsumerState, Incident
+from agent.fact_store import BatchHead, ConsumerState, Incident, StoreReader
 from agent.message import time_text
 from agent.query.scan import Scanner
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import DEFINITIONS_MAX, BatchError, parse
-from agent.fact_store.reader import StoreReader
-from agent.fact_store.records import Hole, StoredBatch
+from agent.fact_store import Hole, StoredBatch, StoreReader
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import FactsGone, StoreUnreadable, StreamUnknown

@@ -10,10 +10,10 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
-from agent import local
 from agent.cli import bsfg
 from agent.config import load
-from agent.fact_store.records import Outcome
+from agent.fact_store.log.records import Outcome
+from agent.local_socket import local_socket
 from tests.replication.nodes import whole_node, write_node_toml
 from tests.support.mosquitto import Mosquitto
 
@@ -61,7 +61,7 @@ def test_what_the_page_shows_of_another_node_works(tmp_path: Path, monkeypatch: 
         allowed = 'zone = "plant-a"\nappends = ["facts.operational"]'
         async with whole_node(tmp_path / "idmz", broker, "idmz", allowed) as file:
             said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
-        with local.open_store(load(file)) as store:
+        with local_socket.open_store(load(file)) as store:
             assert store.end_offset("facts.operational") == 1
         return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.fact_store.errors import ArtifactMismatch
+from agent.fact_store.log.errors import ArtifactMismatch
 from tests.replication.nodes import STREAM, Node, write_node_toml
 from tests.support.mosquitto import Mosquitto
 

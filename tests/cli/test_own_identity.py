@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.replication import pki
-from agent.replication.carrier import Access
-from agent.replication.link import Link
+from agent.replication.mqtt.carrier import Access
+from agent.replication.mqtt.link import Link
 from agent.replication.pki import PkiError
 from tests.waiting import wait_until_async
 
@@ -96,8 +96,8 @@ def test_a_link_without_identity_says_so_once(
 ) -> None:
     """A node whose certificate has ended tries on and on, and its log has one line of it although each reason names another second, and one
     of another reason with which it takes turns; its status says that somebody must act, which it does not say of a broker that is away."""
-    monkeypatch.setattr("agent.replication.link.RETRY_MS_MIN", 1)
-    monkeypatch.setattr("agent.replication.link.RETRY_MS_MAX", 1)
+    monkeypatch.setattr("agent.replication.mqtt.link.RETRY_MS_MIN", 1)
+    monkeypatch.setattr("agent.replication.mqtt.link.RETRY_MS_MAX", 1)
     seconds, turns = iter(range(1_000_000)), itertools.cycle((False, True))
 
     def ended() -> ssl.SSLContext:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import tail
+from agent.fact_store.log import tail_cache
 
 
 @pytest.fixture
@@ -22,5 +22,5 @@ def ram() -> Iterator[Path]:
 def from_the_file() -> Iterator[None]:
     """The logs of these tests are so short that nobody would ever ask the file. The newest batches in memory have test_tail.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "BYTES_MAX", 0)
+        patch.setattr(tail_cache, "BYTES_MAX", 0)
         yield

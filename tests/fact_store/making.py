@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings
-from agent.fact_store.records import PeerPosition, PutResult, ReceivedDefinition
+from agent.fact_store.log.records import PeerPosition, PutResult, ReceivedDefinition
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 
 T = TypeVar("T")

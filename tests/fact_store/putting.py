@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-from agent.fact_store.artifact_store import ArtifactStore
+from agent.fact_store.artifacts.artifact_store import ArtifactStore
 
 CHUNK = 70_000
 PARTS_MAX = 6

@@ -13,14 +13,14 @@ from agent import batch, columns
 from agent.errors import BsfgError
 from agent.message import Message, MessageError, TagDefinition, canonical_json, check_message, parse_json
 from agent.message import _is_plainly_canonical as is_plainly_canonical
-from agent.replication import messages as words
-from agent.replication.appends import Asked, asked_of
-from agent.replication.carrier import Incoming
-from agent.replication.errors import MalformedMessage
-from agent.replication.page import Refuse
-from agent.replication.protocol import decode_answer, decode_request, encode_answer, encode_error, encode_request
-from agent.replication.publish_packet import BadPacket, parse_publish
-from agent.replication.sender import Arrival, Caller, Drop, check_arrival
+from agent.replication.mqtt.carrier import Incoming
+from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
+from agent.replication.protocol import messages as words
+from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_error, encode_request
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.serving.appends import Asked, asked_of
+from agent.replication.serving.page import Refuse
+from agent.replication.serving.sender import Arrival, Caller, Drop, check_arrival
 from tests.fuzz import hostile, seeds
 
 KIB, MIB = 1024, 1024 * 1024

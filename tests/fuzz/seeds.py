@@ -16,11 +16,11 @@ from agent import batch
 from agent.columns import Frame
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
-from agent.replication import messages as words
-from agent.replication.page import ReadPlan
-from agent.replication.protocol import encode_answer, encode_error, encode_request
-from agent.replication.publish_packet import PackedProperties
-from agent.replication.reading import PageAsked, PageRead, read_page
+from agent.replication.mqtt.publish_packet import PackedProperties
+from agent.replication.protocol import messages as words
+from agent.replication.protocol.codec import encode_answer, encode_error, encode_request
+from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.reading import PageAsked, PageRead, read_page
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 
 EPOCH = "0123456789abcdef" * 2

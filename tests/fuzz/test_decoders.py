@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent import batch
 from agent.message import Fact, Message
-from agent.replication.protocol import REQUEST_BYTES_MAX
+from agent.replication.protocol.codec import REQUEST_BYTES_MAX
 from tests.batch.test_forged import bombs
 from tests.fuzz import seeds
 from tests.fuzz.decoders import TARGETS

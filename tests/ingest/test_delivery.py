@@ -4,7 +4,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.tag_map import Tag
+from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore, in_loop
 

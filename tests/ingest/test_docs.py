@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest import quality, tag_map
+from agent.ingest import quality
 from agent.ingest.modbus import address as modbus_address
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
-from agent.ingest.tag_file import load_tag_map
+from agent.ingest.tags import tag_map
+from agent.ingest.tags.file import load_tag_map
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tag-file.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```csv\n(.*?)```", PAGE, re.DOTALL)

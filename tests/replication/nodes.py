@@ -8,26 +8,26 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from agent import local
 from agent.batch import BatchError
 from agent.config import load
-from agent.fact_store.errors import StoreError
-from agent.fact_store.settings import StoreSettings, StreamSettings
+from agent.fact_store.log.errors import StoreError
+from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
-from agent.heard import heard_rows
-from agent.last_values import look_up_in
+from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
-from agent.node import _REFUSALS
-from agent.node import Node as WholeNode
+from agent.node.latest import look_up_in
+from agent.node.node import _REFUSALS
+from agent.node.node import Node as WholeNode
+from agent.node.peer_latest_cache import heard_rows
 from agent.replication import pki
-from agent.replication.asker import Asker
-from agent.replication.bandwidth import Bandwidth
-from agent.replication.carrier import Access
-from agent.replication.link import Link
-from agent.replication.page_size import BYTES_MAX
-from agent.replication.puller import Puller, PullSettings
-from agent.replication.receiver_words import Settings
-from agent.replication.server import Server
+from agent.replication.mqtt.carrier import Access
+from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.requester import Asker
+from agent.replication.protocol.page_size import BYTES_MAX
+from agent.replication.protocol.pull_events import Settings
+from agent.replication.pulling.puller import Puller, PullSettings
+from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.serving.server import Server
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -147,7 +147,7 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
     """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer entry; gives its node.toml once it is connected."""
     file = write_node_toml(folder, broker, zone, peer)
     settings, stop = load(file), asyncio.Event()
-    with local.open_store(settings) as store:
+    with local_socket.open_store(settings) as store:
         node = WholeNode(settings, store, {})
         async with asyncio.TaskGroup() as group:
             group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))

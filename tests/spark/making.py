@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.batch import Batch, Definitions, Link, Origin, seal_samples
 from agent.fact_store import FactStore
-from agent.fact_store.records import PeerPosition, ReceivedDefinition
+from agent.fact_store.log.records import PeerPosition, ReceivedDefinition
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"

@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
-from agent.fact_store.errors import StoreDamaged
-from agent.fact_store.settings import StreamSettings
+from agent.fact_store.log.errors import StoreDamaged
+from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
 from pyspark_bsfg import FACTS, BsfgDataSource, store
 from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamUnknown

@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from agent import batch, local
-from agent.fact_store.reader import StoreReader
+from agent import batch
+from agent.fact_store.read.reader import StoreReader
+from agent.local_socket import local_socket
 from agent.message import Envelope, Fact
 from tests.waiting import wait_until_async
 
@@ -78,12 +79,12 @@ class Producer:
         state_dir, zone, to_zone, stream = self._place
         message_id, object_json = f"{zone}-{number}", b'{"n":%d}' % number
         envelope = Envelope(message_id, zone, to_zone, 1_700_000_000_000 + number)
-        request = local.AppendFact(stream, envelope, Fact("order:line1/77", "step_completed", object_json))
+        request = local_socket.AppendFact(stream, envelope, Fact("order:line1/77", "step_completed", object_json))
         try:
-            answer = await local.ask(state_dir, request)
-        except (FileNotFoundError, ConnectionRefusedError, local.LocalError, local.StateFolderUnusable):
+            answer = await local_socket.ask(state_dir, request)
+        except (FileNotFoundError, ConnectionRefusedError, local_socket.LocalError, local_socket.StateFolderUnusable):
             return False
-        assert isinstance(answer, local.Appended), answer
+        assert isinstance(answer, local_socket.Appended), answer
         assert answer.outcome in {"applied", "noop_already_applied"}, answer
         self.answers_lost += answer.outcome == "noop_already_applied"
         self.acknowledged.append(Acknowledged(message_id, object_json, answer.offset))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.records import PeerPosition
+from agent.fact_store.log.records import PeerPosition
 from agent.message import Envelope, Fact, Message
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, failed, sealed_in
 from tests.system.faults import KINDS, Fault, drawn, told

@@ -12,7 +12,7 @@ from enum import Enum
 
 from agent.ingest.modbus.decode import ValueType, value_type
 from agent.ingest.settings import UNIT_ID_MAX, ModbusSourceSettings
-from agent.ingest.tag_map import CellError, Cells, Dialect
+from agent.ingest.tags.tag_map import CellError, Cells, Dialect
 
 ADDRESS_MAX = 65_535
 COLUMNS = ("unit_id", "table", "register", "type", "byte_order", "scale", "offset")

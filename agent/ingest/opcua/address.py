@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from agent.ingest.tag_map import CellError, Cells, Dialect
+from agent.ingest.tags.tag_map import CellError, Cells, Dialect
 
 NODE_ID = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>\d+);)?(?P<kind>[isgb])=(?P<text>.+)", re.DOTALL)
 STANDARD_URI = "http://opcfoundation.org/UA/"

@@ -64,6 +64,7 @@ from agent.replication.pki.files import (
     read_file,
     write_file,
 )
+from agent.replication.pki.identity import Identity, IdentityWatch
 from agent.replication.pki.problem import PkiError, Problem
 from agent.replication.pki.renewal import import_identity, renew, roll_back
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke
@@ -83,6 +84,8 @@ __all__ = [
     "Authority",
     "CertificateFacts",
     "CrlFacts",
+    "Identity",
+    "IdentityWatch",
     "Issued",
     "IssuedRecord",
     "PkiError",

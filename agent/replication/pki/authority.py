@@ -41,7 +41,7 @@ from agent.replication.pki.signing import (
     key_usage,
     named,
 )
-from agent.replication.topics import is_zone
+from agent.replication.protocol import is_zone
 
 CA_DAYS = 3650
 """Ten years: replacing a root means visiting every gateway."""

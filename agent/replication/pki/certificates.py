@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.replication.pki.files import Key
-from agent.replication.topics import is_zone
+from agent.replication.protocol import is_zone
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 

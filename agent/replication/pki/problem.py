@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.replication.errors import ReplicationError
+from agent.replication.protocol import ReplicationError
 
 
 class PkiError(ReplicationError):

@@ -9,7 +9,7 @@ from agent.demo.plant.signals import modbus_meters, opcua_signals
 from agent.demo.plant.tags import write_tag_files
 from agent.ingest.modbus.decode import decode
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
-from agent.ingest.tag_file import load_tag_map, load_tag_maps
+from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from tests.ingest.fakes import Program
 
 

@@ -17,7 +17,7 @@ from agent.ingest.quality import BAD_OUT_OF_SERVICE
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import OpcuaSourceSettings
-from agent.ingest.tag_map import Tag
+from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore, in_loop
 from tests.waiting import wait_until_async

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.replication.receiver import PAGES_AHEAD_MAX, Receiver
-from agent.replication.receiver_words import Appended, AppendFailed, Effect, Event, Fetch, LinkDown, LinkUp, PageArrived
+from agent.replication.protocol.pull_events import (
+    Appended,
+    AppendFailed,
+    Effect,
+    Event,
+    Fetch,
+    LinkDown,
+    LinkUp,
+    PageArrived,
+)
+from agent.replication.pulling.receiver import PAGES_AHEAD_MAX, Receiver
 
 
 class ConfirmsTooEarly(Receiver):

@@ -1,4 +1,4 @@
-"""Anti-entropy of a node, as `agent.replication.comparing` does it: the product's own coroutines, stepped by the world's events.
+"""Anti-entropy of a node, as `agent.replication.pulling.anti_entropy` does it: the product's own coroutines, stepped by the world's events.
 
 `Comparer` asks, decides and repairs; `Digests` and `Ranges` answer. Nothing of them is rebuilt here: where they wait for a message or a
 commit they are left standing, and go on when its event comes. What stands in the place of asyncio is `steps`.
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from agent.fact_store.errors import StoreError
-from agent.replication import artifact_pull, comparing
-from agent.replication.asker import Reply, peer_refused
-from agent.replication.comparing import Comparer, CompareSettings, Comparison
-from agent.replication.errors import ReplicationError, TransportError
-from agent.replication.messages import ErrorAnswer, FetchSequences, GetDigests, Request
-from agent.replication.operations import context, digests, ranges
-from agent.replication.page import Refuse
-from agent.replication.protocol import decode_answer, encode_answer, encode_error, encode_request
-from agent.replication.sender import Caller
+from agent.fact_store.log.errors import StoreError
+from agent.replication.mqtt.requester import Reply, peer_refused
+from agent.replication.protocol.codec import decode_answer, encode_answer, encode_error, encode_request
+from agent.replication.protocol.errors import ReplicationError, TransportError
+from agent.replication.protocol.messages import ErrorAnswer, FetchSequences, GetDigests, Request
+from agent.replication.pulling import anti_entropy, artifact_pull
+from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
+from agent.replication.serving.operations import context, digests, ranges
+from agent.replication.serving.page import Refuse
+from agent.replication.serving.sender import Caller
 from tests.replication.simulation.checkers import STREAM
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ steps = SimpleNamespace(
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Have the product's coroutines wait for the world's events."""
-    for module in (comparing, artifact_pull):
+    for module in (anti_entropy, artifact_pull):
         patch.setattr(module, "asyncio", steps)
 
 

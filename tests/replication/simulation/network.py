@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.replication.receiver import Receiver
-from agent.replication.receiver_words import Settings
+from agent.replication.protocol.pull_events import Settings
+from agent.replication.pulling.receiver import Receiver
 from tests.replication.simulation import comparing, stepped
 from tests.replication.simulation.checkers import Checkers, Violation
 from tests.replication.simulation.faults import Faults

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from agent.fact_store import FactStore
-from agent.fact_store.errors import StoreError, StoreForked
-from agent.fact_store.records import Appended
-from agent.fact_store.settings import StreamSettings
+from agent.fact_store.log.errors import StoreError, StoreForked
+from agent.fact_store.log.records import Appended
+from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
 from tests.replication.simulation import stepped
 from tests.replication.simulation.checkers import STREAM, Key, Violation

@@ -17,16 +17,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.replication import sender
-from agent.replication.errors import MalformedMessage
-from agent.replication.messages import Confirm, FetchAnswer, FetchFacts
-from agent.replication.page import Gone, ReadPlan, Refuse, Row, Selection, select_page
-from agent.replication.protocol import decode_answer, encode_answer
-from agent.replication.receiver import Receiver
-from agent.replication.receiver_words import (
+from agent.replication.protocol.codec import decode_answer, encode_answer
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import Confirm, FetchAnswer, FetchFacts
+from agent.replication.protocol.pull_events import (
     Append,
     Appended,
     AppendFailed,
+    ArrivedPage,
     Effect,
     Event,
     Fetch,
@@ -34,11 +32,13 @@ from agent.replication.receiver_words import (
     LinkDown,
     LinkUp,
     Note,
-    Page,
     PageArrived,
     Settings,
     Tick,
 )
+from agent.replication.pulling.receiver import Receiver
+from agent.replication.serving import sender
+from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, Selection, select_page
 
 STREAM = "facts.telemetry"
 CONSUMER = "idmz.facts.telemetry"
@@ -328,7 +328,7 @@ class World:
         assert not isinstance(chosen, Refuse), chosen
         return chosen
 
-    def _packed(self, chosen: Selection) -> Page:
+    def _packed(self, chosen: Selection) -> ArrivedPage:
         """The page as it comes out of the protocol at the other end."""
         answer = FetchAnswer(
             store_zone="plant-a",
@@ -346,7 +346,7 @@ class World:
             raise Violation(f"page: {error}") from error
         assert isinstance(decoded, FetchAnswer)
         first_offset, last_offset = decoded.covered() or (0, 0)
-        return Page(
+        return ArrivedPage(
             decoded.epoch,
             decoded.frontier,
             first_offset,
@@ -378,7 +378,7 @@ class World:
     def _send_back(self, action: Callable[[], None]) -> None:
         self._carry(action)
 
-    def _answer_page(self, page: Page, fetch_id: int, life: int) -> None:
+    def _answer_page(self, page: ArrivedPage, fetch_id: int, life: int) -> None:
         if life == self.receiver_life and self.link_is_up:
             self._tell(PageArrived(fetch_id, page))
 

@@ -9,14 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.batch import Origin
-from agent.fact_store.errors import StoreError
-from agent.fact_store.records import PutResult
-from agent.replication.checking import PageContent, PageRefused, Position, check_batches, check_page
-from agent.replication.errors import MalformedMessage
-from agent.replication.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
-from agent.replication.protocol import decode_answer, encode_request
-from agent.replication.receiver import Receiver
-from agent.replication.receiver_words import (
+from agent.fact_store.log.errors import StoreError
+from agent.fact_store.log.records import PutResult
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
+from agent.replication.protocol.page_check import PageContent, PageRefused, Position, check_batches, check_page
+from agent.replication.protocol.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -32,6 +31,7 @@ from agent.replication.receiver_words import (
     Taken,
     Tick,
 )
+from agent.replication.pulling.receiver import Receiver
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
 from tests.replication.simulation.comparing import Comparing
 from tests.replication.simulation.other_version import answer_of, request_of

@@ -7,15 +7,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.fact_store.errors import ConsumerFenced, StoreError
-from agent.fact_store.records import ConsumerState
+from agent.fact_store.log.errors import ConsumerFenced, StoreError
+from agent.fact_store.log.records import ConsumerState
 from agent.lease import NO_LEASE, Lease, Shown, must_ask_anew
-from agent.replication import sender
-from agent.replication.errors import MalformedMessage
-from agent.replication.messages import FetchAnswer, FetchFacts, FetchSequences, GetDigests
-from agent.replication.page import Refuse
-from agent.replication.protocol import decode_request, encode_answer, encode_error
-from agent.replication.reading import PageAsked, PageRead, read_page
+from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import FetchAnswer, FetchFacts, FetchSequences, GetDigests
+from agent.replication.serving import sender
+from agent.replication.serving.page import Refuse
+from agent.replication.serving.reading import PageAsked, PageRead, read_page
 from tests.replication.simulation.checkers import STREAM
 from tests.replication.simulation.comparing import Answering
 

@@ -20,21 +20,15 @@ from typing import Any
 
 import pytest
 
-from agent.fact_store import (
-    FactStore,
-    damage,
-    housekeeping,
-    opening,
-    own_facts,
-    peers_facts,
-    readership,
-    recovery,
-    running,
-    writer,
-)
+from agent.fact_store import FactStore, own_facts, peers_facts, readership, running
 from agent.fact_store import store as store_module
-from agent.fact_store.settings import StoreSettings, StreamSettings
-from agent.fact_store.writer import Writer
+from agent.fact_store.divergence import opening
+from agent.fact_store.integrity import damage
+from agent.fact_store.log.settings import StoreSettings, StreamSettings
+from agent.fact_store.retention import housekeeping
+from agent.fact_store.sqlite import recovery
+from agent.fact_store.writer import writer
+from agent.fact_store.writer.writer import Writer
 from agent.message import TagDefinition
 
 FILE = "facts.db"

@@ -1,0 +1,195 @@
+"""`bsfg object put`, `get`, `list`, `verify`: artifacts, what is too large for a fact and is stored beside the log by its digest.
+
+Putting asks the running node, or is the node meanwhile, or (`--to`) asks another zone's; reading here needs nobody, for the files never
+change. What came of an attempt that broke off is gone on with. A file that was got has its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+
+import click
+
+from agent import local_socket
+from agent.cli import config_option, json_option, table
+from agent.cli.door import ANSWER_S, answer_s_option, to_option
+from agent.config import NodeSettings, load
+from agent.errors import BsfgError
+from agent.fact_store import CHUNK_BYTES_MAX, FOLDER, ArtifactMismatch, ArtifactRefused, ArtifactStore, check_digest
+
+Send = Callable[[int, bytes], Awaitable[tuple[int, bool]]]
+"""Hands over the bytes at an offset: how many are there then, and whether that is the whole."""
+
+
+class FileUnusable(BsfgError):
+    """A file of the caller's cannot be read or written."""
+
+
+@click.group("object")
+def object_() -> None:
+    """Artifacts: what facts refer to by digest."""
+
+
+@object_.command()
+@config_option
+@to_option
+@answer_s_option
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> None:
+    """Store FILE beside the log; print the reference for a fact's object_json."""
+    settings = load(config_file)
+    with file.open("rb") as source:
+        digest = "sha256:" + hashlib.file_digest(source, "sha256").hexdigest()
+        size = source.seek(0, os.SEEK_END)
+        if size == 0:
+            raise ArtifactRefused(f"{file} is empty", "an artifact has at least one byte")
+        if peer is None:
+            _put_here(settings, source, digest, size)
+        else:
+            from agent.cli.facts.object_at import put_at  # speaks MQTT, which takes a while to load
+
+            put_at(settings, peer, partial(feed, source), digest, size, answer_s)
+    click.echo(json.dumps({"digest": digest, "size": size}))
+
+
+def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size: int) -> None:
+    """Through the running node's socket; while none runs, as the node."""
+
+    def send_to(ask: Callable[[local_socket.Request], Awaitable[local_socket.Answer]]) -> Send:
+        async def send(offset: int, data: bytes) -> tuple[int, bool]:
+            answer = await ask(local_socket.PutObject(digest, size, offset, data))
+            if isinstance(answer, local_socket.Refused):
+                raise local_socket.LocalError(answer.message, answer.hint)
+            assert isinstance(answer, local_socket.ObjectPut)
+            return answer.received, answer.is_complete
+
+        return send
+
+    try:
+        asyncio.run(feed(source, send_to(partial(local_socket.ask, settings.node.state_dir)), CHUNK_BYTES_MAX))
+    except (FileNotFoundError, ConnectionRefusedError):
+        with local_socket.open_store(settings) as store:
+            asyncio.run(feed(source, send_to(local_socket.Door(store).answer), CHUNK_BYTES_MAX))
+
+
+async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
+    """Send a file from wherever an earlier attempt ended, to its end."""
+    received, is_complete = await send(0, b"")
+    while not is_complete:
+        source.seek(received)
+        data, before = source.read(chunk_bytes), received
+        if not data:
+            raise ArtifactRefused(f"{source.name} has become shorter while it was put", "put it again")
+        received, is_complete = await send(before, data)
+        if received == before:
+            raise ArtifactRefused(f"byte {before} of {source.name} is not taken", "put it again")
+
+
+@object_.command()
+@config_option
+@click.option(
+    "--from", "peer", metavar="ZONE", help="Ask the node of this peer, if a fact that it exports to us refers to it."
+)
+@click.option(
+    "--answer-s",
+    type=click.FloatRange(0.1, 3600),
+    default=ANSWER_S,
+    show_default=True,
+    help="How long to wait for an answer.",
+)
+@click.argument("digest")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file: Path) -> None:
+    """Write the artifact DIGEST to FILE, compared with its digest."""
+    settings = load(config_file)
+    check_digest(digest)
+    with _whole(file, digest) as write:
+        if peer is None:
+            size, offset = 1, 0
+            while offset < size:
+                size, data = _files(settings).read_chunk(digest, offset, CHUNK_BYTES_MAX)
+                if not data:
+                    raise ArtifactMismatch(
+                        f"{digest} ends at {offset} of {size} bytes", "the file was cut; verify tells more"
+                    )
+                offset += write(data)
+        else:
+            from agent.cli.facts.object_at import get_from  # speaks MQTT, which takes a while to load
+
+            offset = get_from(settings, peer, digest, write, answer_s)
+    click.echo(f"{file}: {offset} bytes")
+
+
+@contextlib.contextmanager
+def _whole(file: Path, digest: str) -> Iterator[Callable[[bytes], int]]:
+    """Takes the bytes of a file, which has its name only if they are those of the digest; what stood there before stays until then."""
+    running, target = hashlib.sha256(), _beside(file)
+
+    def write(data: bytes) -> int:
+        running.update(data)
+        return target.write(data)
+
+    try:
+        with target:
+            yield write
+        found = f"sha256:{running.hexdigest()}"
+        if found != digest:
+            raise ArtifactMismatch(
+                f"the bytes stored as {digest} are {found}", "a disk has changed them (bsfg object verify)"
+            )
+        Path(target.name).replace(file)
+    except OSError as error:
+        raise FileUnusable(f"{file} cannot be written: {error.strerror}") from error
+    finally:
+        Path(target.name).unlink(missing_ok=True)
+
+
+def _beside(file: Path) -> BufferedWriter:
+    try:
+        return file.with_name(f".{file.name}.{os.getpid()}.part").open("wb")
+    except OSError as error:
+        raise FileUnusable(f"{file.parent} takes no file: {error.strerror}") from error
+
+
+@object_.command("list")
+@config_option
+@json_option
+def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """List every artifact that is here as a whole."""
+    store = _files(load(config_file))
+    held = [(digest, found.size) for digest in store.digests() if (found := store.held(digest)) is not None]
+    if as_json:
+        click.echo(json.dumps([{"digest": digest, "size": size} for digest, size in held]))
+        return
+    for line in table.lines(("digest", "bytes"), held, "table"):
+        click.echo(line)
+
+
+@object_.command()
+@config_option
+def verify(config_file: Path) -> None:
+    """Read every artifact and compare it with its digest. Exit status 1 when the disk has changed one."""
+    store = _files(load(config_file))
+    digests = list(store.digests())
+    damaged = [digest for digest in digests if not store.verify(digest)]
+    for digest in damaged:
+        name = check_digest(digest)
+        click.echo(
+            f"damaged: {store.folder / name[:2] / name}; remove it, then put it again or bsfg peer compare --repair"
+        )
+    click.echo(f"{len(digests)} artifacts, {len(damaged)} damaged")
+    if damaged:
+        sys.exit(1)
+
+
+def _files(settings: NodeSettings) -> ArtifactStore:
+    return ArtifactStore(settings.store_file.with_name(FOLDER))

@@ -1,0 +1,1 @@
+"""`bsfg store`: verify, export, migrate and statistics of a store's file, one module for each verb."""

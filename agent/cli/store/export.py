@@ -1,0 +1,95 @@
+"""`bsfg store export`: facts to a flat file for other programs, read-only, beside a running node or from a file set aside.
+
+Says at the end how many facts it wrote and what it could not read. Progress is shown on a terminal only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option
+from agent.cli.facts.sql import file_option, reader_of, tell_holes
+from agent.message import INT64_MIN
+from agent.query.bounds import INT64_MAX, Bounds, matches_glob
+from agent.query.export import STDOUT, FormName
+from agent.query.export import export as write
+from agent.query.scan import Scanner
+from agent.query.times import moment_ns
+
+PROGRESS_S = 0.2
+
+
+@click.command()
+@config_option
+@file_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["sqlite", "csv", "jsonl", "parquet"]),
+    required=True,
+    help="What to write; docs/reference/export.md says how values look in each.",
+)
+@click.option("--stream", "streams", multiple=True, help="Facts of this stream only; may be repeated.")
+@click.option("--since", help="Source time from here on: 2026-11-21T06:00Z, or 2h for two hours ago.")
+@click.option("--until", help="Source time before this.")
+@click.option("--tags", multiple=True, help="Facts about subjects that match this pattern only; may be repeated.")
+@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+@click.argument("target", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
+def export(
+    config_file: Path,
+    store_file: Path | None,
+    form: FormName,
+    streams: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    tags: tuple[str, ...],
+    force: bool,  # noqa: FBT001 click passes options by name
+    target: Path,
+) -> None:
+    """Write facts as flat rows to TARGET ("-" is standard output, for csv and jsonl)."""
+    now_ns = time.time_ns()
+    with reader_of(config_file, store_file) as reader:
+        scanner = Scanner(reader)
+        bounds = Bounds(
+            streams=scanner.checked(streams) if streams else None,
+            time_min_ns=moment_ns(since, now_ns) if since else INT64_MIN,
+            time_max_ns=moment_ns(until, now_ns) - 1 if until else INT64_MAX,
+            subject_tests=(partial(_matches, tags),) if tags else (),
+        )
+        is_watched = sys.stderr.isatty()
+        progress = _progress(scanner) if is_watched else lambda *_: None
+        try:
+            done = write(scanner, bounds, target, form, force=force, progress=progress)
+        finally:
+            click.echo("\r\033[K" if is_watched else "", nl=False, err=True)  # the line of progress goes
+        size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
+        click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
+        sys.exit(tell_holes(scanner.effort))
+
+
+def _matches(globs: tuple[str, ...], subject: str) -> bool:
+    return matches_glob(subject, globs)
+
+
+def _progress(scanner: Scanner) -> Callable[[int, str, int], None]:
+    """A line that is written over, some times a second: facts written, and how much of the store has been gone through."""
+    before: dict[str, int] = {}
+    total = 0
+    for stream, end_offset in sorted(scanner.ends.items()):
+        before[stream], total = total, total + end_offset
+    last_s = 0.0
+
+    def show(facts: int, stream: str, offset: int) -> None:
+        nonlocal last_s
+        if (now_s := time.monotonic()) - last_s >= PROGRESS_S:
+            last_s = now_s
+            share = (before[stream] + offset) / max(total, 1)
+            click.echo(f"\r{facts:,} facts, {share:4.0%} of the store", nl=False, err=True)
+
+    return show

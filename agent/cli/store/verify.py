@@ -1,0 +1,87 @@
+"""`bsfg store verify`: whether a store is as it was written, read-only, beside a running node or on a file that was set aside.
+
+Names each damage by stream, offsets, origin and sequence, and ends with what to do; exit status 1 when there is any. Progress is
+shown on a terminal only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.cli.facts.sql import file_option
+from agent.config import load
+from agent.fact_store import Damage, Progress, Verified, verify_store
+
+PROGRESS_S = 0.2
+SHOWN_MAX = 100
+WHAT_TO_DO = (
+    "What is damaged is passed over and named to every reader; the rest is served. Keep the file, check the disk (dmesg, SMART),"
+    " and fetch what is missing from a zone that holds it; see docs/operate/integrity.md."
+)
+
+
+@click.command()
+@config_option
+@file_option
+@click.option(
+    "--quick", is_flag=True, help="Digests, chains and tables only: batches are not opened, pages not checked."
+)
+@json_option
+def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Compare every batch with its digest, its predecessor, and what the tables say of it."""
+    path = store_file or load(config_file).store_file
+    done, damages, began_s = Verified(), list[Damage](), time.monotonic()
+    for damage in verify_store(path, done, _progress() if sys.stderr.isatty() else _silent, is_quick=quick):
+        damages.append(damage)
+        if not as_json and len(damages) <= SHOWN_MAX:
+            click.echo(f"damaged: {damage}")
+    took_s = time.monotonic() - began_s
+    if as_json:
+        click.echo(json.dumps(_figures(path, done, damages, took_s)))
+    else:
+        if len(damages) > SHOWN_MAX:
+            click.echo(f"and {len(damages) - SHOWN_MAX} more; --json prints all")
+        click.echo(
+            f"{path}: {done.batches:,} batches with {done.facts:,} facts in {done.streams} streams,"
+            f" {done.definitions:,} tag definitions, {done.bytes / 1e6:,.1f} MB in {took_s:.1f} s:"
+            f" {f'{len(damages)} damages' if damages else 'as they were written'}"
+        )
+        if damages:
+            click.echo(WHAT_TO_DO)
+    sys.exit(1 if damages else 0)
+
+
+def _figures(path: Path, done: Verified, damages: list[Damage], took_s: float) -> dict[str, object]:
+    return {
+        "file": str(path),
+        "batches": done.batches,
+        "facts": done.facts,
+        "bytes": done.bytes,
+        "streams": done.streams,
+        "definitions": done.definitions,
+        "seconds": round(took_s, 3),
+        "damages": [one._asdict() for one in damages],
+    }
+
+
+def _silent(stream: str, offset: int, end_offset: int) -> None:
+    """Nobody looks."""
+
+
+def _progress() -> Progress:
+    """A line that is written over, some times a second."""
+    last_s = 0.0
+
+    def show(stream: str, offset: int, end_offset: int) -> None:
+        nonlocal last_s
+        if (now_s := time.monotonic()) - last_s >= PROGRESS_S:
+            last_s = now_s
+            click.echo(f"\r{stream} {offset / max(end_offset, 1):4.0%}", nl=False, err=True)
+
+    return show

@@ -1,0 +1,235 @@
+"""Appends of this store's own facts: what queued up becomes batches, sealed once.
+
+All appends of one stream in one group commit share batches, so a hundred producers of single facts cost one. Their offsets
+follow the order in which they were queued. An append that cannot be sealed is refused alone; the others do not notice.
+
+A message is stored once per id: the digest of its id leads to the digest of its content. The content is what the message
+says (fact, media type, schema); an envelope that a retrying producer stamped with a new time is the same message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from agent.append_contract import Precondition
+from agent.batch import (
+    NO_DIGEST,
+    Batch,
+    BatchTooLarge,
+    Definitions,
+    Link,
+    SampleColumns,
+    seal_columns,
+    seal_messages,
+)
+from agent.fact_store.append.acks import Terms
+from agent.fact_store.append.admitting import admit, digest
+from agent.fact_store.append.group_commit import batch_sizes
+from agent.fact_store.log import Appended, AppendOutcome, FactsRefused, Range, Refused, digests_in
+from agent.fact_store.sqlite import Transaction
+from agent.message import Message
+
+Seal = Callable[[Link, Any], Batch]  # a slice of samples or messages
+Slice = Callable[[int, int], Any]
+_UNSEALABLE = (ValueError, TypeError)
+
+
+@dataclass(slots=True, eq=False)
+class AppendSamples:
+    """Samples waiting to be sealed."""
+
+    stream: str
+    columns: SampleColumns
+    count: int
+    bytes: int
+    is_awaited: bool
+    queued_ns: int
+    terms: Terms | None = None  # without: answered when durable here
+    future: Future[Appended] = field(default_factory=Future)
+
+
+@dataclass(slots=True, eq=False)
+class AppendMessages:
+    """Messages waiting to be sealed, all that are admitted or none; checked, with the digests of their ids and contents."""
+
+    stream: str
+    messages: Sequence[Message]
+    keys: list[bytes]
+    contents: list[bytes]
+    bytes: int
+    queued_ns: int
+    terms: Terms | None = None  # without: answered when durable here
+    preconditions: Sequence[Precondition] = ()  # one for each message, or none at all
+    future: Future[list[AppendOutcome]] = field(default_factory=Future)
+
+
+def message_key(message: Message, own_zone: str) -> bytes:
+    """What the index knows a message id by: each zone that appends has its ids to itself. Neither text can hold a NUL."""
+    zone, own_id = message.envelope.from_zone, message.envelope.message_id.encode()
+    return digest(own_id if zone == own_zone else zone.encode() + b"\0" + own_id)
+
+
+def content_digest(message: Message) -> bytes:
+    """What two messages with one id must have in common. None of the texts before the object can hold a NUL."""
+    envelope, fact = message.envelope, message.fact
+    texts = (fact.subject, fact.predicate, envelope.object_media_type or "", envelope.object_schema or "")
+    return digest(b"\0".join((*(text.encode() for text in texts), fact.object_json)))
+
+
+def append_samples(
+    transaction: Transaction, stream: str, appends: Sequence[AppendSamples], facts_target: int
+) -> list[Appended | Refused]:
+    """Seal and store the samples of appends to one stream; one outcome for each append."""
+    definitions = transaction.catalog.own_definitions()
+    link = transaction.catalog.link(stream)
+
+    def seal(some: Sequence[AppendSamples]) -> list[Batch]:
+        columns = _joined(some)
+        cutter = partial(_cut_columns, columns)
+        return _sealed(partial(_seal_columns, definitions), link, cutter, len(columns.tags), facts_target)
+
+    refusals = dict[int, Refused]()
+    try:
+        batches = seal(appends)
+    except ValueError:
+        for index, append in enumerate(appends):
+            try:
+                seal([append])
+            except ValueError as error:
+                refusals[index] = FactsRefused(f"samples for {stream} cannot be sealed: {error}", "correct the source")
+                refusals[index].__cause__ = error
+        assert refusals, "appends can be sealed one by one but not together"
+        kept = [append for index, append in enumerate(appends) if index not in refusals]
+        batches = seal(kept) if kept else []
+    next_offset = _add_own(transaction, stream, batches) if batches else 0
+    outcomes = list[Appended | Refused]()
+    for index, append in enumerate(appends):
+        if index in refusals:
+            outcomes.append(refusals[index])
+            continue
+        outcomes.append(Appended(next_offset, next_offset + append.count - 1))
+        next_offset += append.count
+    return outcomes
+
+
+def append_messages(
+    transaction: Transaction,
+    stream: str,
+    appends: Sequence[AppendMessages],
+    facts_target: int,
+    *,
+    is_strong: bool = False,
+) -> list[list[AppendOutcome] | Refused]:
+    """Store the messages of appends to one stream that may be stored (admission.py); one outcome for each append."""
+    refused = dict[int, Refused]()
+    link = transaction.catalog.link(stream)
+
+    def seal(some: Sequence[Message]) -> list[Batch]:
+        return _sealed(seal_messages, link, lambda start, stop: some[start:stop], len(some), facts_target)
+
+    plan = admit(transaction, stream, appends, refused, is_strong=is_strong)
+    try:
+        batches = seal(plan.kept) if plan.kept else []
+    except _UNSEALABLE:  # the others anew, as if the bad ones had never been there
+        refused |= _unsealable(stream, appends, refused, seal)
+        plan = admit(transaction, stream, appends, refused, is_strong=is_strong)
+        batches = seal(plan.kept) if plan.kept else []
+    transaction.set_leases(stream, plan.leases)
+    if batches:
+        _add_own(transaction, stream, batches)
+        known = transaction.stream(stream)
+        transaction.add_messages(known, [(key, *stored) for key, stored in plan.fresh.items()])
+        transaction.set_subjects(known, plan.subjects)
+        transaction.add_artifacts(known, digests_in(plan.kept), known.end_offset)
+    return [plan.outcomes[number] if number in plan.outcomes else refused[number] for number in range(len(appends))]
+
+
+def _unsealable(
+    stream: str,
+    appends: Sequence[AppendMessages],
+    refused: Mapping[int, Refused],
+    seal: Callable[[Sequence[Message]], object],
+) -> dict[int, Refused]:
+    """Which appends hold a message that no batch takes, though it was checked: one that has changed since, most likely."""
+    found = dict[int, Refused]()
+    for number, append in enumerate(appends):
+        for message in append.messages if number not in refused else ():
+            try:
+                seal([message])
+            except _UNSEALABLE as error:
+                name = message.envelope.message_id
+                found[number] = FactsRefused(f"{name!r} for {stream} cannot be sealed: {error}", "correct the producer")
+                found[number].__cause__ = error
+                break
+    assert found, "messages can be sealed one by one but not together"
+    return found
+
+
+def append_notice(transaction: Transaction, stream: str, message: Message) -> None:
+    """Store what the store says of itself, beside what it tells of; a notice told before stays told once."""
+    key, content = message_key(message, message.envelope.from_zone), content_digest(message)
+    notice = AppendMessages(stream, [message], [key], [content], 0, 0)
+    (outcome,) = append_messages(transaction, stream, [notice], 1)
+    assert not isinstance(outcome, Refused), outcome
+
+
+def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) -> int:
+    """Store batches just sealed here; returns the offset of their first fact."""
+    known = transaction.stream(stream)
+    ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
+    # Our own history has no gaps and the batches were sealed on its last link, so there is nothing to decide; asking
+    # `held.decide` would cost as much as sealing a fact.
+    first, last = batches[0].header, batches[-1]
+    assert (first.first_sequence, first.previous_digest) == (
+        (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)
+    )
+    assert len(ranges) <= 1, ranges
+    transaction.set_held(
+        known.id, transaction.catalog.own_origin, (Range(1, last.header.last_sequence, NO_DIGEST, last.digest),)
+    )
+    return transaction.add_batches(known, batches)
+
+
+def _seal_columns(definitions: Definitions, link: Link, columns: SampleColumns) -> Batch:
+    return seal_columns(link, columns, definitions)
+
+
+def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:
+    """The samples of several appends, one after the other."""
+    if len(appends) == 1:
+        return appends[0].columns
+    columns = zip(*(append.columns for append in appends), strict=True)
+    return SampleColumns._make(list(chain.from_iterable(column)) for column in columns)
+
+
+def _cut_columns(columns: SampleColumns, start: int, stop: int) -> SampleColumns:
+    if start == 0 and stop == len(columns.tags):
+        return columns
+    return SampleColumns._make(column[start:stop] for column in columns)
+
+
+def _sealed(seal: Seal, link: Link, cut: Slice, count: int, facts_target: int) -> list[Batch]:
+    """Facts as a chain of batches of about `facts_target`, smaller where their bytes demand it."""
+    batches = list[Batch]()
+    start = 0
+    for size in batch_sizes(count, facts_target):
+        batches.extend(_sealed_within_limits(seal, link, cut, start, start + size))
+        link, start = batches[-1].link, start + size
+    return batches
+
+
+def _sealed_within_limits(seal: Seal, link: Link, cut: Slice, start: int, stop: int) -> list[Batch]:
+    """One batch, or as many as halving makes; the format's limits in bytes leave room for any single fact."""
+    try:
+        return [seal(link, cut(start, stop))]
+    except BatchTooLarge:
+        if stop - start == 1:
+            raise
+    half = (start + stop) // 2
+    first = _sealed_within_limits(seal, link, cut, start, half)
+    return first + _sealed_within_limits(seal, first[-1].link, cut, half, stop)

@@ -1,0 +1,70 @@
+"""Tag definitions: made here, or received with the batches that need them.
+
+They are numbered densely per origin and never change; a changed tag is a new number. Each batch of samples carries how many
+its origin had made and a running digest over them, so what a peer hands over is believed only as far as some batch's digest
+vouches for it. A batch whose definitions did not come is refused: stored, it could never be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agent.batch import Batch, Definitions, Kind, Origin
+from agent.fact_store.log import DefinitionsMissing, ForkError, ReceivedDefinition
+from agent.fact_store.sqlite import Transaction
+
+
+def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
+    """Numbers of definitions at this store: that of the same content where it was defined before, else the next."""
+    count = transaction.catalog.own_definitions().count
+    known = {
+        body: at + 1 for at, body in enumerate(transaction.definition_bodies(transaction.catalog.own_origin, 0, count))
+    }
+    fresh = list[bytes]()
+    for body in bodies:
+        if body not in known:
+            fresh.append(body)
+            known[body] = count + len(fresh)
+    if fresh:
+        transaction.add_definitions(transaction.catalog.own_origin, fresh)
+    return [known[body] for body in bodies]
+
+
+def vouched(
+    transaction: Transaction, batches: Iterable[Batch], received: Iterable[ReceivedDefinition]
+) -> dict[Origin, list[bytes]]:
+    """The definitions that must be stored with `batches`: those not known yet that the batches' digests vouch for.
+
+    Raises DefinitionsMissing where some did not come, ForkError where they are not what the origin defined.
+    """
+    needed = {(batch.header.origin, batch.header.definitions) for batch in batches if batch.header.kind is Kind.SAMPLES}
+    by_origin = dict[Origin, dict[int, bytes]]()
+    for one in received:
+        by_origin.setdefault(one.origin, {})[one.number] = one.body
+    fresh = dict[Origin, list[bytes]]()
+    for origin in {origin for origin, _ in needed}:
+        ends = {definitions.count: definitions.digest for other, definitions in needed if other == origin}
+        if len(ends) < sum(other == origin for other, _ in needed):
+            raise ForkError(f"two batches of {origin} disagree on its tag definitions")
+        if bodies := _fresh(transaction, origin, ends, by_origin.get(origin, {})):
+            fresh[origin] = bodies
+    return fresh
+
+
+def _fresh(transaction: Transaction, origin: Origin, ends: dict[int, bytes], received: dict[int, bytes]) -> list[bytes]:
+    """Bodies after those known of an origin, up to the highest number that one of its batches names."""
+    number = transaction.catalog.origins.get(origin)
+    known = transaction.catalog.definitions.get(number, Definitions()) if number is not None else Definitions()
+    for count, digest in ends.items():
+        if number is not None and count <= known.count and transaction.definition_digest(number, count) != digest:
+            raise ForkError(f"{origin} defined its first {count} tags differently from what is held")
+    bodies = list[bytes]()
+    running = known
+    for wanted in range(known.count + 1, max(ends) + 1):
+        if wanted not in received:
+            raise DefinitionsMissing(f"tag definition {wanted} of {origin} did not come; held are {known.count}")
+        bodies.append(received[wanted])
+        running = running.extended(received[wanted])
+        if ends.get(wanted, running.digest) != running.digest:
+            raise ForkError(f"tag definitions up to {wanted} of {origin} are not those its batches were sealed with")
+    return bodies

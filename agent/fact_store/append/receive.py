@@ -1,0 +1,324 @@
+"""A peer's page: batches sealed elsewhere, stored once, byte for byte, together with how far that peer has been read.
+
+All or nothing: one batch that contradicts what is held of the peer's present epoch, or lacks its definitions, and the page changes
+nothing but the list of incidents; what contradicts it otherwise is passed over and named. What is held already is skipped, after
+comparing it with what is stored: a gateway restored from an old image offers sequences we have, with other content, and to call those
+duplicates would lose them without a word. What retention has released here cannot be compared; where the peer's history is known to be
+another one, that is said by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from agent import batch as batch_format
+from agent.batch import Batch, BatchError
+from agent.fact_store.append.append import append_notice
+from agent.fact_store.append.definitions import vouched
+from agent.fact_store.log import (
+    Duplicate,
+    FactsRefused,
+    Fork,
+    ForkError,
+    Gap,
+    Insert,
+    OriginRange,
+    PeerPosition,
+    PutResult,
+    Range,
+    ReceivedDefinition,
+    decide,
+    digests_in,
+    messages_of,
+    stream_notice,
+)
+from agent.fact_store.sqlite import Transaction
+from agent.message import MessageError, TagDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPage:
+    """A page whose batches have been checked, each by itself."""
+
+    peer: str
+    stream: str
+    batches: Sequence[Batch]
+    definitions: Sequence[ReceivedDefinition]
+    position: PeerPosition
+    holes: Sequence[tuple[int, int, str]] = ()
+    is_backlog: bool = False
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What storing a page will do, worked out before anything is written."""
+
+    ranges: dict[batch_format.Origin, tuple[Range, ...]] = field(default_factory=dict)
+    fresh: dict[tuple[batch_format.Origin, int], Range] = field(default_factory=dict)
+    inserts: list[Batch] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    refused: list[OriginRange] = field(default_factory=list)
+    uncompared: dict[OriginRange, None] = field(default_factory=dict)  # in their order
+    unproven: set[int] = field(default_factory=set)  # numbers of origins
+    duplicate_facts: int = 0
+
+
+def check(
+    stream: str, sealed: Sequence[bytes | Batch], definitions: Sequence[ReceivedDefinition], *, is_opened: bool
+) -> list[Batch]:
+    """Parse batches and, by default, open each once; raises BatchError for bytes that may not be stored in `stream`, and
+    FactsRefused for definitions that no reader could understand."""
+    for definition in definitions:
+        try:
+            TagDefinition.from_json(definition.body)
+        except MessageError as error:
+            raise FactsRefused(f"definition {definition.number} of {definition.origin}: {error}") from error
+    batches = [one if isinstance(one, Batch) else batch_format.parse(one) for one in sealed]
+    for batch in batches:
+        header = batch.header
+        if header.is_slice:
+            raise BatchError(
+                f"slice: {header.origin} {header.first_sequence} was cut for a reader and cannot be stored"
+            )
+        if header.stream != stream:
+            raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
+        if is_opened:
+            batch_format.verify(batch)
+    return batches
+
+
+def begin_check(
+    checker: Executor,
+    stream: str,
+    sealed: Sequence[bytes | Batch],
+    definitions: Sequence[ReceivedDefinition],
+    *,
+    is_opened: bool,
+) -> Future[list[Batch]]:
+    """`check` in another thread, or done when this returns where only headers are left to look at, which the way there would outlast."""
+    if is_opened or definitions or not all(isinstance(one, Batch) for one in sealed):
+        return checker.submit(check, stream, sealed, definitions, is_opened=is_opened)
+    checked: Future[list[Batch]] = Future()
+    try:
+        checked.set_result(check(stream, sealed, (), is_opened=False))
+    except BatchError as error:
+        checked.set_exception(error)
+    return checked
+
+
+def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
+    """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing; then nothing is stored."""
+    plan = _planned(transaction, page)
+    try:
+        definitions = vouched(transaction, plan.inserts, page.definitions)
+    except ForkError:  # which of the batches is it whose tags mean something else here?
+        plan = _planned(transaction, page, are_tags_compared=True)
+        definitions = vouched(transaction, plan.inserts, page.definitions)
+    stream = transaction.stream(page.stream)
+    for origin, bodies in definitions.items():
+        transaction.add_definitions(transaction.origin(origin), bodies)
+    if plan.inserts:
+        transaction.add_batches(stream, plan.inserts, is_backlog=page.is_backlog)
+        kept = transaction.catalog.streams[page.stream]
+        transaction.add_artifacts(kept, digests_in(messages_of(plan.inserts)), kept.end_offset)
+    for origin, ranges in plan.ranges.items():
+        transaction.set_held(stream.id, transaction.origin(origin), ranges)
+    for gap in plan.gaps:
+        subject = f"{page.stream} of {gap.origin}"
+        transaction.add_incident(
+            "gap", subject, f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
+        )
+    _remember_holes(transaction, page)
+    _remember_refused(transaction, page, plan.refused)
+    _remember_uncompared(transaction, page, plan.uncompared)
+    for number in plan.unproven:
+        transaction.add_unproven(stream.id, number)
+    transaction.set_peer_position(page.peer, stream, page.position)
+    stored_facts = sum(batch.header.count for batch in plan.inserts)
+    end_offset = transaction.catalog.streams[page.stream].end_offset
+    refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
+    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared)
+
+
+def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
+    """An incident for what the peer no longer has of what we had not read yet. What it had let go of before we ever came to
+    it was never ours, and a page that comes again tells nothing new."""
+    known = transaction.catalog.peers.get((page.peer, page.stream))
+    for first_offset, last_offset, reason in page.holes:
+        if known is None and first_offset == 1 and reason == "expired":
+            continue
+        if known is not None and known.epoch == page.position.epoch and last_offset <= known.offset:
+            continue
+        transaction.add_incident(
+            "peer_hole",
+            f"{page.stream} from {page.peer}",
+            f"{page.peer} no longer has its offsets {first_offset} to {last_offset}: {reason}",
+        )
+
+
+def _remember_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
+    """For each run of sequences of which the peer has other facts than we, an incident for who looks here, and a notice for who reads
+    what we pass on: nowhere else would it show that there are more."""
+    for one in refused:
+        why = (
+            f"{page.peer} has other facts under these sequences than follow what is held here: {one.zone} went on from an old copy of its"
+            f" store. They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them"
+        )
+        _remember(transaction, page, one, "refused", why)
+
+
+def _remember_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Iterable[OriginRange]) -> None:
+    """The same for facts that were taken for those that were here, though nobody can say so any more."""
+    for one in uncompared:
+        why = (
+            f"{page.peer} has offered some of these sequences, and {one.zone} went on from an old copy of its store: what was released here"
+            f" before could not be compared, and may be other facts there; bsfg store export reads them at {page.peer}, as long as it"
+            " keeps them"
+        )
+        _remember(transaction, page, one, "uncompared", why)
+
+
+def _remember(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
+    """An incident and a notice about sequences of an origin."""
+    origin = batch_format.Origin(one.zone, one.epoch)
+    place = f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}"
+    named = {**one._asdict(), "epoch": one.epoch.hex()}
+    about: dict[str, object] = {"from": page.peer, "origins": [named]}
+    own, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
+    append_notice(transaction, page.stream, stream_notice(own, page.stream, f"facts_{kind}", about, place, now_unix_ms))
+    transaction.add_incident(kind, place, why)
+
+
+def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> _Plan:
+    """What to do with each batch. Raises ForkError for what contradicts what is held, where the peer can still mend that: in the epoch in
+    which its store goes on. Any other contradiction stays one whatever is done, so that batch is passed over, and named: both histories
+    are true, and only one of them fits here (decision 0041)."""
+    plan, present = _Plan(), batch_format.Origin(page.peer, page.position.epoch)
+    for batch in page.batches:
+        origin = batch.header.origin
+        try:
+            if are_tags_compared and origin != present:
+                vouched(transaction, [batch], page.definitions)
+            is_uncompared = _plan(transaction, plan, batch)
+        except ForkError:
+            if origin in {present, transaction.catalog.origin}:
+                raise
+            _refuse(plan, batch.header)
+            _name_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
+        else:
+            if is_uncompared:
+                is_left = _is_left(transaction, plan, page, origin)
+                _name_released(transaction, plan, batch.header, batch.header.last_sequence, is_left=is_left)
+    _name_unproven(transaction, plan, page)
+    return plan
+
+
+def _is_left(transaction: Transaction, plan: _Plan, page: ReceivedPage, origin: batch_format.Origin) -> bool:
+    """Whether a zone has gone on under another epoch than that of `origin`, or the page has shown that it should have, or the peer's log was
+    put together anew: then there may be two histories of the origin."""
+    present = batch_format.Origin(page.peer, page.position.epoch)
+    if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
+        return True
+    if origin.zone == present.zone:
+        return origin != present
+    catalog = transaction.catalog
+    if (page.peer, page.stream) in catalog.restarted or _restarts(transaction, page):
+        return True
+    read = catalog.peers.get((origin.zone, page.stream))
+    if read is not None and read.epoch != origin.epoch:
+        return True
+    numbers = catalog.origins
+    number = numbers.get(origin, 0)
+    return any(one.zone == origin.zone and later > number for one, later in numbers.items())
+
+
+def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
+    """Whether this is the first page of another epoch of the peer."""
+    known = transaction.catalog.peers.get((page.peer, page.stream))
+    return known is not None and known.epoch != page.position.epoch
+
+
+def _refuse(plan: _Plan, header: batch_format.Header) -> None:
+    """Pass over a batch; runs of them are told as one."""
+    zone, epoch, first_sequence = header.origin.zone, header.origin.epoch, header.first_sequence
+    last = plan.refused[-1] if plan.refused else None
+    if last is not None and (zone, epoch, first_sequence) == (last.zone, last.epoch, last.last_sequence + 1):
+        first_sequence = plan.refused.pop().first_sequence
+    plan.refused.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
+
+
+def _name_unproven(transaction: Transaction, plan: _Plan, page: ReceivedPage) -> None:
+    """Name what could not be compared before, where the page is the first to bring facts of its zone's next epoch, or where the peer, which
+    may have relayed it, begins one."""
+    catalog = transaction.catalog
+    known = catalog.streams.get(page.stream)
+    if known is None or not catalog.unproven:
+        return
+    is_restart = _restarts(transaction, page)
+    held = {origin for origin, number in catalog.origins.items() if (known.id, number) in catalog.held}
+    begun = {origin.zone for origin in plan.ranges if origin not in held}
+    for origin, number in catalog.origins.items():
+        if (is_restart or origin.zone in begun) and (known.id, number) in catalog.unproven:
+            for one in catalog.held.get((known.id, number), ()):
+                if transaction.batch_at(known.id, number, one.first_sequence) is None:
+                    _name(plan, origin, one)
+
+
+def _name(plan: _Plan, origin: batch_format.Origin, one: Range) -> None:
+    plan.uncompared[OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence)] = None
+
+
+def _name_released(
+    transaction: Transaction, plan: _Plan, header: batch_format.Header, sequence: int, *, is_left: bool = True
+) -> None:
+    """Name the facts held around a sequence, where the batch that holds it was released here since: then nobody can say whether the peer's,
+    which may be of another history, are the same, nor whether those before it were. Unless the origin's zone has left it (`is_left`), that is
+    only remembered, for the case that it has."""
+    catalog = transaction.catalog
+    known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
+    if known is None or number is None or transaction.batch_at(known.id, number, sequence) is not None:
+        return
+    for one in catalog.held.get((known.id, number), ()):
+        if one.first_sequence <= sequence <= one.last_sequence:
+            if is_left:
+                _name(plan, header.origin, one)
+            else:
+                plan.unproven.add(number)
+
+
+def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
+    """Decide on one batch, knowing those before it in the page; True where it is taken for one that is held, and nothing is there to
+    compare it with. Raises ForkError."""
+    header, catalog = batch.header, transaction.catalog
+    origin, offered = header.origin, Range.of(header, batch.digest)
+    known = catalog.streams.get(header.stream)
+    number = catalog.origins.get(origin)
+    ranges = plan.ranges.get(origin)
+    if ranges is None:
+        ranges = catalog.held.get((known.id, number), ()) if known and number else ()
+    decision, stored = decide(ranges, offered), None
+    if isinstance(decision, Duplicate):
+        stored = plan.fresh.get((origin, offered.first_sequence))
+        if stored is None and known and number:
+            stored = transaction.batch_at(known.id, number, offered.first_sequence)
+        if stored is not None and stored != offered:
+            decision = Fork(f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored")
+    if isinstance(decision, Insert) and number == catalog.own_origin:
+        decision = Fork(
+            f"sequences {offered.first_sequence} to {offered.last_sequence} are ours, and we never wrote them"
+        )
+    match decision:
+        case Fork(why):
+            raise ForkError(f"{header.stream} of {origin}: {why}")
+        case Duplicate():
+            plan.duplicate_facts += header.count
+            return stored is None
+        case Insert(ranges, gap):
+            plan.ranges[origin] = ranges
+            plan.fresh[origin, offered.first_sequence] = offered
+            plan.inserts.append(batch)
+            if gap is not None:
+                plan.gaps.append(Gap(origin, *gap))
+    return False

@@ -1,0 +1,84 @@
+"""Damaged tag definitions put back from a peer: the origin's own words, or nothing.
+
+A definition that the disk has changed leaves every batch behind it without meaning, and a serving store without an answer for whoever does
+not know it yet. What a peer offers in its place is believed only if a batch of that origin which is held here vouches for it: the batch has
+the digest that our own table gives for its place, and the running digest in its header is that over the definitions as they would be then.
+
+The damaged rows are not touched (repair.py says why). What replaces them goes into the table `repaired_definition`, which is believed first.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from agent.batch import Batch, Definitions, Kind
+from agent.fact_store.log import FactsRefused, ForkError, ReceivedDefinition
+from agent.fact_store.sqlite import Transaction, is_damage
+
+INCIDENT = "definitions_repaired"
+
+
+def repair_definitions(
+    transaction: Transaction, *, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
+) -> int:
+    """Put back the definitions received that are damaged or missing here, up to the number that the batch names; returns how many.
+
+    They are numbered without holes, and reach to that number. Raises FactsRefused where the batch is not held or something is
+    lacking, ForkError where it vouches for other definitions; then nothing has changed.
+    """
+    try:
+        return _repair(transaction, stream, peer, batch, received)
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        why = f"tag definitions of {batch.header.origin} cannot be read any more: {error}"
+        raise FactsRefused(why, "see bsfg store verify") from error
+
+
+def _repair(
+    transaction: Transaction, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
+) -> int:
+    header = batch.header
+    known, origin = transaction.catalog.streams.get(stream), transaction.catalog.origins.get(header.origin)
+    what = f"tag definitions of {header.origin}"
+    place = None if known is None or origin is None else transaction.place(known.id, origin, header.first_sequence)
+    if origin is None or place is None or place[3] != batch.digest or header.kind is not Kind.SAMPLES:
+        raise FactsRefused(f"{what}: the batch beside them is none that is held here", "see bsfg store verify")
+    bodies = {one.number: one.body for one in received if one.origin == header.origin}
+    first = min(bodies, default=0)
+    if sorted(bodies) != list(range(first, header.definitions.count + 1)) or not bodies:
+        raise FactsRefused(f"{what}: not all of {first} to {header.definitions.count} came", "compare again")
+    right = _running(transaction.definition_bodies(origin, 0, first - 1))
+    offered = list[tuple[int, bytes, bytes]]()
+    for number in sorted(bodies):
+        right = right.extended(bodies[number])
+        offered.append((number, right.digest, bodies[number]))
+    if right != header.definitions:
+        raise ForkError(f"{what} up to {right.count} are not those that the batch at {header.first_sequence} names")
+    count = _put_back(transaction, origin, offered)
+    if count:
+        numbers = f"{offered[0][0]} to {offered[-1][0]}"
+        transaction.add_incident(INCIDENT, f"{header.origin} {numbers}", f"{count} put back from {peer}, by {stream}")
+    return count
+
+
+def _put_back(transaction: Transaction, origin: int, offered: Sequence[tuple[int, bytes, bytes]]) -> int:
+    """Those of the right rows that are not there; returns how many."""
+    first, last = offered[0][0], offered[-1][0]
+    there = set(transaction.definition_rows(origin, first - 1, last))
+    lacking = [row for row in offered if row not in there]
+    known = transaction.catalog.definitions.get(origin, Definitions())
+    transaction.add_repaired_definitions(origin, [row for row in lacking if row[0] <= known.count])
+    if last >= known.count:  # what the writer knows by heart came from the damaged rows, or ends before them
+        end = next((Definitions(*row[:2]) for row in offered if row[0] == known.count), known)
+        transaction.catalog.definitions[origin] = end
+        transaction.add_definitions(origin, [body for number, _, body in offered if number > known.count])
+    return len(lacking)
+
+
+def _running(bodies: Sequence[bytes]) -> Definitions:
+    running = Definitions()
+    for body in bodies:
+        running = running.extended(body)
+    return running

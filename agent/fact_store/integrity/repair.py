@@ -1,0 +1,121 @@
+"""Damaged batches put back from a peer: byte for byte what was sealed, at the same offsets, or not at all.
+
+A peer's word counts for nothing here. What it offers is taken for the damaged batch only if this store itself can vouch for it: the
+digest in the table is that of the offered bytes, or, where the disk has changed the digest too, the batch behind it names it as
+predecessor, or it ends a range whose last digest is held. Anything else is another history (ForkError).
+
+The damaged row is not touched, and `batch` stays append-only: whoever writes where the disk has changed something follows pointers that it
+may have changed as well. The batch goes into the table `repaired`, and readers believe that first (reader.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from agent.batch import Batch
+from agent.fact_store.append import append_notice
+from agent.fact_store.log import FactsRefused, ForkError, OriginRange, RepairedRange, stream_notice, whole
+from agent.fact_store.sqlite import Transaction, is_damage
+
+INCIDENT = "repaired"
+
+
+def damaged(transaction: Transaction, *, stream: str) -> list[OriginRange]:
+    """The batches of a stream that are known to be damaged."""
+    known = transaction.catalog.streams.get(stream)
+    return [OriginRange(*one) for one in transaction.damaged(known.id)] if known else []
+
+
+def repair(transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch]) -> list[RepairedRange]:
+    """Put batches back that are damaged here; those that are whole, or released, are only no longer called damaged.
+
+    Returns where facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
+    """
+    known = transaction.catalog.streams.get(stream)
+    places = [_place(transaction, stream, one) for one in batches]
+    assert known is not None
+    found = list[RepairedRange]()
+    for batch, offset in zip(batches, places, strict=True):
+        header = batch.header
+        origin = transaction.catalog.origins[header.origin]
+        transaction.remove_damage(known.id, origin, header.first_sequence)
+        if offset is None:
+            continue
+        transaction.add_repaired(known.id, offset, batch)
+        one = RepairedRange(offset, offset + header.count - 1)
+        found.append(one)
+        _say(transaction, stream, peer, batch, one)
+    return found
+
+
+def note(transaction: Transaction, *, kind: str, stream: str, peer: str, why: str) -> None:
+    """Something about a peer's stream that a person has to know."""
+    transaction.add_incident(kind, f"{stream} from {peer}", why)
+
+
+def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
+    """The offset at which a batch is to be put back; None where nothing is to be done."""
+    header, known = batch.header, transaction.catalog.streams.get(stream)
+    origin = transaction.catalog.origins.get(header.origin)
+    what = f"{stream} of {header.origin}: {header.first_sequence} to {header.last_sequence}"
+    if known is None or origin is None:
+        raise FactsRefused(f"{what} was never held here", "fetch it as any batch")
+    try:
+        place = transaction.place(known.id, origin, header.first_sequence)
+        if place is None or place[1] <= known.released_offset:
+            return None  # retention has come between, or not even its place is known any more
+        first_offset, last_offset, count, digest = place
+        if (count, last_offset) != (header.count, first_offset + header.count - 1):
+            raise ForkError(f"{what} lies where the table has {count} facts")
+        if batch.digest not in {digest, _digest_by_chain(transaction, known.id, origin, header.last_sequence)}:
+            raise ForkError(f"{what} is {batch.digest.hex()}, damaged is {digest.hex()}")
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise FactsRefused(f"{what}: its row cannot be found any more: {error}", "see bsfg store verify") from error
+    return None if _is_served(transaction, stream, known.id, first_offset) else first_offset
+
+
+def _digest_by_chain(transaction: Transaction, stream: int, origin: int, last_sequence: int) -> bytes | None:
+    """Which digest the batch that ends at a sequence has, as what follows it tells."""
+    for one in transaction.catalog.held.get((stream, origin), ()):
+        if one.last_sequence == last_sequence:
+            return one.last_digest
+    return transaction.digest_before(stream, origin, last_sequence + 1)
+
+
+def _is_served(transaction: Transaction, stream: str, number: int, first_offset: int) -> bool:
+    try:
+        return any(not isinstance(whole(stream, row), str) for row in transaction.rows_at(number, first_offset))
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        return False
+
+
+def _say(transaction: Transaction, stream: str, peer: str, batch: Batch, place: RepairedRange) -> None:
+    """The incident for who looks here, the notice for who has read across the hole elsewhere."""
+    header = batch.header
+    where = f"{place.first_offset} to {place.last_offset}"
+    detail = f"put back from {peer}: {header.origin} {header.first_sequence} to {header.last_sequence}"
+    transaction.add_incident(INCIDENT, f"{stream} {where}", detail)
+    about: dict[str, object] = {
+        "first_offset": place.first_offset,
+        "last_offset": place.last_offset,
+        "count": header.count,
+        "from": peer,
+        "origins": [
+            {
+                "zone": header.origin.zone,
+                "epoch": header.origin.epoch.hex(),
+                "first_sequence": header.first_sequence,
+                "last_sequence": header.last_sequence,
+            }
+        ],
+    }
+    place_id = f"{stream}:{place.first_offset}-{place.last_offset}"
+    notice = stream_notice(
+        transaction.catalog.origin, stream, "facts_repaired", about, place_id, transaction.now_unix_ms
+    )
+    append_notice(transaction, stream, notice)

@@ -1,0 +1,197 @@
+"""The walk through a store's file that `verify.py` decides on: read-only, in pages of bounded size, beside a running node or on
+a file that was set aside. Whatever SQLite cannot read is a damage like any other and is walked around where that is possible.
+
+Promised: nothing is written, and no transaction is held from one page to the next, save for SQLite's own check of its pages, which is
+one statement: until it ends the node's log cannot be used anew and grows. Facts appended meanwhile are not looked at.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.batch import Definitions, Origin
+from agent.fact_store.integrity.verify import BatchRow, Damage, StreamCheck, definitions_damage
+from agent.fact_store.log import Range, StoreDamaged, whole
+from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, reading_tables
+
+ROWS_AT_ONCE = 16  # of half a MiB at most each
+Progress = Callable[[str, int, int], None]  # stream, offset reached, where the stream ends
+
+
+@dataclass(slots=True)
+class Verified:
+    """What a walk has looked at."""
+
+    batches: int = 0
+    facts: int = 0
+    bytes: int = 0
+    definitions: int = 0
+    streams: int = 0
+
+
+def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
+    """Every damage of the store at `path`, in the order it is found; counts into `done`.
+
+    Quick: digests, chains and tables; otherwise each batch is also opened, and SQLite checks its own pages. Raises StoreUnusable
+    where the file is no store, or so damaged that nothing of it can be read.
+    """
+    with reading_tables(path), closing(connect_reader(path)) as connection:
+        check_known(connection)
+        walk = _Walk(connection, done, progress, is_opened=not is_quick)
+        yield from walk.identity(path)
+        if not is_quick:
+            yield from walk.pages()
+        yield from walk.tables()
+
+
+class _Walk:
+    """One walk on one connection."""
+
+    def __init__(self, connection: sqlite3.Connection, done: Verified, progress: Progress, *, is_opened: bool) -> None:
+        self._connection = connection
+        self._done = done
+        self._progress = progress
+        self._is_opened = is_opened
+        self._broken = list[Damage]()  # what could not be read on the way
+
+    def identity(self, path: Path) -> Iterator[Damage]:
+        """Whose store it is."""
+        try:
+            identity(self._connection, path)
+        except StoreDamaged as error:
+            yield Damage("", 0, 0, "", 0, error.why)
+
+    def pages(self) -> Iterator[Damage]:
+        """SQLite's own look at its pages and indexes."""
+        for (line,) in self._rows("the pages of the file", "integrity_check"):
+            if line != "ok":
+                yield Damage("", 0, 0, "", 0, str(line))
+        yield from self._told()
+
+    def tables(self) -> Iterator[Damage]:
+        """Everything this program wrote."""
+        origins = dict[int, Origin]()
+        for number, zone, epoch in self._rows("the table origin", "select_origins"):
+            if isinstance(zone, str) and isinstance(epoch, bytes):
+                origins[number] = Origin(zone, epoch)
+        definitions = dict[tuple[int, int], bytes]()
+        for number, origin in origins.items():
+            yield from self._definitions(number, origin, definitions)
+        held = dict[int, dict[Origin, list[Range]]]()
+        for stream, number, *ends in self._rows("the table held", "select_held"):
+            if number in origins and all(isinstance(one, int) for one in ends[:2]):
+                held.setdefault(stream, {}).setdefault(origins[number], []).append(Range(*ends))
+        ends_found = dict[str, int]()
+        for number, name, released_offset, released_bytes in self._rows("the table stream", "select_verify_streams"):
+            self._done.streams += 1
+            check = StreamCheck(name, origins, definitions, released_offset, released_bytes, self._is_opened)
+            ranges = held.get(number, {})
+            end_offset = sum(one.last_sequence - one.first_sequence + 1 for each in ranges.values() for one in each)
+            yield from self._stream(number, check, end_offset)
+            ends_found[name] = max(end_offset, check.next_offset - 1)
+            yield from check.finish(end_offset)
+            yield from check.held_damage(ranges)
+        for (count,) in self._rows("the table batch", "select_batch_streams"):
+            if count:
+                yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that is not there")
+        yield from self._consumers(ends_found)
+        yield from self._told()
+
+    def _definitions(self, number: int, origin: Origin, found: dict[tuple[int, int], bytes]) -> Iterator[Damage]:
+        rows = self._rows(
+            f"the tag definitions of {origin}", "select_definitions", {"origin": number, "after": 0, "until": 2**62}
+        )
+        damages, _ = definitions_damage(origin, rows, Definitions())
+        yield from damages
+        running = Definitions()
+        for _, _, body in rows:
+            if isinstance(body, bytes):
+                running = running.extended(body)
+                found[number, running.count] = running.digest
+        self._done.definitions += len(rows)
+        yield from self._told()
+
+    def _stream(self, number: int, check: StreamCheck, end_offset: int) -> Iterator[Damage]:
+        after = 0
+        asked = {"stream": number, "offset": 0, "until_offset": 2**62}
+        repaired = {offset for (offset,) in self._rows("the table repaired", "select_repaired_offsets", asked)}
+        while True:
+            rows = list(self._page(number, after, check.stream))
+            for row in rows:
+                if check.next_offset > end_offset >= check.next_offset - 1 and row.first_offset > end_offset:
+                    return  # appended since the walk began
+                yield from check.take(self._repaired(number, check.stream, row, repaired))
+                self._done.batches += 1
+                self._done.facts += row.count if isinstance(row.count, int) else 0
+                self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
+            yield from self._told()
+            offsets = [row.first_offset for row in rows if isinstance(row.first_offset, int)]
+            if not offsets or max(offsets) <= after:
+                return
+            after = max(offsets)
+            self._progress(check.stream, after, end_offset)
+
+    def _page(self, number: int, after: int, stream: str) -> Iterator[BatchRow]:
+        """The next rows; one by one where SQLite cannot step through them."""
+        try:
+            asked = (number, after, ROWS_AT_ONCE)
+            yield from map(BatchRow._make, self._connection.execute(QUERIES["select_verify_page"], asked).fetchall())
+            return
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+        for (offset,) in self._rows(
+            f"the index of {stream} after offset {after}", "select_verify_offsets", (number, after, ROWS_AT_ONCE)
+        ):
+            what = f"the batch at offset {offset} of {stream}"
+            for row in self._rows(what, "select_verify_row", (number, offset)):
+                yield BatchRow._make(row)
+                break
+            else:
+                yield BatchRow(offset, offset - 1, *[None] * 12)
+
+    def _repaired(self, number: int, stream: str, row: BatchRow, repaired: set[int]) -> BatchRow:
+        """The row as it is served: with what was put back in place of damaged bytes."""
+        if row.first_offset not in repaired:
+            return row
+        for found in self._rows(f"what was repaired of {stream}", "select_repaired", (number, row.first_offset)):
+            if not isinstance(whole(stream, found), str):
+                return row._replace(body=found[2], digest=found[3])
+        return row
+
+    def _consumers(self, ends: dict[str, int]) -> Iterator[Damage]:
+        """Frontiers lie within the log, and what is confirmed beyond them too."""
+        frontiers = dict[int, tuple[str, str, int]]()
+        for number, name, _, stream, _, start_offset, frontier, *_ in self._rows(
+            "the table consumer", "select_consumers"
+        ):
+            frontiers[number] = (name, stream, frontier)
+            if not start_offset <= frontier <= ends.get(stream, 0):
+                what = f"consumer {name} confirmed {frontier}: it began at {start_offset}, the log ends at {ends.get(stream, 0)}"
+                yield Damage(stream, 0, 0, "", 0, what)
+        for number, first_offset, last_offset in self._rows("the table confirmed", "select_confirmed"):
+            name, stream, frontier = frontiers.get(number, ("nobody", "", 0))
+            if not frontier < first_offset <= last_offset <= ends.get(stream, 0):
+                what = f"consumer {name} confirmed {first_offset} to {last_offset}, which is no range beyond {frontier}"
+                yield Damage(stream, 0, 0, "", 0, what)
+
+    def _rows(self, what: str, query: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows as far as SQLite can read them; where it cannot, that is a damage."""
+        rows = list[tuple[Any, ...]]()
+        try:
+            for row in self._connection.execute(QUERIES[query], values):
+                rows.append(row)  # what came before an error counts
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if isinstance(error, sqlite3.Error) and not is_damage(error):
+                raise
+            self._broken.append(Damage("", 0, 0, "", 0, f"{what} cannot be read: {error}"))
+        return rows
+
+    def _told(self) -> Iterator[Damage]:
+        found, self._broken = self._broken, []
+        yield from found

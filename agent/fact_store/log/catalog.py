@@ -1,0 +1,84 @@
+"""What the writer knows by heart: ends, frontiers and held ranges, small enough to copy for every commit.
+
+A catalog is a picture of the tables without their bulk, and the last few batches of each stream (tail.py). A transaction works
+on a draft of it; when the commit is durable the draft takes the catalog's place in one assignment, so other threads read a
+consistent picture without a lock, and when the commit fails the draft is forgotten. It is rebuilt from the tables when the store
+is opened (recovery.py), with empty tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.batch import Definitions, Link, Origin
+from agent.fact_store.log.held_ranges import Range
+from agent.fact_store.log.records import ConsumerState, PeerPosition, StreamInfo
+from agent.fact_store.log.tail_cache import Tail
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream by heart. Released: what retention has let go of; bytes are sealed bytes since the stream began."""
+
+    id: int
+    name: str
+    end_offset: int = 0
+    bytes_total: int = 0
+    released_offset: int = 0
+    released_bytes: int = 0
+    mark_ms: int | None = None  # age at which the newest mark was set
+    is_backlog: bool = False  # what it says of what comes in
+
+    def info(self) -> StreamInfo:
+        """The same for the world."""
+        first_offset = self.released_offset + 1
+        return StreamInfo(self.name, first_offset, self.end_offset, self.bytes_total - self.released_bytes)
+
+
+@dataclass(slots=True)
+class Catalog:
+    """Everything by heart. `held` and `definitions` go by the numbers of stream and origin; their values are immutable."""
+
+    origin: Origin
+    streams: dict[str, StreamState] = field(default_factory=dict)
+    origins: dict[Origin, int] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[Range, ...]] = field(default_factory=dict)
+    definitions: dict[int, Definitions] = field(default_factory=dict)
+    consumers: dict[str, ConsumerState] = field(default_factory=dict)
+    peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
+    handed: dict[tuple[str, str], int | None] = field(default_factory=dict)  # stream, zone; None: it reads in this life
+    restarted: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # peer, stream: has gone on under another epoch since it was first read
+    unproven: frozenset[tuple[int, int]] = frozenset()  # stream and origin, by their numbers
+    leases: Mapping[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # stream, producer; replaced, so no commit copies it
+    own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
+    tails: dict[int, Tail] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
+
+    def draft(self) -> Catalog:
+        """A copy that may be changed."""
+        return Catalog(
+            self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
+            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.restarted, self.unproven, self.leases,
+            self.own_origin, self.tails.copy(),
+        )  # fmt: skip
+
+    @property
+    def age_ms(self) -> int:
+        """The store's own clock, as far as it was written down."""
+        return max((stream.mark_ms or 0 for stream in self.streams.values()), default=0)
+
+    def link(self, stream: str) -> Link:
+        """Where the next batch of this store's own facts attaches."""
+        known = self.streams.get(stream)
+        held = self.held.get((known.id, self.own_origin), ()) if known else ()
+        if not held:
+            return Link(stream, self.origin)
+        return Link(stream, self.origin, held[-1].last_sequence + 1, held[-1].last_digest)
+
+    def own_definitions(self) -> Definitions:
+        """The tag definitions this store has made."""
+        return self.definitions.get(self.own_origin, Definitions())

@@ -1,0 +1,70 @@
+"""How far a consumer has got: confirmed ranges in, contiguous frontier out. Core: no IO.
+
+A consumer confirms ranges of offsets in any order, and some twice. They are merged; the *frontier* is the end of the
+longest prefix without a hole, and only it frees space (ADR-0004 of the specification: confirming 0, 1, 2, 4, 5 leaves the
+frontier at 2; then 3 moves it to 5). The frontier never moves back, and never beyond what was written.
+
+A confirmation that is already covered changes nothing and is no error: receipts are repeated after every lost answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.fact_store.log.errors import ConfirmBeyondLog, ConfirmRefused
+
+RANGES_MAX = 10_000  # islands beyond the frontier: a page of parallel work is tens; more is a consumer gone wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """`frontier`: everything up to here is confirmed; `ranges`: (first, last) islands beyond it, sorted, never touching."""
+
+    frontier: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+def confirm(confirmed: Confirmed, first_offset: int | None, last_offset: int, end_offset: int) -> Confirmed:
+    """The state after confirming `first_offset` to `last_offset`; without a first offset, everything up to the last.
+
+    Raises ConfirmBeyondLog beyond `end_offset`, ConfirmRefused for an empty or senseless range or too many islands.
+    """
+    first = confirmed.frontier + 1 if first_offset is None else first_offset
+    if type(first) is not int or type(last_offset) is not int or last_offset < 0 or first < 1:
+        raise ConfirmRefused(f"offsets {first_offset!r} to {last_offset!r} are not a range", "offsets start at 1")
+    if last_offset > end_offset:
+        raise ConfirmBeyondLog(f"offset {last_offset} was confirmed, the log ends at {end_offset}")
+    if first_offset is not None and first > last_offset:
+        raise ConfirmRefused(f"offsets {first} to {last_offset} are an empty range", "name the first before the last")
+    if last_offset <= confirmed.frontier:
+        return confirmed
+    merged = _merged(confirmed.ranges, max(first, confirmed.frontier + 1), last_offset)
+    if merged[0][0] == confirmed.frontier + 1:
+        return Confirmed(merged[0][1], merged[1:])
+    if len(merged) > RANGES_MAX:
+        raise ConfirmRefused(
+            f"{len(merged)} separate ranges beyond {confirmed.frontier}, the limit is {RANGES_MAX}",
+            f"confirm offset {confirmed.frontier + 1} first",
+        )
+    return Confirmed(confirmed.frontier, merged)
+
+
+def lifted(confirmed: Confirmed, released_offset: int) -> Confirmed:
+    """The same consumer after retention let go of everything up to an offset: what is gone can no longer be confirmed, so the
+    frontier passes it, and takes in what was confirmed right behind it."""
+    if released_offset <= confirmed.frontier:
+        return confirmed
+    left = [(max(first, released_offset + 1), last) for first, last in confirmed.ranges if last > released_offset]
+    if left and left[0][0] == released_offset + 1:
+        return Confirmed(left[0][1], tuple(left[1:]))
+    return Confirmed(released_offset, tuple(left))
+
+
+def _merged(ranges: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """Sorted ranges with one more, joined with every one it overlaps or touches."""
+    before = tuple(one for one in ranges if one[1] < first - 1)
+    after = tuple(one for one in ranges if one[0] > last + 1)
+    touched = ranges[len(before) : len(ranges) - len(after)]
+    if touched:
+        first, last = min(first, touched[0][0]), max(last, touched[-1][1])
+    return (*before, (first, last), *after)

@@ -1,0 +1,11 @@
+"""Reading a store: pages, batch heads, an origin's history, free space and forecasts, from any process, read-only."""
+
+from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
+from agent.fact_store.read.reader import INCIDENTS_MAX, StoreReader
+
+__all__ = [
+    "INCIDENTS_MAX",
+    "ConsumerSpace",
+    "StoreReader",
+    "StoreSpace",
+]

@@ -1,0 +1,112 @@
+"""A stream as one origin wrote it: by sequences instead of offsets, for whoever compares or repairs.
+
+A page is put together as any other (served.py), with sequences for places: whole batches, each compared with its digest, and what is
+not there named in its place: `expired` where retention has released it, `damaged`, or `absent` where it was never held here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from agent import ranges
+from agent.fact_store.log import Assembly, BatchEnd, Hole, Page
+from agent.fact_store.sqlite import QUERIES, is_damage
+from agent.ranges import Span
+
+Reason = Literal["expired", "damaged", "absent"]
+
+
+class Asked(NamedTuple):
+    """Which sequences of which origin in which stream, by name and number (0: unknown here), and how much of them at once."""
+
+    stream: str
+    stream_number: int
+    origin_number: int
+    first_sequence: int
+    last_sequence: int
+    facts_max: int
+    bytes_max: int
+
+
+def read_history(connection: sqlite3.Connection, asked: Asked) -> Page:
+    """A page of whole batches from the one that holds the first sequence on; its holes lie within what was asked for."""
+    held = _held(connection, asked.stream_number, asked.origin_number)
+    page = Assembly(asked.stream, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence)
+    bad = list[Span]()
+    if _take(connection, asked, page, bad):
+        page.finish(asked.last_sequence)
+    released = connection.execute(QUERIES["select_released_offset"], (asked.stream_number,)).fetchone()
+    if not (released and released[0]):
+        bad = held  # nothing has ever been released: what is held and cannot be read is damaged
+    holes = [piece for hole in page.holes for piece in _pieces(hole, held, bad)]
+    return Page(page.batches, held[-1][1] if held else 0, tuple(holes))
+
+
+def ends_at(connection: sqlite3.Connection, stream: int, origin: int, sequences: Iterable[int]) -> list[BatchEnd]:
+    """The batches that hold these sequences, by where they end; in order, each once."""
+    found = dict[int, bytes]()
+    for sequence in sequences:
+        asked = {"stream": stream, "origin": origin, "sequence": sequence}
+        row = connection.execute(QUERIES["select_end_at_sequence"], asked).fetchone()
+        if row is not None and isinstance(row[0], int) and isinstance(row[1], bytes) and row[0] >= sequence:
+            found[row[0]] = row[1]
+    return [BatchEnd(*one) for one in sorted(found.items())]
+
+
+def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span]:
+    rows: list[Span] = connection.execute(QUERIES["select_held_of"], (stream, origin)).fetchall()
+    return rows
+
+
+def _take(connection: sqlite3.Connection, asked: Asked, page: Assembly, bad: list[Span]) -> bool:
+    """Rows into the page until it is full; those that cannot be believed into `bad`. True when no row is left."""
+    values = {
+        "stream": asked.stream_number,
+        "origin": asked.origin_number,
+        "first_sequence": asked.first_sequence,
+        "last_sequence": asked.last_sequence,
+    }
+    try:
+        rows = connection.execute(QUERIES["select_sequences"], values)
+        try:
+            for first, last, body, digest, first_offset in rows:
+                before = len(page.batches)
+                if page.take((first, last, body, digest)):
+                    return False
+                if len(page.batches) > before:
+                    continue
+                if _take_repaired(connection, asked.stream_number, first_offset, first, page):
+                    return False
+                if len(page.batches) == before and isinstance(first, int) and isinstance(last, int):
+                    bad.append((first, last))
+        finally:
+            rows.close()  # an unfinished statement would keep the writer's log from being reused
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        bad.append((max(page.reached + 1, asked.first_sequence), asked.last_sequence))
+    return True
+
+
+def _take_repaired(
+    connection: sqlite3.Connection, stream: int, first_offset: object, first_sequence: int, page: Assembly
+) -> bool:
+    """What was put back in place of a damaged row; True when the page is full."""
+    for first, last, body, digest in connection.execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall():
+        if page.take((first_sequence, first_sequence + last - first, body, digest)):
+            return True
+    return False
+
+
+def _pieces(hole: Hole, held: list[Span], bad: list[Span]) -> Iterator[Hole]:
+    """Why each part of a hole is one."""
+    lost = [(hole.first_offset, hole.last_offset)]
+    damaged = ranges.common(lost, sorted(bad))
+    rest = ranges.without(lost, damaged)
+    reasons: list[tuple[Span, Reason]] = [(one, "damaged") for one in damaged]
+    reasons += [(one, "absent") for one in ranges.without(rest, held)]
+    reasons += [(one, "expired") for one in ranges.common(rest, held)]
+    for (first, last), reason in sorted(reasons):
+        yield Hole(first, last, reason)

@@ -1,0 +1,104 @@
+"""How much room there is and for how long: reads the few rows a forecast rests on. What they mean is decided in forecast.py.
+
+Cheap enough to be asked every second: two look-ups a consumer, one and an hour's marks a stream, each by an index, however large the store is.
+Reads nothing but the tables and the disk's free space, so another process may ask as well as the node.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.batch import DIGEST_BYTES
+from agent.fact_store.log import MARK_EVERY_MS, Catalog, StoreSettings, StreamSettings, StreamState
+from agent.fact_store.read.forecast import PACE_MS, Log, Mark, Pace, Reading, StoreSpace, forecast, pace
+from agent.fact_store.sqlite import QUERIES
+
+MARKS_MAX = 2 * PACE_MS // MARK_EVERY_MS + 1
+"""Of the last hour: one a minute, and one more where backlog begins, which ends with the next."""
+
+
+def measure(
+    connection: sqlite3.Connection,
+    folder: Path,
+    catalog: Catalog,
+    age_ms: int,
+    settings: StoreSettings,
+    policies: Mapping[str, StreamSettings],
+) -> StoreSpace:
+    """The forecast for the store behind a connection; `age_ms` is the store's own clock."""
+    logs = [
+        _log(connection, catalog, stream, age_ms, policies.get(name) or StreamSettings(name))
+        for name, stream in catalog.streams.items()
+    ]
+    used, room = _room(connection, folder, settings)
+    return forecast(used, room, logs)
+
+
+def _room(connection: sqlite3.Connection, folder: Path, settings: StoreSettings) -> tuple[int, int | None]:
+    """Bytes of the file in use, and how many more it may take."""
+    page, pages, free = (
+        connection.execute(QUERIES[name]).fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
+    )
+    used = (pages - free) * page
+    rooms = []
+    if settings.bytes_max:
+        rooms.append(settings.bytes_max - used)
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        pass  # a disk that cannot be asked sets no limit that can be told
+    else:
+        rooms.append(free * page + max(0, disk.f_bavail * disk.f_frsize - settings.disk_free_bytes_min))
+    return used, min(rooms, default=None)
+
+
+def _log(
+    connection: sqlite3.Connection, catalog: Catalog, stream: StreamState, age_ms: int, policy: StreamSettings
+) -> Log:
+    readings = tuple(
+        Reading(
+            name,
+            _bytes_up_to(connection, stream, one.frontier),
+            _age_of(connection, stream, one.frontier + 1, age_ms) if one.frontier < stream.end_offset else None,
+        )
+        for name, one in catalog.consumers.items()
+        if one.stream == stream.name
+    )
+    return Log(
+        name=stream.name,
+        bytes_total=stream.bytes_total,
+        released_bytes=stream.released_bytes,
+        bytes_max=policy.bytes_max,
+        ttl_hours=policy.ttl_hours,
+        pace=_pace(connection, stream, age_ms),
+        readings=readings,
+    )
+
+
+def _bytes_up_to(connection: sqlite3.Connection, stream: StreamState, frontier: int) -> int:
+    """Sealed bytes of the stream up to a frontier; a batch that is confirmed in part is held as a whole."""
+    if frontier >= stream.end_offset:
+        return stream.bytes_total
+    values = {"stream": stream.id, "frontier": frontier, "digest_bytes": DIGEST_BYTES}
+    row = connection.execute(QUERIES["select_bytes_up_to"], values).fetchone()
+    return stream.released_bytes if row is None else max(row[0], stream.released_bytes)
+
+
+def _age_of(connection: sqlite3.Connection, stream: StreamState, offset: int, age_ms: int) -> int:
+    """How old the fact at an offset is at most; where no mark is left that is as old, as old as the store."""
+    offset = max(offset, stream.released_offset + 1)
+    row = connection.execute(QUERIES["select_mark_at"], (stream.id, offset)).fetchone()
+    return max(0, age_ms - (row[0] if row else 0))
+
+
+def _pace(connection: sqlite3.Connection, stream: StreamState, age_ms: int) -> Pace:
+    first = connection.execute(QUERIES["select_mark_first"], (stream.id,)).fetchone()
+    if first is None:
+        return Pace(0, 0)
+    asked = {"stream": stream.id, "since_ms": age_ms - PACE_MS, "limit": MARKS_MAX}
+    rows = connection.execute(QUERIES["select_marks_since"], asked).fetchall()
+    marks = [Mark(at_ms, bytes_total, bool(is_backlog)) for at_ms, bytes_total, is_backlog in rows]
+    return pace(marks, first[0], stream.bytes_total, age_ms)

@@ -1,0 +1,52 @@
+"""The store's file: connections and their PRAGMAs, the schema and its migrations, transactions, recovery at opening, message ids.
+
+The only room that opens the file or names a table; statements stand in `queries.sql`.
+"""
+
+from agent.fact_store.sqlite.connection import (
+    Connect,
+    SecondWriter,
+    connect,
+    connect_reader,
+    connect_writer,
+    file_bytes,
+    is_damage,
+    lock,
+    opening_error,
+    reading_error,
+    reading_tables,
+    running_error,
+    unlock,
+)
+from agent.fact_store.sqlite.message_index import MessageIndex
+from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
+from agent.fact_store.sqlite.queries import QUERIES, named_statements
+from agent.fact_store.sqlite.recovery import begin_life, check_zone, identity, load
+from agent.fact_store.sqlite.transaction import Transaction
+
+__all__ = [
+    "FILES",
+    "QUERIES",
+    "Connect",
+    "MessageIndex",
+    "SecondWriter",
+    "Transaction",
+    "begin_life",
+    "check_known",
+    "check_zone",
+    "connect",
+    "connect_reader",
+    "connect_writer",
+    "file_bytes",
+    "identity",
+    "is_damage",
+    "load",
+    "lock",
+    "migrate",
+    "named_statements",
+    "opening_error",
+    "reading_error",
+    "reading_tables",
+    "running_error",
+    "unlock",
+]

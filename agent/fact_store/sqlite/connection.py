@@ -1,0 +1,226 @@
+"""Connections to the store's file: one that writes, any number that read, and the lock that keeps it so.
+
+Promised: a writer has the settings that durability rests on, set and read back; a second process that wants to write is told
+so instead of let in; nobody here ever opens the database file except through SQLite, because closing any other descriptor of
+it would drop SQLite's locks.
+
+The lock is a file of its own (`facts.db.lock`, flock): the kernel frees it when the process dies, however it dies.
+
+Connections come from a `Connect` function so that a test can hand in others, with faults in them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+from agent.fact_store.log import (
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFailed,
+    StoreForeign,
+    StoreFull,
+    StoreLocked,
+    StoreMissing,
+    StoreUnusable,
+)
+from agent.fact_store.sqlite.queries import QUERIES
+
+Connect = Callable[[str], sqlite3.Connection]
+
+
+class SecondWriter(sqlite3.DatabaseError):
+    """Somebody else committed to the store's file while it was open here."""
+
+
+APPLICATION_ID = 0x42534647  # "BSFG": what `file` and the next program see
+PAGE_BYTES = 4096
+BUSY_MS = 5000  # only recovery after a crash, started by a reader, can make a writer wait
+
+# Written into an empty file, before its first table; cannot be changed later.
+_NEW_FILE = (
+    ("page_size", PAGE_BYTES, PAGE_BYTES),
+    ("auto_vacuum", "INCREMENTAL", 2),  # retention gives space back without rewriting the file
+    ("application_id", APPLICATION_ID, APPLICATION_ID),  # last: it is the one that writes
+)
+# pragma, value to set, value to read back
+_WRITER = (
+    ("journal_mode", "WAL", "wal"),
+    ("synchronous", "FULL", 2),
+    ("wal_autocheckpoint", 1000, 1000),  # background checkpoints were slower and let the WAL grow without bound
+    ("journal_size_limit", 64 * 1024 * 1024, 64 * 1024 * 1024),
+    ("cache_size", -8192, -8192),
+    ("mmap_size", 0, 0),  # SQLite's WAL-reset bug and I/O errors as SIGBUS
+    ("foreign_keys", "ON", 1),
+    ("recursive_triggers", "ON", 1),  # without it REPLACE deletes behind the triggers' back
+    ("busy_timeout", BUSY_MS, BUSY_MS),
+)
+_READER = (
+    ("query_only", "ON", 1),
+    ("cache_size", -2048, -2048),
+    ("mmap_size", 0, 0),
+    ("busy_timeout", BUSY_MS, BUSY_MS),
+)
+
+
+def connect(uri: str) -> sqlite3.Connection:
+    """A plain connection: explicit transactions only, usable from the thread that owns it at the time."""
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
+
+
+def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
+    """The one connection that writes `path`, made if it does not exist; the caller holds the lock. Raises StoreUnusable."""
+    connection = None
+    try:
+        connection = connect_to(_uri(path, "rwc"))
+        if not _pragma(connection, "application_id") and not connection.execute(QUERIES["tables"]).fetchone()[0]:
+            _set(connection, _NEW_FILE)  # also what a power cut left of such a beginning: SQLite commits each of these
+        found = _pragma(connection, "application_id")
+        if found != APPLICATION_ID:
+            raise StoreForeign(f"{path} is a SQLite file of another program (application id {found})", "name another")
+        _set(connection, _WRITER)
+    except (sqlite3.Error, UnicodeDecodeError, StoreUnusable) as error:
+        if connection is not None:
+            connection.close()  # at once: closed later, it might remove the log of the file that then has this name
+        if isinstance(error, StoreUnusable):
+            raise
+        if isinstance(error, UnicodeDecodeError):  # SQLite quotes the broken text, and Python expects UTF-8
+            raise StoreDamaged(f"{path}: {error}") from error
+        raise opening_error(path, error) from error
+    return connection
+
+
+def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
+    """A connection that cannot write or checkpoint. Raises StoreUnusable."""
+    if not path.exists():
+        raise StoreMissing(f"{path} does not exist", "start the node once, or correct the path")
+    with ExitStack() as on_error:
+        with reading_tables(path):
+            connection = on_error.enter_context(closing(connect_to(_uri(path, "ro"))))
+            _set(connection, _READER)
+            found = _pragma(connection, "application_id")
+        if found != APPLICATION_ID:
+            raise StoreForeign(f"{path} is no fact store (application id {found})", "correct the path")
+        on_error.pop_all()
+    return connection
+
+
+def lock(path: Path) -> int:
+    """Hold the store at `path` for this process until `unlock`; raises StoreLocked, StoreMissing or StoreUnusable."""
+    if not path.parent.is_dir():
+        raise StoreMissing(f"the folder {path.parent} does not exist", "create it, or correct state_dir")
+    try:
+        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise StoreUnusable(
+            f"{path.parent} cannot be written: {error.strerror}",
+            "the node's user must own state_dir, on a disk it may write",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreLocked(f"{path} is open in another process (pid {holder})") from error
+    with suppress(OSError):  # who it is, for `StoreLocked`; a full disk must not keep a node from serving what it holds
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def unlock(descriptor: int) -> None:
+    """Let others have the store. The lock file stays: removing it would let two processes lock two files of one name."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def file_bytes(path: Path) -> int:
+    """Size of a file, 0 where there is none; asks the folder, never opens the file."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
+    """What an SQLite error means to somebody who tried to open `path`."""
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return StoreDamaged(f"{path}: {error}")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreLocked(f"{path}: {error}")
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):
+        return StoreUnusable(f"{path}: {error} ({name})", "the disk is full; opening needs 100 kB of it, free some")
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
+        return StoreUnusable(
+            f"{path}: {error}", "check owner and mode of the file and its folder, and that the disk is writable"
+        )
+    return StoreUnusable(f"{path}: {error} ({name or type(error).__name__})", "check the disk")
+
+
+@contextmanager
+def reading_tables(path: Path) -> Iterator[None]:
+    """Around what reads tables that this program has made, and does nothing else: what SQLite cannot read there is damage, and so is
+    a value of a kind that no version of this program has written (a flipped bit makes a number a NULL or a text, in spite of
+    every constraint). Raises StoreUnusable."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise reading_error(path, error) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreDamaged(f"{path}: a table holds what makes no sense: {error}") from error
+
+
+def reading_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
+    """What an error means to somebody who reads tables that this program has made."""
+    return StoreDamaged(f"{path}: {error}") if is_damage(error) else opening_error(path, error)
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error of a statement that reads says that the file is damaged, and not that the disk or a lock is in the way."""
+    name = getattr(error, "sqlite_errorname", "")
+    is_text = not name and "UTF-8" in str(error)  # Python's own: a text that the disk has changed
+    return is_text or name == "SQLITE_ERROR" or name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
+
+
+def running_error(path: Path, error: sqlite3.Error) -> StoreError:
+    """What an SQLite error means to a store that is open: what came before anything was written is survived, nothing else."""
+    name = getattr(error, "sqlite_errorname", "") or type(error).__name__
+    if isinstance(error, SecondWriter):
+        return StoreFailed(f"{path}: another program has written to the store", "end it, then restart the node")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreBusy(
+            f"{path}: {error}", "another program holds a lock on the store; end it (only mode=ro may read)"
+        )
+    if name.startswith("SQLITE_FULL"):
+        return StoreFull(f"{path}: {error}")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StoreDamaged(f"{path}: {error} ({name})")
+    return StoreFailed(f"{path}: {error} ({name})")
+
+
+def _set(connection: sqlite3.Connection, pragmas: tuple[tuple[str, str | int, str | int], ...]) -> None:
+    """Set each pragma and read it back: SQLite ignores what it does not like, without a word."""
+    for name, value, expected in pragmas:
+        connection.execute(f"PRAGMA {name} = {value}").close()
+        found = _pragma(connection, name)
+        if found != expected:
+            raise StoreUnusable(
+                f"SQLite answers {name} = {found!r} where {expected!r} was set",
+                "the store needs a local file system with shared memory and locks (no network share)",
+            )
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> str | int | None:
+    row = connection.execute(f"PRAGMA {name}").fetchone()
+    return None if row is None else row[0]
+
+
+def _uri(path: Path, mode: str) -> str:
+    return f"{path.absolute().as_uri()}?mode={mode}"

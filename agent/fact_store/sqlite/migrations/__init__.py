@@ -1,0 +1,64 @@
+"""How a store of any age becomes one this program can use.
+
+Each file NNNN_name.sql beside this one is one step, taken once, in one transaction with its record in `_sqlite_migrations`
+(sqlite-utils). A new store takes them all, so creation and migration are the same path. schema.sql beside the package shows
+the result; a test replays the steps and compares. Steps once released are never edited.
+
+A store that took a step this program does not know was written by a newer one and is refused untouched.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.fact_store.log import StoreForeign, StoreTooNew
+from agent.fact_store.sqlite.queries import QUERIES, statements
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+__all__ = ["FILES", "applied", "check_known", "migrate"]
+
+MIGRATION_SET = "bsfg"
+FILES = tuple(sorted(Path(__file__).parent.glob("[0-9]*.sql")))
+
+
+def applied(connection: sqlite3.Connection) -> list[str]:
+    """Names of the steps this file has taken; raises StoreForeign when it holds tables that are none of ours."""
+    if not connection.execute(QUERIES["migrations_table"]).fetchone()[0]:
+        if connection.execute(QUERIES["tables"]).fetchone()[0]:
+            raise StoreForeign("this SQLite file holds other tables and no fact store", "name another file")
+        return []
+    return [name for (name,) in connection.execute(QUERIES["migrations_applied"])]
+
+
+def check_known(connection: sqlite3.Connection) -> list[str]:
+    """As `applied`; raises StoreTooNew when a step is unknown here. Changes nothing."""
+    found, known = applied(connection), {file.stem for file in FILES}
+    if unknown := [name for name in found if name not in known]:
+        raise StoreTooNew(f"the store has schema {unknown[-1]}, this program knows up to {FILES[-1].stem}")
+    return found
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Take the steps this file has not taken yet. Raises StoreForeign, StoreTooNew or sqlite3.Error; then nothing was taken."""
+    if len(check_known(connection)) == len(FILES):
+        return
+    from sqlite_utils import Database, Migrations  # 15 MB of imports, needed once in the life of a store
+
+    steps = Migrations(MIGRATION_SET)
+    for file in FILES:
+        steps(name=file.stem)(_step(file))
+    steps.apply(Database(connection, execute_plugins=False))
+
+
+def _step(file: Path) -> Callable[[Database], None]:
+    def take(database: Database) -> None:
+        for statement in statements(file.read_text(encoding="utf-8")):
+            database.conn.execute(statement)
+
+    take.__name__ = file.stem
+    return take

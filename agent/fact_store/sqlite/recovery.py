@@ -1,0 +1,162 @@
+"""From the tables to the catalog, when a store is opened: what survived the last life, checked against itself.
+
+Nothing here reads a batch's body, so a store of ten gigabytes opens as fast as a small one. SQLite has already undone what
+was not committed; what is left must agree: the last batch of each stream with what is held, frontiers with the log's end.
+Where it does not, the file is not what this program wrote, and it is refused (StoreDamaged) rather than continued.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from agent.batch import EPOCH_BYTES, Definitions, Origin
+from agent.fact_store.log import (
+    PRESENT,
+    Catalog,
+    Confirmed,
+    ConsumerState,
+    Event,
+    Lifecycle,
+    PeerPosition,
+    Range,
+    StoreDamaged,
+    StoreForeign,
+    StreamState,
+    Taken,
+    step,
+)
+from agent.fact_store.sqlite.connection import reading_tables
+from agent.fact_store.sqlite.queries import QUERIES
+from agent.lease import Lease
+
+FIRST_ORIGIN = 1  # what a store that has just begun is in the table `origin`
+FORMAT = 1  # what the tables mean, apart from their shape; a change that old programs must not read counts up
+
+
+def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
+    """Make a store of `zone` out of empty tables, and say so; a store that has begun is left alone. Raises StoreDamaged."""
+    connection.execute(QUERIES["begin"])
+    is_new = connection.execute(QUERIES["select_store"]).fetchone() is None
+    if is_new:
+        epoch = os.urandom(EPOCH_BYTES)
+        connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
+        number = connection.execute(QUERIES["insert_origin"], (zone, epoch)).fetchone()[0]
+        if number != FIRST_ORIGIN:
+            connection.execute(QUERIES["rollback"])
+            raise StoreDamaged(f"{path} holds facts but no longer says whose store it is")
+    connection.execute(QUERIES["commit"])
+    return is_new
+
+
+def identity(connection: sqlite3.Connection, path: Path) -> Origin:
+    """Zone and epoch of the store; raises StoreForeign where the tables hold no store this program knows."""
+    row = connection.execute(QUERIES["select_store"]).fetchone()
+    if row is None:
+        raise StoreForeign(f"{path} has tables but never became a store", "start the node once")
+    zone, epoch, store_format = row
+    if store_format != FORMAT:
+        raise StoreForeign(f"{path} has format {store_format}, this program reads {FORMAT}", "update the program")
+    return Origin(zone, epoch)
+
+
+def check_zone(origin: Origin, zone: str, path: Path) -> None:
+    """Raise StoreForeign unless the store belongs to `zone`."""
+    if origin.zone != zone:
+        raise StoreForeign(
+            f"{path} is the store of zone {origin.zone!r}, this node is {zone!r}",
+            "correct the zone in node.toml, or name another state_dir",
+        )
+
+
+def load(connection: sqlite3.Connection, path: Path) -> Catalog:
+    """Everything the writer knows by heart; raises StoreDamaged where the tables contradict each other."""
+    with reading_tables(path):
+        catalog = _load(connection, path)
+        _check(connection, catalog, path)
+    return catalog
+
+
+def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
+    catalog = Catalog(identity(connection, path))
+    for number, name, released_offset, released_bytes, end_offset, bytes_total, mark_ms, is_backlog in _rows(
+        connection, "select_streams"
+    ):
+        catalog.streams[name] = StreamState(
+            number, name, end_offset, bytes_total, released_offset, released_bytes, mark_ms, bool(is_backlog)
+        )
+    for number, zone, epoch in _rows(connection, "select_origins"):
+        catalog.origins[Origin(zone, epoch)] = number
+    if catalog.origin not in catalog.origins:
+        raise StoreDamaged(f"{path}: the store is none of its own origins")
+    catalog.own_origin = catalog.origins[catalog.origin]
+    for stream, origin, *ends in _rows(connection, "select_held"):
+        held = catalog.held.get((stream, origin), ())
+        catalog.held[stream, origin] = (*held, Range(*ends))
+    for origin, count, digest in _rows(connection, "select_definition_ends"):
+        catalog.definitions[origin] = Definitions(count, digest)
+    for peer, stream, epoch, offset, has_restarted, *taken in _rows(connection, "select_peer_positions"):
+        catalog.restarted |= {(peer, stream)} if has_restarted else set()
+        catalog.peers[peer, stream] = PeerPosition(epoch, offset, Taken(*taken) if taken[0] else None)
+    for stream, zone, until_offset in _rows(connection, "select_handed"):
+        end_offset = catalog.streams[stream].end_offset  # it read in the last life
+        catalog.handed[stream, zone] = end_offset if until_offset is None else until_offset
+    catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
+    catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
+    _load_consumers(connection, catalog)
+    return catalog
+
+
+def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for consumer, first_offset, last_offset in _rows(connection, "select_confirmed"):
+        ranges.setdefault(consumer, []).append((first_offset, last_offset))
+    for number, name, zone, stream, state, start_offset, frontier, registered, seen, *lease in _rows(
+        connection, "select_consumers"
+    ):
+        consumer = ConsumerState(
+            *(number, name, zone, stream, Lifecycle(state), start_offset),
+            *(Confirmed(frontier, tuple(ranges.get(number, ()))), registered, seen, Lease(*lease)),
+        )
+        if consumer.lifecycle in PRESENT:  # in the last life; in this one nobody has seen it
+            consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.LOST))
+        catalog.consumers[name] = consumer
+
+
+def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None:
+    """Tables written in one transaction must tell one story."""
+    numbers, held = set(catalog.origins.values()), dict[int, int]()
+    for (stream, origin), ranges in catalog.held.items():
+        if origin not in numbers:
+            raise StoreDamaged(f"{path}: facts of origin {origin} are held, which is not there")
+        held[stream] = held.get(stream, 0) + sum(one.last_sequence - one.first_sequence + 1 for one in ranges)
+    released = {state.id for state in catalog.streams.values() if state.released_offset}
+    for (stream, origin), ranges in catalog.held.items():
+        where = f"{path}: stream {stream}, origin {origin}"
+        if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):
+            raise StoreDamaged(f"{where}: ranges of held sequences overlap or touch")
+        last = ranges[-1]
+        row = connection.execute(QUERIES["select_batch_at_sequence"], (stream, origin, last.last_sequence)).fetchone()
+        if row is None:
+            continue  # released by retention
+        first_sequence, count, digest, _ = row
+        last_sequence = first_sequence + count - 1
+        if last_sequence < last.last_sequence and stream in released:
+            continue  # it came late, behind the last batch, and that one was released
+        if (last_sequence, digest) != (last.last_sequence, last.last_digest):
+            raise StoreDamaged(f"{where}: the last batch is not the one held")
+    for state in catalog.streams.values():
+        if held.get(state.id, 0) != state.end_offset:
+            found = held.get(state.id, 0)
+            raise StoreDamaged(f"{path}: {state.name} ends at {state.end_offset}, what is held of it ends at {found}")
+    for consumer in catalog.consumers.values():
+        if consumer.frontier > catalog.streams[consumer.stream].end_offset:
+            raise StoreDamaged(f"{path}: consumer {consumer.name} confirmed {consumer.frontier}, beyond the log")
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
+    return connection.execute(QUERIES[query]).fetchall()

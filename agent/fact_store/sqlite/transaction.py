@@ -1,0 +1,339 @@
+"""One transaction: the writer's connection and a draft of the catalog, changed together.
+
+The only place that writes rows, those of message ids apart (message_index.py). Callers decide first and write second: whoever
+refuses (raises Refused) must not have called a method that writes, so that the rest of the group commit goes on untouched. An
+SQLite error ends the whole transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
+from agent.fact_store.log import (
+    Catalog,
+    ConsumerState,
+    PageRow,
+    PeerPosition,
+    Range,
+    StreamState,
+    Tail,
+    Taken,
+    is_mark_due,
+)
+from agent.fact_store.sqlite.message_index import Entry, MessageIndex
+from agent.fact_store.sqlite.queries import QUERIES, with_rows
+
+ROWS_AT_ONCE = 8
+"""Batches put in by one statement: around each SQLite lets Python's other threads run, and has to wait for them to stop."""
+_INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
+
+
+class Transaction:
+    """Rows and catalog between BEGIN and COMMIT."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, catalog: Catalog, index: MessageIndex, now_unix_ms: int, age_ms: int
+    ) -> None:
+        self.catalog = catalog.draft()
+        self.age_ms = age_ms
+        self.batches_added = 0
+        self.index = index
+        self.now_unix_ms = now_unix_ms
+        self.must_end_because: str | None = None  # the store may not go on after this commit
+        self._execute = connection.execute
+        self._executemany = connection.executemany
+
+    # ----------------------------------------------------------------------------------------------------------- reading
+
+    def message(self, stream: StreamState | None, key: bytes) -> tuple[bytes, int] | None:
+        """Content digest and offset of the message first stored under an id, if there is one."""
+        return None if stream is None else self.index.find(stream.id, key)
+
+    def subject_offset(self, stream: StreamState | None, key: bytes) -> int:
+        """Where the newest message about a subject is; 0 where there is none, or the stream does not keep it."""
+        row = self._execute(QUERIES["select_subject"], (stream.id, key)).fetchone() if stream else None
+        return row[0] if row else 0
+
+    def definition_digest(self, origin: int, number: int) -> bytes | None:
+        """Running digest over an origin's definitions up to `number`, as stored."""
+        if (known := self.catalog.definitions.get(origin)) is not None and known.count == number:
+            return known.digest
+        row = self._execute(QUERIES["select_definition_digest"], {"origin": origin, "number": number}).fetchone()
+        return None if row is None else row[0]
+
+    def definition_bodies(self, origin: int, after_number: int, until_number: int) -> list[bytes]:
+        """Canonical JSON of an origin's definitions after one number up to another."""
+        return [body for _, _, body in self.definition_rows(origin, after_number, until_number)]
+
+    def definition_rows(self, origin: int, after_number: int, until_number: int) -> list[tuple[int, bytes, bytes]]:
+        """Number, running digest and canonical JSON of an origin's definitions after one number up to another."""
+        asked = {"origin": origin, "after": after_number, "until": until_number}
+        return self._execute(QUERIES["select_definitions"], asked).fetchall()
+
+    def first_offset_at(self, stream: int, unix_ms: int) -> int:
+        """An offset before which everything was recorded before a time, by the clock on the wall; 0 where no mark is so old."""
+        asked = {"stream": stream, "unix_ms": unix_ms}
+        found: int | None = self._execute(QUERIES["select_start_at"], asked).fetchone()[0]
+        return found or 0
+
+    def batch_at(self, stream: int, origin: int, sequence: int) -> Range | None:
+        """The stored batch that holds a sequence, as the range it makes; None where retention has released it, or where the disk
+        has spoilt its row."""
+        row = self._execute(QUERIES["select_batch_at_sequence"], (stream, origin, sequence)).fetchone()
+        if row is None or [type(value) for value in row] != [int, int, bytes, bytes] or row[0] + row[1] <= sequence:
+            return None
+        first_sequence, count, digest, previous_digest = row
+        return Range(first_sequence, first_sequence + count - 1, previous_digest, digest)
+
+    def place(self, stream: int, origin: int, first_sequence: int) -> tuple[int, int, int, bytes] | None:
+        """First and last offset, count and digest that the table gives for the batch that begins at a sequence."""
+        row: tuple[int, int, int, bytes] | None = self._execute(
+            QUERIES["select_place"], (stream, origin, first_sequence)
+        ).fetchone()
+        return row if row is not None and [type(one) for one in row] == [int, int, int, bytes] else None
+
+    def digest_before(self, stream: int, origin: int, sequence: int) -> bytes | None:
+        """The digest of the batch before a sequence, as the batch that begins there names it; None where none begins there."""
+        row = self._execute(QUERIES["select_successor"], (stream, origin, sequence)).fetchone()
+        return row[0] if row else None
+
+    def rows_at(self, stream: int, first_offset: int) -> Iterator[PageRow]:
+        """The row of a batch and what was repaired there, in the order in which they are believed. Raises sqlite3.Error."""
+        yield from self._execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall()
+        yield from self._execute(QUERIES["select_page_row"], (stream, first_offset)).fetchall()
+
+    def damaged(self, stream: int) -> list[tuple[str, bytes, int, int]]:
+        """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not repaired."""
+        return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
+
+    def unseen_after(self) -> dict[str, int]:
+        """While a new epoch is due: behind which offset of each stream nobody can have seen a fact."""
+        return dict(self._execute(QUERIES["select_unseen"]).fetchall())
+
+    def own_rows(self, stream: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
+        """The rows of the store's own batches that begin behind an offset, in order, with their numbers; few in memory at once."""
+        while True:
+            asked = (stream, self.catalog.own_origin, after_offset, ROWS_AT_ONCE)
+            rows = self._execute(QUERIES["select_own_rows"], asked).fetchall()
+            yield from ((number, tuple(row)) for number, *row in rows)
+            if not rows:
+                return
+            after_offset = rows[-1][1]
+
+    def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
+        """Whose facts the batches hold that begin after one offset and up to another, and which of their sequences."""
+        rows = self._execute(QUERIES["select_origins_between"], (stream.id, after_offset, until_offset))
+        return [
+            {"zone": zone, "epoch": epoch.hex(), "first_sequence": first, "last_sequence": last}
+            for zone, epoch, first, last in rows
+        ]
+
+    # ----------------------------------------------------------------------------------------------------------- writing
+
+    def stream(self, name: str) -> StreamState:
+        """The stream of this name, made if need be."""
+        if (known := self.catalog.streams.get(name)) is None:
+            number = self._execute(QUERIES["insert_stream"], (name,)).fetchone()[0]
+            known = self.catalog.streams[name] = StreamState(number, name)
+        return known
+
+    def origin(self, origin: Origin) -> int:
+        """The number of an origin, made if need be."""
+        if (known := self.catalog.origins.get(origin)) is None:
+            known = self._execute(QUERIES["insert_origin"], (origin.zone, origin.epoch)).fetchone()[0]
+            self.catalog.origins[origin] = known
+        return known
+
+    def add_batches(self, stream: StreamState, batches: Sequence[Batch], *, is_backlog: bool = False) -> int:
+        """Put batches at the end of a stream, in order; returns the offset of their first fact. `is_backlog`: they are history that
+        a peer had kept."""
+        end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
+        for batch in batches:
+            header = batch.header
+            first_offset, end_offset = end_offset + 1, end_offset + header.count
+            bytes_total += len(batch.sealed)
+            rows.append(
+                (
+                    stream.id, first_offset, end_offset, self.origin(header.origin), header.first_sequence, header.count,
+                    header.time_min_ns, header.time_max_ns, header.kind, header.codec, header.definitions.count,
+                    bytes_total, batch.digest, header.previous_digest, memoryview(batch.sealed)[:-DIGEST_BYTES],
+                )
+            )  # fmt: skip
+        whole = len(rows) - len(rows) % ROWS_AT_ONCE
+        for at in range(0, whole, ROWS_AT_ONCE):
+            self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
+        for row in rows[whole:]:
+            self._execute(QUERIES["insert_batch"], row)
+        mark_ms, was_backlog = stream.mark_ms, stream.is_backlog
+        if is_mark_due(mark_ms, self.age_ms) or (is_backlog and not was_backlog):
+            mark_ms, was_backlog = self.age_ms, is_backlog
+            values = (stream.id, stream.end_offset + 1, stream.bytes_total, mark_ms, self.now_unix_ms, is_backlog)
+            self._execute(QUERIES["insert_mark"], values)
+        self.catalog.streams[stream.name] = replace(
+            stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms, is_backlog=was_backlog
+        )
+        tails = self.catalog.tails
+        tails[stream.id] = tails.get(stream.id, Tail()).extended(batches, end_offset)
+        self.batches_added += len(batches)
+        return stream.end_offset + 1
+
+    def add_damage(self, stream: int, origin: int, first_sequence: int, last_sequence: int) -> None:
+        """A batch is damaged; known already, nothing changes."""
+        self._execute(QUERIES["insert_damage"], (stream, origin, first_sequence, last_sequence))
+
+    def remove_damage(self, stream: int, origin: int, first_sequence: int) -> None:
+        """A batch is damaged no longer, or no longer there."""
+        self._execute(QUERIES["delete_damage"], (stream, origin, first_sequence))
+
+    def add_repaired(self, stream: int, first_offset: int, batch: Batch) -> None:
+        """A batch to be served in place of the damaged one at an offset."""
+        body = memoryview(batch.sealed)[:-DIGEST_BYTES]
+        last_offset = first_offset + batch.header.count - 1
+        self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, body))
+
+    def set_held(self, stream: int, origin: int, ranges: tuple[Range, ...]) -> None:
+        """What is held of an origin from now on; writes the difference only."""
+        before = self.catalog.held.get((stream, origin), ())
+        gone = {one.first_sequence for one in before} - {one.first_sequence for one in ranges}
+        for first_sequence in gone:
+            self._execute(QUERIES["delete_held"], (stream, origin, first_sequence))
+        for one in set(ranges).difference(before):
+            self._execute(
+                QUERIES["insert_held"],
+                (stream, origin, one.first_sequence, one.last_sequence, one.first_previous_digest, one.last_digest),
+            )
+        self.catalog.held[stream, origin] = ranges
+
+    def add_repaired_definitions(self, origin: int, rows: Iterable[tuple[int, bytes, bytes]]) -> None:
+        """Number, running digest and canonical JSON of definitions to be believed in the place of damaged ones."""
+        self._executemany(QUERIES["insert_repaired_definition"], [(origin, *row) for row in rows])
+
+    def add_definitions(self, origin: int, bodies: Iterable[bytes]) -> None:
+        """The next definitions of an origin, in order."""
+        known = self.catalog.definitions.get(origin, Definitions())
+        for body in bodies:
+            known = known.extended(body)
+            self._execute(QUERIES["insert_definition"], (origin, known.count, known.digest, body))
+        self.catalog.definitions[origin] = known
+
+    def add_messages(self, stream: StreamState, entries: Sequence[Entry]) -> None:
+        """Remember the ids of messages just stored."""
+        self.index.add(stream.id, entries)
+
+    def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
+        """The newest messages about subjects, just stored."""
+        self._executemany(QUERIES["insert_subject"], [(stream.id, *one) for one in offsets.items()])
+
+    def add_artifacts(self, stream: StreamState, digests: Iterable[bytes], offset: int) -> None:
+        """Facts at or before an offset, just stored, refer to artifacts."""
+        self._executemany(QUERIES["insert_artifact"], [(digest, stream.id, offset) for digest in digests])
+
+    def forget_artifacts(self) -> None:
+        """Facts that were released refer to nothing."""
+        self._execute(QUERIES["delete_artifacts"])
+
+    def set_leases(self, stream: str, epochs: Mapping[str, int]) -> None:
+        """The highest lease epochs of producers, as decided."""
+        if epochs:
+            number = self.stream(stream).id
+            self._executemany(QUERIES["insert_lease"], [(number, *one) for one in epochs.items()])
+            fresh = {(stream, producer): epoch for producer, epoch in epochs.items()}
+            self.catalog.leases = {**self.catalog.leases, **fresh}
+
+    def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
+        """How far a peer's stream is stored; within one epoch of the peer it never moves back, and the last batch taken stays the last
+        until there is a later one."""
+        known, taken = self.catalog.peers.get((peer, stream.name)), position.taken
+        if known is not None and known.epoch == position.epoch:
+            if known.offset >= position.offset:
+                return
+            taken = taken or known.taken
+        elif known is not None:
+            self.catalog.restarted |= {(peer, stream.name)}
+        taken_offset, taken_digest = taken or (0, b"")
+        values = (peer, stream.id, position.epoch, position.offset, taken_offset, taken_digest)
+        self._execute(QUERIES["insert_peer_position"], values)
+        self.catalog.peers[peer, stream.name] = PeerPosition(
+            position.epoch, position.offset, Taken(*taken) if taken else None
+        )
+
+    def add_unproven(self, stream: int, origin: int) -> None:
+        """Facts of an origin came again that were released here; writes the first time only."""
+        if (stream, origin) not in self.catalog.unproven:
+            self._execute(QUERIES["insert_unproven"], (stream, origin))
+            self.catalog.unproven |= {(stream, origin)}
+
+    def begin_handing(self, stream: StreamState, zone: str) -> None:
+        """From now on a zone may be handed all that there is of a stream."""
+        self._execute(QUERIES["insert_handed"], (stream.id, zone))
+        self.catalog.handed[stream.name, zone] = None
+
+    def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
+        """Register a consumer; its number is given here."""
+        values = (
+            consumer.name, consumer.zone, self.stream(consumer.stream).id, consumer.lifecycle.value, consumer.start_offset,
+            consumer.frontier, self.now_unix_ms,
+        )  # fmt: skip
+        number = self._execute(QUERIES["insert_consumer"], values).fetchone()[0]
+        added = self.catalog.consumers[consumer.name] = replace(
+            consumer, id=number, registered_unix_ms=self.now_unix_ms
+        )
+        return added
+
+    def set_consumer(self, consumer: ConsumerState) -> None:
+        """A consumer's new state, lease, and what it has confirmed; writes the difference only."""
+        known = self.catalog.consumers[consumer.name]
+        changing = ("lifecycle", "frontier", "seen_unix_ms", "lease")
+        if any(getattr(known, name) != getattr(consumer, name) for name in changing):
+            lease = consumer.lease
+            values = (consumer.lifecycle.value, consumer.frontier, consumer.seen_unix_ms, lease.epoch, lease.holder)
+            self._execute(QUERIES["update_consumer"], (*values, consumer.id))
+        before, after = set(known.confirmed.ranges), set(consumer.confirmed.ranges)
+        for first_offset, _ in before - after:
+            self._execute(QUERIES["delete_confirmed"], (consumer.id, first_offset))
+        for first_offset, last_offset in after - before:
+            self._execute(QUERIES["insert_confirmed"], (consumer.id, first_offset, last_offset))
+        self.catalog.consumers[consumer.name] = consumer
+
+    def remove_consumer(self, consumer: ConsumerState) -> None:
+        """Forget a consumer and what it confirmed."""
+        self._execute(QUERIES["delete_consumer"], (consumer.id,))
+        del self.catalog.consumers[consumer.name]
+
+    def release(self, stream: StreamState, until_offset: int) -> StreamState:
+        """Let go of everything up to the end of the batch that ends at or before an offset; rows are deleted later."""
+        row = self._execute(QUERIES["select_boundary"], {"stream": stream.id, "offset": until_offset}).fetchone()
+        if row is None or row[0] <= stream.released_offset:
+            return stream
+        self._execute(QUERIES["update_released"], (*row, stream.id))
+        released = replace(stream, released_offset=row[0], released_bytes=row[1])
+        self.catalog.streams[stream.name] = released
+        return released
+
+    def peer_epoch_unix_ms(self) -> int:
+        """When a new epoch was last begun because a peer said so; 0 for never."""
+        found: int = self._execute(QUERIES["select_peer_epoch"]).fetchone()[0]
+        return found
+
+    def require_new_epoch(self, why: str, seen: Mapping[str, int], peer_epoch_unix_ms: int | None = None) -> None:
+        """Have a new epoch begin when the store is opened next, and the store end with this commit. `seen`: up to which offset of each
+        stream somebody may have facts."""
+        self._execute(QUERIES["update_new_epoch_because"], (why, peer_epoch_unix_ms))
+        for stream in self.catalog.streams.values():
+            self._execute(QUERIES["update_unseen"], (seen.get(stream.name, 0), stream.id))
+        self.must_end_because = why
+
+    def reseal(self, row: int, origin: int, batch: Batch) -> None:
+        """Write a batch over the one that it was before it was sealed anew, while a new epoch is due."""
+        header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
+        values = (origin, header.first_sequence, batch.digest, header.previous_digest, body, row)
+        self._execute(QUERIES["update_batch"], values)
+
+    def add_incident(self, kind: str, subject: str, detail: str) -> None:
+        """Something was lost or refused. The same kind and subject again counts up."""
+        values = {"kind": kind, "subject": subject, "detail": detail, "now": self.now_unix_ms}
+        self._execute(QUERIES["insert_incident"], values)

@@ -1,0 +1,67 @@
+"""Counts what the writer did, for statistics and metrics. It does no IO of its own.
+
+Written by the writer's thread alone; others read a snapshot, which may be one piece of work behind itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
+from agent.fact_store.log import AppendOutcome, Histogram, PutResult, StoreError
+
+# From a fast fsync to a slow SD card; the specification's "healthy" is 0.1.
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Meter:
+    """Counters since the store was opened."""
+
+    def __init__(self) -> None:
+        self.facts_appended = 0
+        self.facts_received = 0
+        self.facts_duplicate = 0
+        self.appends = 0
+        self.appends_failed = 0
+        self.confirms = 0
+        self.commits = 0
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def committed(self) -> None:
+        """One commit returned."""
+        self.commits += 1
+
+    def done(self, work: Work, outcome: Any, now_ns: int) -> None:
+        """One piece of work was answered with a result or an error."""
+        match work:
+            case AppendSamples() | AppendMessages():
+                self._appended(work, outcome, now_ns)
+            case Call(name="confirm"):
+                self.confirms += 1
+            case _:
+                if isinstance(outcome, PutResult):
+                    self.facts_received += outcome.stored_facts
+                    self.facts_duplicate += outcome.duplicate_facts
+
+    def latency(self) -> Histogram:
+        """From queued to durable, of appends that succeeded and that somebody waited for."""
+        return Histogram(BOUNDS_S, tuple(self._counts), self._sum_s)
+
+    def _appended(self, work: AppendSamples | AppendMessages, outcome: Any, now_ns: int) -> None:
+        self.appends += 1
+        if isinstance(outcome, StoreError):
+            self.appends_failed += 1
+            return
+        if isinstance(work, AppendSamples):
+            self.facts_appended += work.count
+            if not work.is_awaited:
+                return  # nobody waits: it ripens for commit_interval_ms on purpose, which says nothing of the disk
+        took_s = (now_ns - work.queued_ns) / 1e9
+        self._counts[bisect_left(BOUNDS_S, took_s)] += 1
+        self._sum_s += took_s
+        if isinstance(work, AppendMessages):
+            results: list[AppendOutcome] = outcome
+            self.facts_appended += sum(one.outcome == "applied" for one in results)
+            self.facts_duplicate += sum(one.outcome == "noop_already_applied" for one in results)

@@ -1,0 +1,410 @@
+"""The one thread that writes: takes what is queued, seals it, commits it, and only then says so.
+
+Promised: a future is answered with a result only after the commit that holds it has returned with synchronous=FULL; what is
+refused leaves no trace but an incident; work is taken in order per stream. After a commit failed for other reasons than
+those below nothing is tried again on this connection: every waiting future fails, the writer ends and `ended` says why, because the
+kernel may have thrown away the pages it could not write and would now claim that all is well. Lack of space, and a lock that
+somebody else holds, are rolled back and survived; somebody else's commit is not.
+
+Other threads only queue (bounded, StoreBusy) and read `catalog`, which changes in one assignment after each commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent.fact_store import consumers
+from agent.fact_store.append import (
+    AppendMessages,
+    AppendSamples,
+    Call,
+    Commit,
+    Group,
+    Pace,
+    Queue,
+    Wait,
+    Work,
+    append_messages,
+    append_samples,
+    decide_commit,
+)
+from agent.fact_store.consumers import NEVER_NS, Acknowledging, Lifetimes, Presence
+from agent.fact_store.log import (
+    AgeClock,
+    Catalog,
+    ForkError,
+    Refused,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFailed,
+    StoreForked,
+    StoreFull,
+    StoreSettings,
+    StoreStatistics,
+    StreamSettings,
+    again,
+)
+from agent.fact_store.retention import Housekeeping
+from agent.fact_store.sqlite import QUERIES, MessageIndex, SecondWriter, Transaction, file_bytes, running_error
+from agent.fact_store.writer.meter import Meter
+
+LOST_LAGS = 3  # a consumer out of sync may be busy; one that was not seen for three times as long is offline
+WAIT_NS_MAX = 3_600_000_000_000  # an idle writer turns round once an hour; the system's own limit is no round number
+
+OnCommit = Callable[[Mapping[str, int]], None]
+_Outcomes = list[tuple[Work, Any]]
+
+
+class Writer:
+    """Owns the connection, the catalog and the thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        catalog: Catalog,
+        index: MessageIndex,
+        settings: StoreSettings,
+        policies: Mapping[str, StreamSettings],
+    ) -> None:
+        self.catalog = catalog
+        self._index = index
+        self._policies = dict(policies)
+        self.failure: StoreError | None = None
+        self.ended: Future[None] = Future()
+        self.meter = Meter()
+        self.presence = Presence()
+        self._acknowledging = Acknowledging(self.presence)
+        self._lifetimes = Lifetimes(
+            self.presence, lambda name: LOST_LAGS * self.policy(name).in_sync_lag_ms * 1_000_000
+        )
+        self._alarm_ns = 0
+        self._path = path
+        self._connection = connection
+        self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
+        self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
+        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
+        self._pace = Pace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
+        self._queue = Queue(settings.queue_facts_max, settings.queue_bytes_max)
+        self._changed = threading.Condition(threading.Lock())
+        self._group: Group | None = None
+        self._is_closing = False  # nothing new is taken
+        self._has_ended = False  # nothing at all is taken
+        self._subscribers: tuple[OnCommit, ...] = ()
+        self._thread = threading.Thread(target=self._run, name=f"store-writer {path.name}", daemon=True)
+
+    # --------------------------------------------------------------------------------------------- called by other threads
+
+    def start(self) -> None:
+        """Begin to commit."""
+        self.ended.set_running_or_notify_cancel()
+        self.housekeeping.start(time.monotonic_ns())
+        self._thread.start()
+
+    def close(self) -> None:
+        """Commit what is queued, take nothing more, and wait for the end of the thread."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def append_samples(self, append: AppendSamples) -> None:
+        """Queue samples; raises StoreBusy, StoreClosed, StoreFailed, FactsRefused."""
+        with self._changed:
+            self._reserve(append)
+            waiting = self._queue.put_samples(append)
+            # Wake the writer when it must act now, or learn of a deadline; not for every append in between.
+            if waiting.is_awaited or waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
+                self._changed.notify()
+
+    def append_messages(self, append: AppendMessages) -> None:
+        """Queue messages; raises as `append_samples`."""
+        with self._changed:
+            self._reserve(append)
+            self._queue.put_messages(append)
+            self._changed.notify()
+
+    def call(self, call: Call) -> None:
+        """Queue a call; raises as `append_samples`."""
+        with self._changed:
+            self._reserve(call)
+            self._queue.put_call(call)
+            self._changed.notify()
+
+    def call_reserved(self, call: Call) -> None:
+        """Queue a call whose room was taken by `reserve`; when the writer has ended, its future says so."""
+        with self._changed:
+            is_open = self.failure is None and not self._has_ended
+            if is_open:
+                self._queue.put_call(call)
+                self._changed.notify()
+        if not is_open:
+            self._fail([call], self.failure or StoreClosed(f"{self._path} is closed"))
+
+    def reserve(self, call: Call) -> None:
+        """Take room for a call that still has to be prepared elsewhere; then `call_reserved`, or `release` it."""
+        with self._changed:
+            self._reserve(call)
+
+    def release(self, call: Call) -> None:
+        """Give back room taken by `reserve`."""
+        with self._changed:
+            self._queue.release(call)
+
+    def policy(self, stream: str) -> StreamSettings:
+        """What is promised of a stream's facts."""
+        found = self._policies.get(stream)
+        if found is None:
+            found = self._policies[stream] = StreamSettings(stream)
+        return found
+
+    def age_ms(self) -> int:
+        """The store's own clock."""
+        return self._age.now_ms(time.monotonic_ns())
+
+    def subscribe(self, callback: OnCommit) -> Callable[[], None]:
+        """Have `callback` called in the writer's thread after each commit; it must only enqueue. Returns its undoing."""
+        with self._changed:
+            self._subscribers = (*self._subscribers, callback)
+
+        def unsubscribe() -> None:
+            with self._changed:
+                self._subscribers = tuple(one for one in self._subscribers if one is not callback)
+
+        return unsubscribe
+
+    def statistics(self) -> StoreStatistics:
+        """Counters since the start, what waits now, and the size of the files."""
+        queue, meter = self._queue, self.meter
+        return StoreStatistics(
+            state="failed" if self.failure else "closed" if self._has_ended else "open",
+            facts_appended=meter.facts_appended,
+            facts_received=meter.facts_received,
+            facts_duplicate=meter.facts_duplicate,
+            appends=meter.appends,
+            appends_failed=meter.appends_failed,
+            confirms=meter.confirms,
+            commits=meter.commits,
+            append_latency=meter.latency(),
+            queue_facts=queue.appends.count,
+            queue_facts_max=queue.appends.count_max,
+            queue_bytes=queue.appends.bytes + queue.calls.bytes,
+            queue_bytes_max=queue.appends.bytes_max + queue.calls.bytes_max,
+            file_bytes=file_bytes(self._path),
+            wal_bytes=file_bytes(self._path.with_name(self._path.name + "-wal")),
+        )
+
+    def _reserve(self, work: Work) -> None:
+        if self.failure is not None:
+            raise again(self.failure)
+        if self._is_closing:
+            raise StoreClosed(f"{self._path} is closed")
+        self._queue.reserve(work)
+        # From here on a caller that loses interest cannot take its facts back.
+        work.future.set_running_or_notify_cancel()
+
+    # ------------------------------------------------------------------------------------------------ the writer's thread
+
+    def _run(self) -> None:
+        """Commit until closed or failed. Whatever ends this thread, nobody is left waiting."""
+        is_broken = True  # until it is known that no mistake of ours ended the loop
+        try:
+            while self.failure is None:
+                self._group = self._next()
+                if self._group is None:
+                    break
+                if not self._group.is_empty or self.housekeeping.is_due(time.monotonic_ns()):
+                    self._commit(self._group)
+                self._attend()
+            is_broken = False
+        finally:
+            if is_broken:
+                self.failure = StoreFailed(f"{self._path}: the writer broke", "its traceback is in the log; report it")
+            self._end()
+
+    def _next(self) -> Group | None:
+        """Wait for the next group; an empty one when something else is due, None when closing and nothing is left."""
+        with self._changed:
+            while True:
+                now_ns = time.monotonic_ns()
+                queue = self._queue
+                if self._is_closing and not queue.is_urgent and not queue.waiting:
+                    return None
+                match decide_commit(
+                    queue.waiting, now_ns, self._pace, is_urgent=queue.is_urgent, is_last=self._is_closing
+                ):
+                    case Commit(streams):
+                        return queue.take(streams)
+                    case Wait(until_ns):
+                        alarm_ns = min(self._alarm_ns, self.housekeeping.alarm_ns)
+                        if alarm_ns <= now_ns:
+                            return Group()
+                        due_ns = min(until_ns or NEVER_NS, alarm_ns, now_ns + WAIT_NS_MAX)
+                        self._changed.wait((due_ns - now_ns) / 1e9)
+
+    def _attend(self) -> None:
+        """What time alone brings: appends that waited long enough, consumers that are lost or gone."""
+        now_ns = time.monotonic_ns()
+        self._acknowledging.settle(self.catalog, now_ns)
+        if events := self._lifetimes.due(self.catalog, now_ns):
+            run = partial(consumers.happen, events=events, seen_unix_ms=self.presence.seen_unix_ms)
+            with contextlib.suppress(StoreError):  # closing, ended, or no room: then `due` says it again
+                self.call(Call("lifetimes", 0, now_ns, run))
+        self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
+
+    def _commit(self, group: Group) -> None:
+        """One transaction: run, commit, publish, answer."""
+        execute = self._connection.execute
+        try:
+            execute(QUERIES["begin"])
+            self._check_alone()
+            now_unix_ms, age_ms = time.time_ns() // 1_000_000, self.age_ms()
+            transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms)
+            outcomes = self._perform(transaction, group)
+            self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
+            execute(QUERIES["commit"])
+            self._settle(is_durable=True)
+        except sqlite3.Error as error:
+            self._give_up(group, error)
+            return
+        ends_before = self.catalog.streams
+        self.catalog = transaction.catalog
+        self._answer(outcomes)
+        ends = {
+            name: stream.end_offset
+            for name, stream in self.catalog.streams.items()
+            if stream is not ends_before.get(name)
+        }
+        if ends:
+            for callback in self._subscribers:
+                callback(ends)
+        self._look()
+        if transaction.must_end_because is not None:
+            with self._changed:
+                self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
+
+    def _look(self) -> None:
+        """Housekeeping between transactions. What the disk fails here is nobody's append: all of them are durable and answered."""
+        try:
+            self.housekeeping.look(self.catalog, time.monotonic_ns())
+        except sqlite3.Error as error:
+            found = running_error(self._path, error)
+            if not isinstance(found, StoreFull | StoreBusy):
+                with self._changed:
+                    self.failure = found
+
+    def _settle(self, *, is_durable: bool) -> None:
+        """Those who remember what a transaction did learn how it ended."""
+        self._index.settle(is_durable=is_durable)
+        self.housekeeping.settle(is_durable=is_durable)
+
+    def _check_alone(self) -> None:
+        """The catalog, and what other threads were told, hold only while nobody else writes. Costs a microsecond or two."""
+        if self._connection.execute(QUERIES["data_version"]).fetchone()[0] != self._data_version:
+            raise SecondWriter
+
+    def _perform(self, transaction: Transaction, group: Group) -> _Outcomes:
+        """Run everything in the group inside the open transaction; a refusal is an outcome."""
+        target = self._pace.facts_target
+        outcomes: _Outcomes = [(call, _called(transaction, self.housekeeping, call)) for call in group.early]
+        for stream, samples in group.samples.items():
+            if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
+                outcomes.extend((one, again(refusal)) for one in samples)
+                continue
+            outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
+        for stream, messages in group.messages.items():
+            if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
+                outcomes.extend((one, again(refusal)) for one in messages)
+                continue
+            is_strong = self.policy(stream).write_class == "strong"
+            found = append_messages(transaction, stream, messages, target, is_strong=is_strong)
+            outcomes.extend(zip(messages, found, strict=True))
+        outcomes.extend((call, _called(transaction, self.housekeeping, call)) for call in group.calls)
+        return outcomes
+
+    def _answer(self, outcomes: _Outcomes) -> None:
+        """Give back the room, count, and tell each caller what became of its work."""
+        now_ns = time.monotonic_ns()
+        self._give_back([work for work, _ in outcomes])
+        if outcomes:
+            self.meter.committed()
+        for work, outcome in outcomes:
+            self.meter.done(work, outcome, now_ns)
+            if isinstance(outcome, StoreError):
+                work.future.set_exception(outcome)
+            elif isinstance(work, AppendSamples | AppendMessages):
+                self._acknowledging.answer(work, outcome, self.catalog, now_ns)
+            else:
+                work.future.set_result(outcome)
+
+    def _give_up(self, group: Group, error: sqlite3.Error) -> None:
+        """The transaction failed as a whole: nothing of it is durable, everybody in it is told."""
+        found = running_error(self._path, error)
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute(QUERIES["rollback"])
+        except sqlite3.Error as second:
+            found = running_error(self._path, second)
+        self._settle(is_durable=False)
+        self.housekeeping.put_off(time.monotonic_ns())
+        found.__cause__ = error
+        if isinstance(found, StoreFull):
+            self.housekeeping.is_out_of_space()
+        elif not isinstance(found, StoreBusy):
+            with self._changed:
+                self.failure = found
+        self._fail(group.all(), found)
+
+    def _fail(self, works: list[Work], error: StoreError) -> None:
+        now_ns = time.monotonic_ns()
+        self._give_back(works)
+        for work in works:
+            self.meter.done(work, error, now_ns)
+            work.future.set_exception(again(error))
+
+    def _give_back(self, works: list[Work]) -> None:
+        with self._changed:
+            for work in works:
+                self._queue.release(work)
+
+    def _end(self) -> None:
+        """Fail what still waits, close the connection, say how it ended."""
+        with self._changed:
+            self._is_closing = self._has_ended = True
+            left = self._queue.take(tuple(self._queue.waiting)).all()
+        error = self.failure or StoreClosed(f"{self._path}: the writer ended")
+        self._acknowledging.close(error.why)
+        self.catalog.tails.clear()  # from now on the file alone is asked, which its reader refuses once it is closed
+        for work in [*left, *(self._group.all() if self._group else ())]:
+            if not work.future.done():
+                work.future.set_exception(again(error))
+        try:
+            self._connection.close()
+        except sqlite3.Error as error:
+            self.failure = self.failure or running_error(self._path, error)
+        if self.failure is not None:
+            self.ended.set_exception(again(self.failure))
+        else:
+            self.ended.set_result(None)
+
+
+def _called(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:
+    """What a call returns, or why it refused; a fork is remembered, for somebody has to look into it."""
+    if call.stream is not None and (refusal := housekeeping.refusal(transaction, call.stream)) is not None:
+        return refusal
+    try:
+        return call.run(transaction)
+    except ForkError as error:
+        transaction.add_incident("fork", call.name, error.why)
+        return error
+    except Refused as error:
+        return error

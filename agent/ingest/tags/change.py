@@ -1,0 +1,101 @@
+"""What a changed tag file means: which tags come, go, change and stay, and whether the maps of all sources go together.
+
+Core. A tag is known by its subject: a row with another address, unit, rule or stream under the same subject is a change of
+that tag, a row that only moved in the file is none. Nothing is said about numbers, which the store gives, nor about how a
+source carries a change out.
+
+A tag comes from one source. While several files are edited, some maps go together and some do not: `admit` takes as many of
+the new ones as stand together with what is in force, so that moving a tag from one file to another needs no order, and
+refuses the others with row and owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from agent.ingest.errors import Problem
+from agent.ingest.tags.tag_map import Tag, TagMap
+
+
+@dataclass(frozen=True, slots=True)
+class TagChange:
+    """The way from one map of a source to the next. `changed` holds (before, after)."""
+
+    added: tuple[Tag, ...]
+    removed: tuple[Tag, ...]
+    changed: tuple[tuple[Tag, Tag], ...]
+    kept: tuple[Tag, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether both maps read the same values in the same way."""
+        return not (self.added or self.removed or self.changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """New maps that may be in force together with the rest, and why the others may not, by source name."""
+
+    maps: Mapping[str, TagMap]
+    problems: Mapping[str, tuple[Problem, ...]]
+
+
+def difference(old: TagMap, new: TagMap) -> TagChange:
+    """What has to happen to come from one map to the other. In the order of the new file; removals in that of the old."""
+    before = {tag.definition.subject: tag for tag in old.tags}
+    after = {tag.definition.subject for tag in new.tags}
+    pairs = [(before.get(tag.definition.subject), tag) for tag in new.tags]
+    return TagChange(
+        added=tuple(tag for known, tag in pairs if known is None),
+        removed=tuple(tag for subject, tag in before.items() if subject not in after),
+        changed=tuple((known, tag) for known, tag in pairs if known is not None and not _same(known, tag)),
+        kept=tuple(tag for known, tag in pairs if known is not None and _same(known, tag)),
+    )
+
+
+def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
+    """Tags that come from two sources: (first source, second source, the problem of the second)."""
+    owners: dict[str, tuple[str, Tag]] = {}
+    for source, found in maps.items():
+        for tag in found.tags:
+            owner, owned = owners.setdefault(tag.definition.subject, (source, tag))
+            if owner != source:
+                why = f"is also in {maps[owner].file} row {owned.row}, of source {owner}; a tag comes from one source"
+                name = tag.definition.subject.removeprefix("tag:")
+                yield owner, source, Problem(found.file, tag.row, "tag", name, why)
+
+
+def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> Admission:
+    """Which of the candidates can take the place of what is in force.
+
+    A candidate in a clash is put back, the later one if both are new; that may bring back a tag which another candidate has
+    taken over, so it is looked at again. What is in force does not clash with itself, so this ends.
+    """
+    admitted = dict(candidates)
+    problems: dict[str, tuple[Problem, ...]] = {}
+    while True:
+        refused: dict[str, list[Problem]] = {}
+        for first, second, problem in clashes({**in_force, **admitted}):
+            if second in admitted:
+                refused.setdefault(second, []).append(problem)
+            else:
+                name = problem.value
+                why = f"is also in {problem.file} row {problem.row}, of source {second}; a tag comes from one source"
+                row = next(t.row for t in admitted[first].tags if t.definition.subject == f"tag:{name}")
+                refused.setdefault(first, []).append(Problem(admitted[first].file, row, "tag", name, why))
+        if not refused:
+            return Admission(admitted, problems)
+        for source, found in refused.items():
+            del admitted[source]
+            problems[source] = tuple(found)
+
+
+def _same(one: Tag, other: Tag) -> bool:
+    """Whether two rows mean the same, wherever they stand in their files."""
+    return (one.stream, one.definition, one.rule, one.point) == (
+        other.stream,
+        other.definition,
+        other.rule,
+        other.point,
+    )

@@ -1,0 +1,54 @@
+"""Reads a source's tag file from disk. The one place in this package that opens one; what it holds is decided in `tag_map`."""
+
+from __future__ import annotations
+
+from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError, tag_file_problem
+from agent.ingest.modbus import address as modbus_address
+from agent.ingest.opcua import address as opcua_address
+from agent.ingest.settings import ModbusSourceSettings, SourceSettings
+from agent.ingest.tags.change import clashes
+from agent.ingest.tags.tag_map import FILE_BYTES_MAX, TagMap, read_tag_map
+
+
+def read_tag_file(settings: SourceSettings) -> bytes:
+    """The bytes of a source's tag file, cut one byte beyond the limit. Raises TagFileUnreadable."""
+    file = settings.tags_file
+    try:
+        if not file.is_file() and file.exists():  # a pipe would hold its reader for ever
+            raise TagFileUnreadable([tag_file_problem(file, "is not a file")])
+        with file.open("rb") as opened:
+            return opened.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        why = f"does not exist; it should hold the tags of source {settings.name}"
+        raise TagFileUnreadable([tag_file_problem(file, why)]) from None
+    except OSError as error:
+        raise TagFileUnreadable([tag_file_problem(file, f"cannot be read: {error.strerror}")]) from error
+
+
+def parse_tag_file(settings: SourceSettings, data: bytes) -> TagMap:
+    """The tag map in these bytes. Raises TagMapError with every problem."""
+    if isinstance(settings, ModbusSourceSettings):
+        dialect = modbus_address.dialect(settings)
+    else:
+        dialect = opcua_address.dialect()
+    return read_tag_map(settings.tags_file.name, data, settings.name, dialect)
+
+
+def load_tag_map(settings: SourceSettings) -> TagMap:
+    """The tag map of a source. Raises TagMapError with every problem of its file."""
+    return parse_tag_file(settings, read_tag_file(settings))
+
+
+def load_tag_maps(sources: tuple[SourceSettings, ...]) -> dict[str, TagMap]:
+    """The tag maps of all sources by source name. Raises one TagMapError with the problems of all files."""
+    maps: dict[str, TagMap] = {}
+    problems: list[Problem] = []
+    for settings in sources:
+        try:
+            maps[settings.name] = load_tag_map(settings)
+        except TagMapError as error:
+            problems += error.problems
+    problems += [problem for _, _, problem in clashes(maps)]
+    if problems:
+        raise TagMapError(problems)
+    return maps

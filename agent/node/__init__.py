@@ -1,0 +1,1 @@
+"""One node: every part put together, started and stopped in order; its status and its comparisons with peers."""

@@ -1,0 +1,170 @@
+"""SQL over a store: one read-only statement at a time, on virtual tables, in a process that does nothing else.
+
+Two SQLite libraries are loaded here, and that is safe only because one of them never sees the store's file. The standard
+library's sqlite3, which the node uses too, reads the store (StoreReader, mode=ro, a page at a time). apsw brings a newer SQLite of
+its own, with virtual tables; it has an empty database in memory and asks us for rows. Were the file opened by both, closing it in
+one would drop the POSIX locks of the other, for those belong to the process: that is how rows were lost when it was tried. So
+nothing may be attached here, an authorizer refuses everything but reading, and `bsfg sql` is never part of a node's process.
+
+    ExtraMissing            apsw is not installed
+    SqlRefused              SQLite cannot run the statement, or it would do more than read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.fact_store import INCIDENTS_MAX, StoreReader, named_statements
+from agent.message import TagDefinition, time_text
+from agent.query.errors import ExtraMissing, SqlRefused
+from agent.query.facts import sql_value, value_text, value_type
+from agent.query.latest import latest
+from agent.query.scan import Scanner
+from agent.query.times import compare, moment_ns
+
+if TYPE_CHECKING:
+    import apsw
+
+DEFINITIONS_PAGE = 2**32
+_TABLES = dict(named_statements(Path(__file__).with_name("tables.sql").read_text("utf-8")))
+
+
+class Answer:
+    """The columns and rows of one statement; rows come as they are found."""
+
+    def __init__(self, columns: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> None:
+        self.columns = columns
+        self.rows = rows
+
+
+class SqlSession:
+    """Statements on one snapshot of a store. Raises ExtraMissing where apsw is not installed."""
+
+    def __init__(self, reader: StoreReader, now_ns: int) -> None:
+        try:
+            import apsw
+        except ImportError as error:
+            raise ExtraMissing(
+                "SQL needs the package apsw, which is not installed",
+                "pip install 'bsfg-agent[sql]', or use bsfg store export and any SQLite program",
+            ) from error
+        self.scanner = Scanner(reader)
+        self._reader = reader
+        self._now_ns = now_ns
+        self._apsw = apsw
+        self._connection = apsw.Connection(":memory:")
+        self._connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+        self._connection.create_collation("moment", compare)
+        self._connection.create_scalar_function("ns", self._ns, 1, deterministic=True)
+        self._make_tables()
+        self._connection.authorizer = self._allowed
+
+    def ask(self, statement: str) -> Answer:
+        """Run one statement. Raises SqlRefused; rows that come later raise it too."""
+        columns = list[str]()
+
+        def trace(cursor: apsw.Cursor, _text: str, _values: object) -> bool:
+            if columns:
+                raise SqlRefused("only one statement is run at a time", "leave out what follows the semicolon")
+            columns.extend(name for name, *_ in cursor.get_description())
+            return True
+
+        cursor = self._connection.cursor()
+        cursor.exec_trace = trace
+        rows = self._rows(cursor, statement)
+        first = next(rows, None)
+        return Answer(columns, rows if first is None else _again(first, rows))
+
+    def close(self) -> None:
+        """The connection in memory goes; the reader stays its owner's."""
+        self._connection.close(force=True)
+
+    def _rows(self, cursor: apsw.Cursor, statement: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from cursor.execute(statement)
+        except self._apsw.AuthError as error:
+            raise SqlRefused(
+                "the statement would do more than read", "write SELECT; nothing else is possible"
+            ) from error
+        except self._apsw.Error as error:
+            hint = f"tables: {', '.join(_TABLES)}; their columns: docs/operate/query.md"
+            raise SqlRefused(f"SQL: {str(error).removeprefix('SQLError: ')}", hint) from error
+
+    def _make_tables(self) -> None:
+        from agent.query.sql.virtual import FactsTable, Module, RowsTable
+
+        tables = {
+            "facts": FactsTable(self.scanner),
+            "latest": RowsTable(self._latest),
+            "definitions": RowsTable(self._definitions),
+            "streams": RowsTable(self._streams),
+            "consumers": RowsTable(self._consumers),
+            "incidents": RowsTable(self._incidents),
+        }
+        assert list(tables) == list(_TABLES)
+        for name, table in tables.items():
+            module: Any = Module(_TABLES[name], table)  # apsw's protocol asks for methods that reading does not need
+            self._connection.create_module(
+                name, module, use_bestindex_object=True, eponymous=True, eponymous_only=True, read_only=True
+            )
+
+    def _allowed(self, action: int, *_: str | None) -> int:
+        """Reading, calculating, and nothing else. load_extension is off in apsw unless somebody asks for it."""
+        apsw = self._apsw
+        reading = {apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
+        allowed: int = apsw.SQLITE_OK if action in reading else apsw.SQLITE_DENY
+        return allowed
+
+    def _ns(self, *texts: Any) -> int | None:
+        """ns('2026-11-21T06:00Z') and ns('2h'), two hours ago."""
+        (text,) = texts
+        return moment_ns(text, self._now_ns) if isinstance(text, str) else None
+
+    def _latest(self) -> Iterable[tuple[Any, ...]]:
+        for row in latest(self.scanner, self._now_ns).rows:
+            known, as_of = row.known, None if row.as_of_ns is None else time_text(row.as_of_ns)
+            yield (
+                *row.tag,
+                *((sql_value(known.value), value_type(known.value), value_text(known.value)) if known else (None, None, None)),
+                *((known.unit or None, known.quality, time_text(known.source_time_ns)) if known else (None, None, None)),
+                row.source or None, as_of, row.staleness_ms, row.mode,
+                *((known.stream, known.offset) if known else (None, None)),
+            )  # fmt: skip
+
+    def _definitions(self) -> Iterable[tuple[Any, ...]]:
+        for origin in self._reader.origins():
+            for number, body in enumerate(self._reader.definitions(origin, 0, DEFINITIONS_PAGE), 1):
+                one = TagDefinition.from_json(body)
+                yield (
+                    origin.zone, origin.epoch.hex(), number, one.subject, one.predicate, one.unit, one.source, one.address,
+                    one.data_type, one.description,
+                )  # fmt: skip
+
+    def _streams(self) -> Iterable[tuple[Any, ...]]:
+        for one in self._reader.streams():
+            facts = one.end_offset - one.first_offset + 1
+            yield one.name, one.first_offset, one.end_offset, facts, one.bytes
+
+    def _consumers(self) -> Iterable[tuple[Any, ...]]:
+        ends = self.scanner.ends
+        for one in self._reader.consumers():
+            yield (
+                one.name,
+                one.zone,
+                one.stream,
+                one.lifecycle.value,
+                one.frontier,
+                ends.get(one.stream, 0) - one.frontier,
+            )
+
+    def _incidents(self) -> Iterable[tuple[Any, ...]]:
+        for one in self._reader.incidents(INCIDENTS_MAX):
+            first, last = (time_text(at * 1_000_000) for at in (one.first_unix_ms, one.last_unix_ms))
+            yield one.kind, one.subject, one.detail, one.count, first, last
+
+
+def _again(first: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    yield first
+    yield from rows

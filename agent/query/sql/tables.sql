@@ -1,0 +1,78 @@
+-- What `bsfg sql` shows, by name. Nothing of this is stored: each table is virtual and read from the store when asked.
+
+-- facts: every fact as a row, columns as agent/query/facts.py lists them; hidden ones are there when named
+CREATE TABLE facts (
+    stream TEXT,
+    offset INTEGER,
+    zone TEXT,
+    epoch TEXT HIDDEN,
+    sequence INTEGER,
+    kind TEXT,
+    subject TEXT,
+    predicate TEXT,
+    tag INTEGER,
+    value,
+    value_type TEXT,
+    value_text TEXT HIDDEN,
+    unit TEXT,
+    quality INTEGER,
+    source_time TEXT COLLATE moment,
+    source_time_ns INTEGER,
+    object_json TEXT,
+    message_id TEXT HIDDEN,
+    to_zone TEXT HIDDEN,
+    correlation_id TEXT HIDDEN,
+    causation_id TEXT HIDDEN,
+    labels_json TEXT HIDDEN
+);
+
+-- latest: the last known value of every tag, and how stale what we know of its source is; see agent/query/latest/search.py
+CREATE TABLE latest (
+    zone TEXT,
+    subject TEXT,
+    predicate TEXT,
+    value,
+    value_type TEXT,
+    value_text TEXT HIDDEN,
+    unit TEXT,
+    quality INTEGER,
+    source_time TEXT COLLATE moment,
+    source TEXT,
+    as_of TEXT COLLATE moment,
+    staleness_ms INTEGER,
+    mode TEXT,
+    stream TEXT,
+    offset INTEGER
+);
+
+-- definitions: what tag numbers stand for, per origin
+CREATE TABLE definitions (
+    zone TEXT,
+    epoch TEXT,
+    tag INTEGER,
+    subject TEXT,
+    predicate TEXT,
+    unit TEXT,
+    source TEXT,
+    address TEXT,
+    data_type TEXT,
+    description TEXT
+);
+
+-- streams: the logs of the store
+CREATE TABLE streams (name TEXT, first_offset INTEGER, end_offset INTEGER, facts INTEGER, bytes INTEGER);
+
+-- consumers: who reads a stream, and how far
+CREATE TABLE consumers (
+    name TEXT, zone TEXT, stream TEXT, state TEXT, frontier INTEGER, behind_facts INTEGER
+);
+
+-- incidents: what was lost or refused
+CREATE TABLE incidents (
+    kind TEXT,
+    subject TEXT,
+    detail TEXT,
+    count INTEGER,
+    first_time TEXT COLLATE moment,
+    last_time TEXT COLLATE moment
+);

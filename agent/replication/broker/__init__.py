@@ -1,0 +1,44 @@
+"""The site's broker: its configuration made, read, checked and reloaded; and the way to a peer, tried step by step."""
+
+from agent.replication.broker.check import check_broker
+from agent.replication.broker.config import (
+    CONFIG_NAME,
+    PORT,
+    USER,
+    BrokerLimits,
+    BrokerPlan,
+    PeerLink,
+    TopologyError,
+    parse_link,
+    rights_of,
+    zones_of,
+)
+from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.folder import BrokerFolder, write_broker_folder
+from agent.replication.broker.peer_test import Peer, check_peer
+from agent.replication.broker.reload import check_broker_files, deny_zones, reload_broker
+from agent.replication.broker.session import Access
+
+__all__ = [
+    "CONFIG_NAME",
+    "PORT",
+    "USER",
+    "Access",
+    "BrokerFolder",
+    "BrokerLimits",
+    "BrokerPlan",
+    "Finding",
+    "Outcome",
+    "Peer",
+    "PeerLink",
+    "TopologyError",
+    "check_broker",
+    "check_broker_files",
+    "check_peer",
+    "deny_zones",
+    "parse_link",
+    "reload_broker",
+    "rights_of",
+    "write_broker_folder",
+    "zones_of",
+]

@@ -1,0 +1,122 @@
+"""One folder with everything a broker needs, checked before it is written.
+
+`broker` says what the files hold; this module fetches the certificates from the authority's folder, refuses what would
+leave a broker that runs and turns everybody away (or lets everybody in), and only then writes.  Each file is replaced
+whole.  Run as root, files the broker must read after it has given up root belong to its group; run as anyone else, they
+are the caller's, for a broker run by the same user.  Starting and reloading the broker is not done here.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from agent.replication import pki
+from agent.replication.broker.config import (
+    ACL_NAME,
+    CA_NAME,
+    CERT_NAME,
+    CONFIG_NAME,
+    CRL_NAME,
+    KEY_NAME,
+    BrokerPlan,
+    render_acl,
+    render_config,
+)
+
+_SECRET_MODE = 0o600
+_GROUP_MODE = 0o640
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFolder:
+    """The files of one broker."""
+
+    folder: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / CONFIG_NAME
+
+    @property
+    def acl_file(self) -> Path:
+        return self.folder / ACL_NAME
+
+    @property
+    def ca_file(self) -> Path:
+        return self.folder / CA_NAME
+
+    @property
+    def crl_file(self) -> Path:
+        return self.folder / CRL_NAME
+
+    @property
+    def cert_file(self) -> Path:
+        return self.folder / CERT_NAME
+
+    @property
+    def key_file(self) -> Path:
+        return self.folder / KEY_NAME
+
+
+def write_broker_folder(
+    folder: Path, pki_folder: Path, broker_name: str, plan: BrokerPlan, *, now: datetime | None = None
+) -> BrokerFolder:
+    """Write configuration, access list and certificates to `folder`; `plan.folder` is where the broker finds them.
+
+    An empty `plan.folder` means `folder` itself.  Nothing is written when any file is wrong (PkiError, TopologyError).
+    """
+    pki.check_zone(broker_name, "broker")
+    plan = replace(plan, folder=plan.folder or str(folder.resolve()))
+    config, acl = render_config(plan), render_acl(plan.links)
+    cert_file = pki_folder / "brokers" / f"{broker_name}.pem"
+    key_file = cert_file.with_suffix(".key")
+    ca_file, crl_file = pki_folder / "ca.pem", pki_folder / "ca.crl"
+    problems = pki.check_broker_identity(cert_file, key_file, ca_file, now=now)
+    problems += pki.check_crl(crl_file, ca_file, now=now)
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise pki.PkiError(f"this broker could not serve{listed}", "put that right first; nothing was written")
+    group = _group_of(plan.user)
+    secret = _SECRET_MODE if group == -1 else _GROUP_MODE
+    files = BrokerFolder(folder)
+    try:
+        _make_folder(folder, group)
+        for source, target, mode in (
+            (ca_file, files.ca_file, 0o644),
+            (crl_file, files.crl_file, 0o644),
+            (key_file, files.key_file, secret),
+            (cert_file, files.cert_file, 0o644),
+        ):
+            pki.write_file(target, source.read_bytes(), mode, group)
+        pki.write_file(files.acl_file, acl.encode(), secret, group)
+        # Last: who sees the configuration sees the files it names.
+        pki.write_file(files.config_file, config.encode(), 0o644, group)
+    except OSError as error:
+        raise pki.PkiError(
+            f"cannot write below {folder}: {error.strerror or error}", "check its rights and the free space"
+        ) from error
+    return files
+
+
+def _group_of(user: str) -> int:
+    """The broker's group when we are root and can give files away; -1 otherwise."""
+    if os.geteuid() != 0:
+        return -1
+    try:
+        return pwd.getpwnam(user).pw_gid
+    except KeyError:
+        raise pki.PkiError(
+            f"there is no user {user} on this machine",
+            "install mosquitto first, or run this as the user that will run the broker, or name one with --user",
+        ) from None
+
+
+def _make_folder(folder: Path, group: int) -> None:
+    if folder.exists():
+        return
+    folder.mkdir(mode=0o750, parents=True)
+    os.chown(folder, -1, group)

@@ -1,0 +1,162 @@
+"""Requests and answers to bytes and back, version 1.0 of `bsfg.replication`.
+
+A request is one JSON object.  An answer is a little-endian u32, that many bytes of one JSON object, and after them the
+attachment: sealed batches end to end, exactly as they lie in the serving store.  docs/reference/protocol.md says the same
+for a second implementation.
+
+Promised: sizes are checked before anything is parsed; the decoders return a checked value or raise MalformedMessage, and
+nothing else, whatever the bytes; fields this version does not know are ignored, so that minor versions may add; another
+major version is refused naming both.  Not here: whether the asker may have what he asks for (`sender`), and whether the
+batches are what they claim (`agent.batch`, the store).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from agent.replication.protocol.errors import ERRORS, MalformedMessage
+from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request, operation_of
+
+PROTOCOL = "bsfg.replication"
+MAJOR, MINOR = 1, 0
+VERSION = f"{MAJOR}.{MINOR}"
+
+REQUEST_BYTES_MAX = 64 * 1024
+"""A FetchFacts naming 600 origins; nobody has more to say."""
+HEADER_BYTES_MAX = 1024 * 1024
+"""Header of an answer: the definitions of a page are its bulk, and they are bounded by the page's bytes."""
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+"""Above any packet size we would recommend for a broker."""
+
+_LENGTH = struct.Struct("<I")
+_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
+_T = TypeVar("_T")
+
+
+class _Version(msgspec.Struct):
+    protocol: Annotated[str, msgspec.Meta(max_length=64)]
+    version: Annotated[str, msgspec.Meta(max_length=16)]
+
+
+class _RequestHead(_Version):
+    operation: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _AnswerHead(_RequestHead):
+    status: Literal["ok", "error"]
+
+
+_HeadT = TypeVar("_HeadT", bound=_RequestHead)
+
+_ANY_VERSION = msgspec.json.Decoder(_Version)
+_REQUEST_HEAD = msgspec.json.Decoder(_RequestHead)
+_ANSWER_HEAD = msgspec.json.Decoder(_AnswerHead)
+_REQUESTS: dict[str, msgspec.json.Decoder[Any]] = {operation_of(each): msgspec.json.Decoder(each) for each in REQUESTS}
+_ANSWERS: dict[str, msgspec.json.Decoder[Any]] = {operation_of(each): msgspec.json.Decoder(each) for each in ANSWERS}
+_ERROR = msgspec.json.Decoder(ErrorAnswer)
+_OBJECT_START = f'{{"protocol":"{PROTOCOL}","version":"{VERSION}",'.encode()
+
+
+def encode_request(request: Request) -> bytes:
+    """The bytes of a request; MalformedMessage when they are too many."""
+    payload = _OBJECT_START + msgspec.json.encode(request)[1:]
+    if len(payload) > REQUEST_BYTES_MAX:
+        raise _too_large(payload)
+    return payload
+
+
+def decode_request(payload: bytes) -> Request:
+    """The request in `payload`; MalformedMessage, with the code to answer, for everything else."""
+    if len(payload) > REQUEST_BYTES_MAX:
+        raise _too_large(payload)
+    head = _decode_head(_REQUEST_HEAD, payload)
+    decoder = _REQUESTS.get(head.operation)
+    if decoder is None:
+        raise MalformedMessage(f"operation {head.operation!r} is not known here", "unknown_operation", head.operation)
+    request: Request = _decode(decoder, payload, head.operation)
+    request.check()
+    return request
+
+
+def encode_answer(answer: Answer, attachment: list[bytes]) -> bytes:
+    """The bytes of an answer and its batches."""
+    header = _OBJECT_START + b'"status":"ok",' + msgspec.json.encode(answer)[1:]
+    assert len(header) <= HEADER_BYTES_MAX, len(header)
+    return b"".join([_LENGTH.pack(len(header)), header, *attachment])
+
+
+def encode_error(store_zone: str, epoch: str, operation: str, code: str, message: str) -> bytes:
+    """The bytes of an error answer; whether to retry and what to do stand in the table."""
+    row = ERRORS[code]
+    body = ErrorBody(code=code, message=message[:1000], retryable=row.retryable, hint=row.hint)
+    answer = ErrorAnswer(store_zone=store_zone, epoch=epoch, operation=operation[:64], error=body)
+    header = _OBJECT_START + b'"status":"error",' + msgspec.json.encode(answer)[1:]
+    return _LENGTH.pack(len(header)) + header
+
+
+def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
+    """The answer in `payload` and its batches, lengths and order checked; MalformedMessage for everything else."""
+    if not _LENGTH.size <= len(payload) <= ANSWER_BYTES_MAX:
+        raise MalformedMessage(f"answer of {len(payload)} bytes, {_LENGTH.size} to {ANSWER_BYTES_MAX} expected")
+    header_bytes = _LENGTH.unpack_from(payload)[0]
+    attachment_at = _LENGTH.size + header_bytes
+    if header_bytes > HEADER_BYTES_MAX or attachment_at > len(payload):
+        raise MalformedMessage(f"header of {header_bytes} bytes in an answer of {len(payload)}")
+    header = memoryview(payload)[_LENGTH.size : attachment_at]
+    head = _decode_head(_ANSWER_HEAD, header)
+    if head.status == "error":
+        return _decode(_ERROR, header, head.operation), []
+    decoder = _ANSWERS.get(head.operation)
+    if decoder is None:
+        raise MalformedMessage(
+            f"answer to {head.operation!r}, which is not known here", "unknown_operation", head.operation
+        )
+    answer: Answer = _decode(decoder, header, head.operation)
+    answer.check()
+    lengths = answer.attached()
+    if attachment_at + sum(lengths) != len(payload):
+        raise MalformedMessage(f"{len(payload) - attachment_at} bytes attached, the header lists {sum(lengths)}")
+    ends = list(accumulate(lengths, initial=attachment_at))
+    return answer, [payload[start:end] for start, end in pairwise(ends)]
+
+
+def _too_large(payload: bytes) -> MalformedMessage:
+    code = "request_too_large"
+    why = f"request of {len(payload)} bytes, at most {REQUEST_BYTES_MAX}"
+    return MalformedMessage(why, code, hint=ERRORS[code].hint)
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operation: str) -> _T:
+    try:
+        return decoder.decode(data)
+    except (ValueError, RecursionError) as error:  # every msgspec error is a ValueError
+        raise MalformedMessage(str(error), "bad_request", operation) from error
+
+
+def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes | memoryview) -> _HeadT:
+    """What every message has; of another version the version is told, whatever else has changed with it."""
+    try:
+        head = _decode(decoder, data, "")
+    except MalformedMessage as error:
+        try:
+            version = _decode(_ANY_VERSION, data, "")
+        except MalformedMessage:
+            raise error from None
+        _check_version(version, "")
+        raise
+    _check_version(head, head.operation)
+    return head
+
+
+def _check_version(head: _Version, operation: str) -> None:
+    """Another protocol or major is refused naming both; a higher minor is read, its additions ignored."""
+    version = _VERSION.fullmatch(head.version)
+    if head.protocol != PROTOCOL or version is None or int(version[1]) != MAJOR:
+        why = f"the peer speaks {head.protocol!r} {head.version!r}, this node {PROTOCOL!r} {VERSION!r}"
+        code = "unsupported_version"
+        raise MalformedMessage(why, code, operation, hint=ERRORS[code].hint)

@@ -1,0 +1,159 @@
+"""What a receiver checks of a page: that the peer sent what it was asked for and may send, and that it can be read.
+
+A core, in two steps.  `check_page` looks at the header of an answer, cheaply, when it arrives.  `check_batches` reads each
+batch's header and digest and opens it once within its limits, which is most of a receiver's work, so it is done in another
+thread, before the page goes to the store.  The history that the batches claim is for the store to compare.  What fails here
+is not a matter of luck or load, so it is refused for good (`PageRefused`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agent.batch import DIGEST_BYTES, Batch, BatchError, Header, Origin, parse, verify
+from agent.replication.protocol.errors import ReplicationError
+from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
+from agent.replication.protocol.pull_events import ArrivedPage, Taken
+
+DEFINITION_BYTES_MAX = 64 * 1024
+"""Several times the largest that an origin can make; a larger one could not be handed on."""
+
+
+class Position(NamedTuple):
+    """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store, and the last batch taken of it."""
+
+    epoch: bytes
+    offset: int
+    taken: Taken | None = None
+
+
+class ReceivedDefinition(NamedTuple):
+    """Definition `number` of `origin`, as canonical JSON, on its way from a peer."""
+
+    origin: Origin
+    number: int
+    body: bytes
+
+
+class PageRefused(ReplicationError):
+    """A page that its peer should not have sent; the text names what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageContent:
+    """What of a page goes to the store, and where its batches lie."""
+
+    entries: Sequence[tuple[int, int, int]]
+    sealed: Sequence[bytes]
+    definitions: Sequence[ReceivedDefinition]
+    holes: Sequence[tuple[int, int, str]] = ()
+
+
+def check_page(
+    answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: str, origins: frozenset[str]
+) -> ArrivedPage:
+    """The page as the receiver takes it; PageRefused when it is not what this peer may send for this stream."""
+    if not isinstance(answer, FetchAnswer):
+        raise PageRefused("an answer to another operation than FetchFacts")
+    if answer.store_zone != peer_zone:
+        raise PageRefused(f"answer of zone {answer.store_zone}, asked was {peer_zone}")
+    if answer.stream != stream:
+        raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
+    definitions = [_check_definition(entry, origins) for entry in answer.definitions]
+    first_offset, last_offset = answer.covered() or (0, 0)
+    numbers: dict[str, int] = {}
+    for definition in definitions:
+        origin = str(definition.origin)
+        numbers[origin] = max(definition.number, numbers.get(origin, 0))
+    return ArrivedPage(
+        epoch=answer.epoch,
+        frontier=answer.frontier,
+        first_offset=first_offset,
+        last_offset=last_offset,
+        more=answer.more,
+        end_offset=answer.end_offset,
+        definitions=numbers,
+        lease=answer.lease or 0,
+        lease_in_force=answer.lease_in_force,
+        taken=_taken(answer, sealed),
+        content=PageContent(answer.batches, sealed, definitions, answer.holes),
+    )
+
+
+def _taken(answer: FetchAnswer, sealed: Sequence[bytes]) -> Taken | None:
+    """The last batch of a page, our own facts included, which are left out of it."""
+    found = [Taken(answer.batches[-1][1], sealed[-1][-DIGEST_BYTES:])] if answer.batches else []
+    if answer.omitted and answer.omitted_digest is not None:
+        found.append(Taken(answer.omitted[-1][1], bytes.fromhex(answer.omitted_digest)))
+    return max(found, default=None)
+
+
+def check_batches(
+    entries: Sequence[tuple[int, int, int]],
+    sealed: Sequence[bytes],
+    stream: str,
+    origins: frozenset[str],
+    *,
+    is_opened: bool,
+) -> list[Batch]:
+    """The batches, parsed. Raises PageRefused unless each is whole, what the page says of it, of this stream, of an origin that this peer may
+    bring, and (with `is_opened`) readable to its last fact."""
+    batches = []
+    for (first, last, _), data in zip(entries, sealed, strict=True):
+        where = f"batch at offset {first}"
+        try:
+            batch = parse(data)
+            _check_header(batch.header, where, last - first + 1, stream, origins)
+            if is_opened:
+                verify(batch)
+        except BatchError as error:
+            raise PageRefused(f"{where}: {error}") from error
+        batches.append(batch)
+    return batches
+
+
+def check_sequences(
+    answer: Answer, sealed: Sequence[bytes], peer_zone: str, request: FetchSequences, origins: frozenset[str]
+) -> tuple[list[Batch], list[ReceivedDefinition]]:
+    """Batches and definitions of a page of sequences, each batch opened once. PageRefused when it is not what was asked for."""
+    if not isinstance(answer, SequencesAnswer):
+        raise PageRefused("an answer to another operation than FetchSequences")
+    if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
+        raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
+    batches = check_batches(answer.batches, sealed, request.stream, origins, is_opened=True)
+    for (first, _, _), batch in zip(answer.batches, batches, strict=True):
+        if (str(batch.header.origin), batch.header.first_sequence) != (request.origin, first):
+            raise PageRefused(f"batch at sequence {first} is another than the page says")
+    return batches, [_check_definition(entry, origins) for entry in answer.definitions]
+
+
+def _check_header(header: Header, where: str, count: int, stream: str, origins: frozenset[str]) -> None:
+    if header.stream != stream:
+        raise PageRefused(f"{where} is of stream {header.stream!r}, asked for was {stream!r}")
+    if header.is_slice:
+        raise PageRefused(
+            f"{where} is a slice: it can be read, not stored. Either the limit is too small, or our position lies within this"
+            " batch because the peer's store is an old copy that has gone on: give it a new epoch"
+        )
+    if header.count != count:
+        raise PageRefused(f"{where} holds {header.count} facts, the page says {count}")
+    _check_origin(header.origin, where, origins)
+
+
+def _check_definition(entry: DefinitionEntry, origins: frozenset[str]) -> ReceivedDefinition:
+    origin = Origin(entry.zone, bytes.fromhex(entry.epoch))
+    body = bytes(entry.definition)
+    if len(body) > DEFINITION_BYTES_MAX:
+        raise PageRefused(
+            f"definition {entry.number} of {origin} has {len(body)} bytes, at most {DEFINITION_BYTES_MAX}"
+        )
+    _check_origin(origin, f"definition {entry.number}", origins)
+    return ReceivedDefinition(origin, entry.number, body)
+
+
+def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:
+    if origin.zone not in origins:
+        hint = "Add it to relays of this peer in node.toml if this peer may bring its facts."
+        raise PageRefused(f"{what} is of zone {origin.zone}, which this peer may not relay. {hint}")

@@ -1,0 +1,390 @@
+"""The two doors through which replication reaches a fact store.
+
+`ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; a fact store satisfies
+both as it is.  What the ports demand of it:
+
+- Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
+  the event loop's thread; the shells await them with `asyncio.wrap_future`.
+- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a small page in
+  the event loop's.  Everything else that returns a plain value is a look into memory, called from the event loop.
+- A definition is stored only together with a batch that vouches for it; what no batch of the page needs is ignored.
+- Trouble is raised, directly or through the future, as one exception type of the store's own (handed to the shells as
+  `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is,
+  a forked history or a malformed batch is not.  After an exception nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Literal, Protocol
+
+from agent.append_contract import AppendOutcome, Precondition
+from agent.batch import Batch, Origin
+from agent.lease import Lease, Shown
+from agent.message import Message
+from agent.replication.protocol.page_check import Position, ReceivedDefinition
+
+
+class Consumer(Protocol):
+    """A registered reader: whose it is, what it reads, up to where it has confirmed, and which instance of it may go on."""
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
+    @property
+    def frontier(self) -> int: ...
+    @property
+    def lease(self) -> Lease: ...
+
+
+class StreamBounds(Protocol):
+    """A stream's name and the offsets it holds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+
+
+class StoredBatch(Protocol):
+    """A batch as the store keeps it: where it lies, its bytes, whose it is, how many definitions it needs."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def sealed(self) -> bytes: ...
+    @property
+    def origin(self) -> Origin: ...
+    @property
+    def definition_count(self) -> int: ...
+
+
+class Hole(Protocol):
+    """Offsets whose facts are no longer here, and why."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Page(Protocol):
+    """Consecutive batches, the holes before, between and after them, and where the stream ended when they were read."""
+
+    @property
+    def batches(self) -> Sequence[StoredBatch]: ...
+    @property
+    def holes(self) -> Sequence[Hole]: ...
+    @property
+    def end_offset(self) -> int: ...
+
+
+class HeldRange(Protocol):
+    """Consecutive sequences that are held of an origin, or were before retention, and the digests at both ends."""
+
+    @property
+    def first_sequence(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+    @property
+    def first_previous_digest(self) -> bytes: ...
+    @property
+    def last_digest(self) -> bytes: ...
+
+
+class BatchEnd(Protocol):
+    """The last sequence of a batch, and its digest."""
+
+    @property
+    def last_sequence(self) -> int: ...
+    @property
+    def digest(self) -> bytes: ...
+
+
+class ComparedStore(Protocol):
+    """What comparing two stores needs of either of them."""
+
+    def held(self, stream: str) -> Mapping[Origin, Sequence[HeldRange]]:
+        """The ranges held of each origin in a stream, in order and apart. From memory."""
+        ...
+
+    def batch_ends(self, stream: str, origin: Origin, sequences: Sequence[int]) -> Sequence[BatchEnd]:
+        """The batches that hold these sequences and are still here: ends and digests, in order, each once."""
+        ...
+
+    def read_sequences(
+        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+    ) -> Page:
+        """As `read`, whole batches of one origin by its sequences: places in the page are sequences."""
+        ...
+
+
+class Reference(Protocol):
+    """An artifact by name, and its size in bytes."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+class ArtifactProgress(Protocol):
+    """How much of an artifact is here, and whether that is the whole of it, compared with the digest and durable."""
+
+    @property
+    def received(self) -> int: ...
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class Artifacts(Protocol):
+    """What both sides need of the artifacts of a store. Everything touches the disk, and raises the store's errors."""
+
+    def streams(self, digest: str) -> Sequence[str]:
+        """The streams with a held fact that refers to it."""
+        ...
+
+    def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
+        """Size of the whole, and bytes of it."""
+        ...
+
+    def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
+        """The next bytes, or none to ask how many are here."""
+        ...
+
+    def absent(self, stream: str) -> Sequence[str]:
+        """Digests of artifacts to which held facts of a stream refer and that are not here."""
+        ...
+
+    def missing(self, batches: Sequence[Batch]) -> Sequence[Reference]:
+        """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are stored."""
+        ...
+
+    def unavailable(self, peer: str, digest: str, why: str) -> None:
+        """An artifact to which a peer's fact refers will not come."""
+        ...
+
+
+class ServingStore(ComparedStore, Protocol):
+    """What the serving side needs."""
+
+    @property
+    def artifacts(self) -> Artifacts: ...
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def epoch(self) -> bytes: ...
+
+    def streams(self) -> Sequence[StreamBounds]:
+        """All streams, in any order."""
+        ...
+
+    def end_offset(self, stream: str) -> int:
+        """Last committed offset of a stream, 0 for one that holds nothing or does not exist.  From memory."""
+        ...
+
+    def consumer(self, name: str) -> Consumer | None:
+        """A registered consumer, or None."""
+        ...
+
+    def consumers(self) -> Sequence[Consumer]:
+        """All registered consumers."""
+        ...
+
+    def register_consumer(
+        self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int
+    ) -> Future[Consumer]:
+        """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds since
+        1970); the same registration again returns what stands."""
+        ...
+
+    def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
+        """The lease in force after an instance has shown its own, durable; an exception for one whose place was taken."""
+        ...
+
+    def confirm(
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
+    ) -> Future[int]:
+        """Merge a confirmed range; the frontier after it, durable before it is returned. Who shows an old lease confirms nothing,
+        also if the new one was taken a moment ago."""
+        ...
+
+    def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
+        """A fetch of this consumer is answered with a page that reaches the end of the log or not, or waits at the end so
+        long.  Returns at once and never raises; a confirmation needs no such word."""
+        ...
+
+    def peer_is_ahead(self, peer: str, why: str) -> None:
+        """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
+        ...
+
+    def begin_handing(self, stream: str, zone: str) -> Future[None] | None:
+        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future is done.  None
+        where it is already."""
+        ...
+
+    def handed(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
+        """A zone is about to be answered what a stream holds up to an offset; `end`: where the last batch of the page ends, and its digest.
+        Returns at once."""
+        ...
+
+    def has_handed(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
+        """Whether one of the last pages handed to a zone ended with this batch.  From memory."""
+        ...
+
+    def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
+        """Why a zone cannot have been told by this store of everything up to an offset of this epoch, in words; None where it can.  From
+        memory."""
+        ...
+
+    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
+        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
+        sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
+        ...
+
+    def read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+    ) -> Page:
+        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits; with
+        `until_offset` none that begins beyond it."""
+        ...
+
+    def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:
+        """Definitions `after_number + 1` to `until_number` of an origin as canonical JSON, fewer if fewer are held."""
+        ...
+
+    def append_messages(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        *,
+        acks: Literal["none", "local", "quorum", "all"] | None = None,
+        preconditions: Sequence[Precondition] = (),
+    ) -> Future[Sequence[AppendOutcome]]:
+        """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the stream's, if None)
+        promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
+        ...
+
+    def acquire_lease(self, stream: str, producer: str) -> Future[int]:
+        """A lease epoch higher than any before it, durable: appends of this producer with lower ones are fenced from now on."""
+        ...
+
+    def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
+        """The same if that epoch is in force (0: none); None, and nothing has changed, where another is."""
+        ...
+
+    def lease_epoch(self, stream: str, producer: str) -> int:
+        """The lease epoch of a producer that is in force, 0 for none. From memory."""
+        ...
+
+    def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]:
+        """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to stop."""
+        ...
+
+
+class PutResult(Protocol):
+    """What became of a page."""
+
+    @property
+    def stored_facts(self) -> int: ...
+    @property
+    def duplicate_facts(self) -> int: ...
+    @property
+    def refused(self) -> Sequence[OriginRange]:
+        """What was passed over, since other facts are held under the same sequences."""
+        ...
+
+    @property
+    def uncompared(self) -> Sequence[OriginRange]:
+        """Of what some was taken for what was here before, and may be other facts."""
+        ...
+
+
+class OriginRange(Protocol):
+    """Sequences of an origin."""
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def epoch(self) -> bytes: ...
+    @property
+    def first_sequence(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+
+
+class ReceivingStore(ComparedStore, Protocol):
+    """What the pulling side needs."""
+
+    @property
+    def artifacts(self) -> Artifacts: ...
+
+    @property
+    def zone(self) -> str: ...
+
+    def peer_position(self, peer: str, stream: str) -> Position | None:
+        """The position stored with the last page of this peer's stream; None when nothing was ever stored."""
+        ...
+
+    def definition_counts(self) -> Mapping[Origin, int]:
+        """How many definitions (numbered from 1 without holes) are held of each origin."""
+        ...
+
+    def put_batches(
+        self,
+        peer: str,
+        stream: str,
+        sealed: Sequence[bytes | Batch],
+        definitions: Sequence[ReceivedDefinition],
+        position: Position,
+        *,
+        holes: Sequence[tuple[int, int, str]] = (),
+        verify: bool,
+        is_backlog: bool = False,
+    ) -> Future[PutResult]:
+        """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one transaction, or
+        nothing at all.
+
+        Without `verify` the batches' contents need not be opened: the caller has done it. `is_backlog`: what the peer had kept for us
+        says nothing of the pace at which facts come in.
+        """
+        ...
+
+    def end_offset(self, stream: str) -> int:
+        """Last committed offset of a stream. From memory."""
+        ...
+
+    def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
+        """As the serving store's; what is damaged is noted on the way."""
+        ...
+
+    def damaged(self, stream: str) -> Future[Sequence[OriginRange]]:
+        """The batches that are known to be damaged here."""
+        ...
+
+    def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[Sequence[object]]:
+        """Put damaged batches back, at the offsets where they lay; one object for each that was."""
+        ...
+
+    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
+        """The number of the first tag definition that is damaged here, of those that the batch with a sequence needs; None where none is."""
+        ...
+
+    def repair_definitions(
+        self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
+    ) -> Future[int]:
+        """Put damaged tag definitions back, for which a batch that is held vouches; how many were."""
+        ...
+
+    def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
+        """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a person acts."""
+        ...

@@ -1,0 +1,447 @@
+"""The comparing shell: asks a peer for digests, lets `anti_entropy` say what differs, and fetches what is missing or damaged here.
+
+Nothing that is equal travels but its digests. What is fetched is checked like any page: gaps are appended at the end of the log, as late
+batches are; damaged batches are put back where they lay, if the store itself can vouch for them. A fork is an incident and stays as it is.
+
+Our own facts are never taken back as new ones: of them only what is damaged here is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.batch import Batch, Origin
+from agent.ranges import Span as Sequences
+from agent.ranges import common
+from agent.replication.protocol import (
+    BYTES_MAX_DEFAULT,
+    ENDS_DEFAULT,
+    OFFSET_MAX,
+    DigestRange,
+    DigestsAnswer,
+    FetchSequences,
+    Forked,
+    GetDigests,
+    HeldRange,
+    Interval,
+    PageRefused,
+    ReceivedDefinition,
+    ReceivingStore,
+    ReplicationError,
+    SequencesAnswer,
+    check_sequences,
+    known_end,
+    missing,
+    narrow,
+    origin_named,
+    shared,
+)
+from agent.replication.pulling.artifact_pull import ArtifactPull
+from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.telemetry import Side, Span, Telemetry
+
+ANSWER_S = 10.0
+LIMIT = 65_536
+SCAN_BYTES = 8 * 1024 * 1024
+HOUR_S = 3600.0
+NARROWINGS_MAX = 64
+"""Each leaves a 64th of what was left, and sequences have 63 bits: a peer that needs more is making batches up."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings:
+    """With whom to compare what. `origins` are the zones whose facts this peer may bring; `begun_late` are streams whose pull
+    did not begin at the oldest fact: what was before is not missing. `every_hours` 0: only when asked."""
+
+    peer_zone: str
+    streams: tuple[str, ...]
+    origins: frozenset[str]
+    begun_late: frozenset[str] = frozenset()
+    every_hours: float = 24.0
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What comparing one stream with one peer found, and what became of it. Facts, spans of sequences, and bytes of answers."""
+
+    stream: str
+    compared_facts: int = 0
+    exchanges: int = 0
+    bytes: int = 0
+    missing: list[tuple[Origin, Sequences]] = field(default_factory=list)
+    damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
+    forks: list[str] = field(default_factory=list)
+    damaged_definitions: list[tuple[Origin, int, int]] = field(default_factory=list)
+    """Of whom, from which number on, and the sequence of a batch that vouches for what they were."""
+    repaired_definitions: int = 0
+    repaired_ranges: int = 0
+    repaired_facts: int = 0
+    unavailable_facts: int = 0
+    refused: list[str] = field(default_factory=list)
+    missing_artifacts: int = 0
+    """To which held facts of the stream refer; after a repair, those that the peer has not either."""
+    repaired_artifacts: int = 0
+
+    @property
+    def divergent_ranges(self) -> int:
+        """How many places differ."""
+        return len(self.missing) + len(self.damaged) + len(self.damaged_definitions) + len(self.forks)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareStatistics:
+    """Counted since the start, for one stream of one peer."""
+
+    peer_zone: str
+    stream: str
+    comparisons: int = 0
+    failures: int = 0
+    divergent_ranges: int = 0
+    repaired_ranges: int = 0
+    repaired_facts: int = 0
+    last_unix_ms: int | None = None
+    is_equal: bool | None = None
+    """Whether the last comparison left nothing that differs."""
+
+
+class Comparer:
+    """Compares with one peer. Made before the asker's link runs."""
+
+    def __init__(
+        self,
+        asker: PayingAsker,
+        store: ReceivingStore,
+        settings: CompareSettings,
+        store_errors: tuple[type[Exception], ...],
+        *,
+        chance: Callable[[], float] = random.random,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._telemetry = telemetry or Telemetry()
+        self._asker, self._store, self._settings, self._store_errors = asker, store, settings, store_errors
+        self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
+        self._chance = chance
+        self._counted = {stream: CompareStatistics(settings.peer_zone, stream) for stream in settings.streams}
+        self._turn = asyncio.Lock()
+        self._artifacts = ArtifactPull(asker, store.artifacts, store_errors)
+
+    @property
+    def settings(self) -> CompareSettings:
+        return self._settings
+
+    def statistics(self) -> list[CompareStatistics]:
+        """One for each stream."""
+        return list(self._counted.values())
+
+    async def run(self) -> None:
+        """Compare and repair every so many hours until cancelled; the first time after a random part of that, so that many nodes that
+        came up together do not ask together."""
+        wait_s = self._settings.every_hours * HOUR_S * self._chance()
+        if not self._settings.every_hours:
+            await asyncio.get_running_loop().create_future()  # until cancelled
+        while True:
+            await asyncio.sleep(wait_s)
+            for stream in self._settings.streams:
+                try:
+                    await self.compare(stream, repair=True)
+                except self._expected as error:
+                    _log.warning("comparison_failed", extra={**self._about(stream), "reason": str(error)})
+            wait_s = self._settings.every_hours * HOUR_S
+
+    async def compare(self, stream: str, *, repair: bool, scan: bool = False) -> Comparison:
+        """Compare one stream; with `repair` fetch what is missing or damaged here; with `scan` read all of it first, to find damage.
+
+        Raises PeerRefused, MalformedMessage, PageRefused, TransportError, or an error of the store.
+        """
+        async with self._turn:
+            span = self._telemetry.start(Span.ANTI_ENTROPY, Side.ASKING, "", **self._about(stream))
+            try:
+                found = await self._compare(stream, is_repaired=repair, is_scanned=scan)
+            except asyncio.CancelledError:
+                self._telemetry.discard(span, "the node is being stopped")
+                raise
+            except self._expected as error:
+                self._telemetry.fail(span, str(error))
+                before = self._counted[stream]
+                self._counted[stream] = replace(before, failures=before.failures + 1)
+                raise
+            self._telemetry.stop(span, divergent_ranges=found.divergent_ranges, repaired_facts=found.repaired_facts)
+            self._count(stream, found)
+            return found
+
+    # ---------------------------------------------------------------------------------------------------------- internal
+
+    async def _compare(self, stream: str, *, is_repaired: bool, is_scanned: bool) -> Comparison:
+        found = Comparison(stream)
+        if is_scanned:
+            await asyncio.to_thread(self._scan, stream)
+        theirs, is_level = await self._their_ranges(found)
+        ours = {origin: _held(ranges) for origin, ranges in self._store.held(stream).items()}
+        own_zone = self._store.zone
+        for origin, ranges in theirs.items():
+            if origin.zone not in {*self._settings.origins, own_zone}:
+                continue  # it is not theirs to bring
+            mine = ours.get(origin, [])
+            forks = len(found.forks)
+            for span in shared(mine, ranges):
+                await self._compare_span(found, origin, span, mine, ranges)
+            if origin.zone != own_zone and len(found.forks) == forks:
+                for span in missing(
+                    mine, ranges, is_level=is_level, is_from_start=stream not in self._settings.begun_late
+                ):
+                    await self._note_missing(found, origin, span)
+            await self._look_at_definitions(found, origin, mine, ranges)
+        for one in await asyncio.wrap_future(self._store.damaged(stream)):
+            origin, span = Origin(one.zone, one.epoch), (one.first_sequence, one.last_sequence)
+            is_theirs = common([each.span for each in theirs.get(origin, [])], [span])
+            if is_theirs and origin.zone in {*self._settings.origins, own_zone} and (origin, span) not in found.damaged:
+                found.damaged.append((origin, span))
+        for why in found.forks:
+            await asyncio.wrap_future(self._store.note("fork", stream, self._settings.peer_zone, why))
+        if is_repaired:
+            for origin, number, sequence in found.damaged_definitions:
+                await self._fetch_definitions(found, origin, number, sequence)
+            for origin, span in found.missing:
+                await self._fetch_missing(found, origin, span)
+            for origin, span in found.damaged:
+                await self._fetch_damaged(found, origin, span)
+            found.repaired_artifacts, found.missing_artifacts = await self._artifacts.mend(stream)
+        else:
+            found.missing_artifacts = len(await asyncio.to_thread(self._store.artifacts.absent, stream))
+        return found
+
+    def _scan(self, stream: str) -> None:
+        """In a thread: read everything, so that the store notes what is damaged."""
+        after, end_offset = 0, self._store.end_offset(stream)
+        while after < end_offset:
+            page = self._store.read(stream, after, LIMIT, SCAN_BYTES)
+            places = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
+            after = max(places, default=end_offset)
+
+    async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[DigestRange]], bool]:
+        """What the peer holds of whom, and whether we have everything that it had then."""
+        ranges, after, more = dict[Origin, list[DigestRange]](), None, True
+        end_offset, epoch = 0, ""
+        while more:
+            answer = await self._digests(found, GetDigests(stream=found.stream, after_origin=after))
+            if answer.ranges and answer.ranges[0][0] <= (after or ""):
+                raise PageRefused(f"{self._settings.peer_zone} named origins again")
+            for name, first, last, _, digest in answer.ranges:
+                ranges.setdefault(origin_named(name), []).append(DigestRange(first, last, bytes.fromhex(digest)))
+            end_offset, epoch = max(end_offset, answer.end_offset), answer.epoch
+            more = answer.more and bool(answer.ranges)
+            after = answer.ranges[-1][0] if answer.ranges else None
+        position = self._store.peer_position(self._settings.peer_zone, found.stream)
+        is_level = position is not None and position.epoch.hex() == epoch and position.offset >= end_offset
+        return ranges, is_level
+
+    async def _compare_span(
+        self,
+        found: Comparison,
+        origin: Origin,
+        span: Sequences,
+        ours: Sequence[DigestRange],
+        theirs: Sequence[DigestRange],
+    ) -> None:
+        """Compare what both hold; where the last digests differ, find the batch from which on."""
+        first, last = span
+        mine = known_end(ours, last) or (await self._our_ends(found.stream, origin, [last])).get(last)
+        other = known_end(theirs, last) or (await self._their_ends(found, origin, (last, last), 1)).get(last)
+        if mine is None or other is None:
+            return  # released on one side: nothing can be said, and nothing can be fetched
+        found.compared_facts += last - first + 1
+        if mine == other:
+            return
+        interval: Interval | Forked = Interval(first - 1, last)
+        for _ in range(NARROWINGS_MAX):
+            if isinstance(interval, Forked):
+                break
+            left = interval.equal + 1, interval.different
+            there = await self._their_ends(found, origin, left, ENDS_DEFAULT)
+            here = await self._our_ends(found.stream, origin, there)
+            interval = narrow(interval, here, {one: there[one] for one in there if one in here})
+        if isinstance(interval, Interval):
+            what = f"between {interval.equal} and {interval.different}"
+            raise PageRefused(f"{self._settings.peer_zone} names ever more batches {what}")
+        at = interval.first_sequence, interval.last_sequence
+        page = await asyncio.to_thread(self._store.read_sequences, found.stream, origin, *at, 1, 1)
+        if any(
+            hole.reason == "damaged" for hole in page.holes
+        ):  # a digest that the disk has changed is no other history
+            found.damaged.append((origin, at))
+        else:
+            found.forks.append(f"{origin}: {at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here")
+
+    async def _look_at_definitions(
+        self, found: Comparison, origin: Origin, ours: Sequence[DigestRange], theirs: Sequence[DigestRange]
+    ) -> None:
+        """Tag definitions travel once, and nobody asks for them again: those that the last batch needs which both hold are read."""
+        common = shared(ours, theirs)
+        if not common:
+            return
+        sequence = common[-1][1]
+        try:
+            number = await asyncio.to_thread(self._store.damaged_definition, found.stream, origin, sequence)
+        except self._store_errors as error:  # not even which are damaged can be read
+            found.refused.append(str(error))
+            return
+        if number is not None:
+            found.damaged_definitions.append((origin, number, sequence))
+
+    async def _fetch_definitions(self, found: Comparison, origin: Origin, number: int, sequence: int) -> None:
+        """They come with the batch that needs them."""
+        peer, put_back = self._settings.peer_zone, 0
+        async for batches, definitions in self._pages(found, origin, (sequence, sequence), number - 1):
+            try:
+                repairing = self._store.repair_definitions(found.stream, peer, batches[-1], definitions)
+                put_back += await asyncio.wrap_future(repairing)
+            except self._store_errors as error:
+                if getattr(error, "retryable", False):
+                    raise
+                found.refused.append(str(error))
+        found.repaired_definitions += put_back
+        found.repaired_ranges += put_back > 0
+
+    async def _note_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
+        """Missing is what the peer still has; what it has released of what we never had is nobody's any more."""
+        if await self._their_ends(found, origin, span, ENDS_DEFAULT):
+            found.missing.append((origin, span))
+        else:
+            found.unavailable_facts += span[1] - span[0] + 1
+
+    async def _their_ends(self, found: Comparison, origin: Origin, span: Sequences, ends_max: int) -> dict[int, bytes]:
+        request = GetDigests(
+            stream=found.stream,
+            origin=str(origin),
+            first_sequence=span[0],
+            last_sequence=span[1],
+            ends_max=ends_max,
+        )
+        return {last: bytes.fromhex(digest) for last, digest in (await self._digests(found, request)).ends}
+
+    async def _our_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> dict[int, bytes]:
+        """For each sequence that some batch here holds, its digest if that batch ends there, else nothing that could be equal."""
+
+        def read() -> dict[int, bytes]:
+            ends = dict[int, bytes]()
+            for sequence in sequences:
+                for one in self._store.batch_ends(stream, origin, [sequence]):
+                    ends[sequence] = one.digest if one.last_sequence == sequence else b""
+            return ends
+
+        return await asyncio.to_thread(read)
+
+    async def _digests(self, found: Comparison, request: GetDigests) -> DigestsAnswer:
+        reply = await self._asker.ask(request, ANSWER_S)
+        found.exchanges += 1
+        found.bytes += reply.bytes
+        if not isinstance(reply.answer, DigestsAnswer) or reply.answer.store_zone != self._settings.peer_zone:
+            raise PageRefused(f"{self._settings.peer_zone} gave another answer than digests")
+        return reply.answer
+
+    async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
+        """Append a gap of ours, as any late batch."""
+        peer, stored = self._settings.peer_zone, 0
+        position = self._store.peer_position(peer, found.stream)
+        if position is None:
+            return  # nothing was ever pulled: everything is on its way
+        async for batches, definitions in self._pages(found, origin, span):
+            await self._artifacts.bring(batches)
+            putting = self._store.put_batches(
+                peer, found.stream, batches, definitions, position, verify=False, is_backlog=True
+            )
+            stored += (await asyncio.wrap_future(putting)).stored_facts
+        found.repaired_facts += stored
+        found.repaired_ranges += stored > 0
+
+    async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
+        """Put damaged batches back where they lay. One that is refused keeps no other from being repaired."""
+        peer, facts = self._settings.peer_zone, 0
+        async for batches, _ in self._pages(found, origin, span):
+            for batch in batches:
+                try:
+                    put_back = await asyncio.wrap_future(self._store.repair(found.stream, peer, [batch.sealed]))
+                except self._store_errors as error:
+                    if getattr(error, "retryable", False):
+                        raise
+                    found.refused.append(str(error))
+                else:
+                    facts += batch.header.count if put_back else 0
+        found.repaired_facts += facts
+        found.repaired_ranges += facts > 0
+
+    async def _pages(
+        self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
+    ) -> AsyncIterator[tuple[list[Batch], list[ReceivedDefinition]]]:
+        """Batches of a span, checked, with the definitions that came with or before them, after those held here or so many."""
+        first, last = span
+        known, waiting = definitions_known, list[ReceivedDefinition]()
+        if known is None:
+            known = self._store.definition_counts().get(origin, 0)
+        while first <= last:
+            request = FetchSequences(
+                stream=found.stream,
+                origin=str(origin),
+                first_sequence=first,
+                last_sequence=last,
+                limit=LIMIT,
+                bytes_max=self._asker.page_bytes(BYTES_MAX_DEFAULT),
+                definitions_known={str(origin): known},
+            )
+            reply = await self._asker.ask(request, ANSWER_S)
+            found.exchanges += 1
+            found.bytes += reply.bytes
+            allowed = self._settings.origins | {self._store.zone}
+            batches, definitions = await asyncio.to_thread(
+                check_sequences, reply.answer, reply.batches, self._settings.peer_zone, request, allowed
+            )
+            assert isinstance(reply.answer, SequencesAnswer)
+            found.unavailable_facts += sum(end - start + 1 for start, end, _ in reply.answer.holes)
+            waiting += definitions
+            known += len(definitions)
+            covered = reply.answer.covered()
+            if covered is not None and not first <= covered[1] <= OFFSET_MAX - 1:
+                raise PageRefused(f"a page to sequence {covered[1]}, asked for were {first} to {last}")
+            if batches:
+                yield batches, waiting
+                waiting = []
+            if covered is None and not definitions:
+                return  # it has nothing to say of them
+            first = first if covered is None else covered[1] + 1
+
+    def _count(self, stream: str, found: Comparison) -> None:
+        before = self._counted[stream]
+        self._counted[stream] = replace(
+            before,
+            comparisons=before.comparisons + 1,
+            divergent_ranges=before.divergent_ranges + found.divergent_ranges,
+            repaired_ranges=before.repaired_ranges + found.repaired_ranges,
+            repaired_facts=before.repaired_facts + found.repaired_facts,
+            last_unix_ms=time.time_ns() // 1_000_000,
+            is_equal=found.repaired_ranges == found.divergent_ranges,
+        )
+        _log.log(
+            logging.WARNING if found.divergent_ranges else logging.INFO,
+            "compared",
+            extra={
+                **self._about(stream),
+                "facts": found.compared_facts,
+                "divergent_ranges": found.divergent_ranges,
+                "repaired_ranges": found.repaired_ranges,
+                "repaired_facts": found.repaired_facts,
+            },
+        )
+
+    def _about(self, stream: str) -> Mapping[str, object]:
+        return {"peer": self._settings.peer_zone, "stream": stream}
+
+
+def _held(ranges: Iterable[HeldRange]) -> list[DigestRange]:
+    return [DigestRange(one.first_sequence, one.last_sequence, one.last_digest) for one in ranges]

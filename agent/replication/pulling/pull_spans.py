@@ -1,0 +1,121 @@
+"""The spans of one pull, from what its receiver decides: its fetches, its pages on their way to disk, and its first reading.
+
+The shell tells each event after the core has handled it and before it acts on the effects; what has begun or ended since is seen
+by comparing. A fetch that the core has given up ends with the event for which it did so, and what it confirmed ends with it.
+"""
+
+from __future__ import annotations
+
+from agent.replication.protocol import (
+    Append,
+    Appended,
+    AppendFailed,
+    Asking,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    LinkDown,
+    PageArrived,
+    Tick,
+)
+from agent.replication.pulling.receiver import Receiver
+from agent.telemetry import Side, Span, Started, Telemetry
+
+CONFIRMS_MAX = 4
+"""Under way at once: a page that is read ahead does not wait for what its request confirms, so the next one says it."""
+_FAILED = frozenset({Asking.BACKOFF, Asking.BLOCKED, Asking.FENCED, Asking.OFFLINE})
+
+
+class PullSpans:
+    """Made when the pull begins; `is_new` says that nothing of the peer's stream was ever stored."""
+
+    def __init__(self, telemetry: Telemetry, peer: str, stream: str, *, is_new: bool) -> None:
+        self._telemetry = telemetry
+        self._about = {"peer": peer, "stream": stream}
+        self._fetch: tuple[int, Started] | None = None
+        self._append: Started | None = None
+        self._confirms: dict[int, Started] = {}  # by offset, of those that the peer has not said to have
+        self._bootstrap = self._start(Span.BOOTSTRAP) if is_new else None
+        self._dropped = self._restarts = 0
+
+    def after(self, event: Event, core: Receiver, end_offset: int) -> None:
+        """The core has handled an event; `end_offset` is the peer's, as far as it is known."""
+        is_dropped = core.counters.pages_dropped > self._dropped
+        self._dropped = core.counters.pages_dropped
+        if self._fetch is not None and self._fetch[0] != core.open_fetch_id:
+            self._end_fetch(event, is_dropped=is_dropped)
+        if self._append is not None and isinstance(event, Appended | AppendFailed):
+            if isinstance(event, Appended):
+                self._telemetry.stop(self._append)
+            else:
+                self._telemetry.fail(self._append, event.reason)
+            self._append = None
+        self._look_at_confirms(event, core)
+        self._look_at_bootstrap(core, end_offset)
+
+    def carried_out(self, effect: Effect) -> None:
+        """An effect is about to be carried out."""
+        if isinstance(effect, Fetch):
+            if effect.confirm_offset is not None and effect.confirm_offset not in self._confirms:
+                self._confirms[effect.confirm_offset] = self._start(Span.CONFIRM, offset=effect.confirm_offset)
+            self._fetch = effect.fetch_id, self._start(Span.FETCH, after_offset=effect.after_offset)
+        elif isinstance(effect, Append):
+            self._append = self._start(Span.APPEND, offset=effect.offset)
+
+    def stopped(self) -> None:
+        """The pull is being stopped: what is under way comes to nothing."""
+        left = [self._append, self._bootstrap, self._fetch and self._fetch[1], *self._confirms.values()]
+        for started in filter(None, left):
+            self._telemetry.discard(started, "the node is being stopped")
+
+    def _end_fetch(self, event: Event, *, is_dropped: bool) -> None:
+        assert self._fetch is not None
+        fetch_id, started = self._fetch
+        self._fetch = None
+        match event:
+            case PageArrived() if event.fetch_id != fetch_id:
+                self._telemetry.discard(started, "an earlier request's page has come")
+            case PageArrived() if is_dropped:
+                self._telemetry.discard(started, "not at our position")
+            case PageArrived(_, page):
+                self._telemetry.stop(started, first_offset=page.first_offset, last_offset=page.last_offset)
+            case FetchFailed():
+                self._telemetry.fail(started, event.code)
+            case LinkDown():
+                self._telemetry.fail(started, event.reason)
+            case Tick():
+                self._telemetry.fail(started, "timeout")
+            case _:
+                self._telemetry.discard(started, "what it would bring is asked for again")  # our store refused a page
+
+    def _look_at_confirms(self, event: Event, core: Receiver) -> None:
+        """A page says how far the peer knows us. What is not sent with certainty, or of a store that is no more, is confirmed anew."""
+        is_restarted = core.counters.restarts > self._restarts
+        for offset in list(self._confirms):
+            if is_restarted:
+                self._telemetry.discard(self._confirms.pop(offset), "the peer's store was replaced")
+            elif isinstance(event, PageArrived) and offset <= core.frontier:
+                self._telemetry.stop(self._confirms.pop(offset))
+            elif isinstance(event, LinkDown) or (core.open_fetch_id is None and core.asking in _FAILED):
+                self._telemetry.fail(self._confirms.pop(offset), core.lost_reason or core.asking.value)
+            elif len(self._confirms) > CONFIRMS_MAX:
+                self._telemetry.discard(self._confirms.pop(offset), "later ones stand for it")
+
+    def _look_at_bootstrap(self, core: Receiver, end_offset: int) -> None:
+        if core.counters.restarts > self._restarts:
+            self._restarts = core.counters.restarts
+            if self._bootstrap is not None:
+                self._telemetry.discard(self._bootstrap, "the peer's store was replaced")
+            self._bootstrap = self._start(Span.BOOTSTRAP)
+        if self._bootstrap is None:
+            return
+        if core.asking in {Asking.BLOCKED, Asking.FENCED}:
+            self._telemetry.fail(self._bootstrap, core.lost_reason or core.asking.value)
+            self._bootstrap = None
+        elif core.is_caught_up and core.stored_offset >= end_offset:
+            self._telemetry.stop(self._bootstrap, offset=core.stored_offset)
+            self._bootstrap = None
+
+    def _start(self, span: Span, **fields: object) -> Started:
+        return self._telemetry.start(span, Side.ASKING, "", **self._about, **fields)

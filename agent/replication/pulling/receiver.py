@@ -1,0 +1,534 @@
+"""The pulling side's decisions for one stream of one peer: when to ask, what to store, what to confirm, when to wait.
+
+A core: events and the time in, effects out.  The shell (`puller`) carries the effects out in their order and reports
+what became of them.  The loop it makes: ask for a page; when it arrives, hand it to the store and, if the peer has more,
+ask for the next one at once (two pages are read ahead, never more); when the store has it durably, confirm on the next
+request.  At the end of the log nothing is read ahead: the request that confirms the last page is the one that waits at
+the peer for new facts, so a confirmation is never delayed by the waiting.
+
+What counts is the position, not the order of the mail.  A page is taken when it starts where the accepted ones end,
+whichever of our requests it answers; the answer to an older request may be the first to arrive and is as good.  Any other
+page is dropped.  Nothing is ever skipped: a page that the store refuses for now is offered again, one that it refuses for
+good is asked for again, rarely, until somebody has looked.  No answer of a peer, however wrong, can bring down more than
+itself: what does not fit is dropped and counted.
+
+A peer that was put back to an old copy of its store and has grown since offers other facts at the same places, and cannot know
+it.  So it is shown what we have of it, whenever it has been silent: the last batch we took of its log, and the last of its own facts.
+
+Each life of a receiver asks the peer for a lease once, with its first fetches, and shows it from then on.  It asks for the one after
+that which is in force, so that a request of its, should it arrive when it is dead, takes nothing from its successor.  Told that another
+instance has a newer one, it stores what it has accepted and asks no more: two that took each other's place in turn would never end.
+
+Two things go on side by side, so there are two states, each with its table: what stands between us and the peer
+(`Asking`), and between us and our store (`Storing`).  Chance comes in as a value (`jitter`, 0 to 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from agent.replication.protocol import (
+    ASKING_TRANSITIONS,
+    STORING_TRANSITIONS,
+    Accepted,
+    Append,
+    Appended,
+    AppendFailed,
+    ArrivedPage,
+    Asking,
+    Counters,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    LinkDown,
+    LinkUp,
+    Note,
+    NoteKind,
+    OpenFetch,
+    PageArrived,
+    PageSize,
+    Settings,
+    Storing,
+    Taken,
+    Tick,
+    delay_ms,
+)
+from agent.replication.pulling.token_bucket import Bandwidth, Share
+
+PAGES_AHEAD_MAX = 2
+"""One page under way while another waits for the disk: with one alone, the way of a page and its check add up."""
+DEFINITION_PAGES_MAX = 64
+"""Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
+
+SHOWN_IN_VAIN_MAX = 8
+"""Times that a peer is asked again, some 20 s, which is found to be an old copy; by then it goes on under a new epoch, or waits for somebody."""
+
+EPOCHS_LEFT_MAX = 8
+"""Epochs of the peer that are remembered with the position in them: two machines under its name need two."""
+
+_WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
+
+
+class _Left(NamedTuple):
+    """Where we were in an epoch of the peer when another took its place."""
+
+    stored_offset: int
+    taken: Taken | None
+
+
+class Receiver:
+    """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was;
+    `taken` is the last batch that was taken of it; `bandwidth` is what all streams of the peer share, if it has a limit;
+    `lost_reason` says why the peer gives no facts at present, None while it does; `page_waits` why our store does not take the page
+    that is offered to it again and again, "" while it does."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        epoch: str | None,
+        offset: int,
+        definitions: Mapping[str, int] | None = None,
+        bandwidth: Bandwidth | None = None,
+        taken: Taken | None = None,
+    ) -> None:
+        self._settings = settings
+        self._taken = taken
+        self._asked_ms: int | None = None  # when what was answered last was asked
+        self._bandwidth = bandwidth
+        self._page_size = PageSize(settings.page_bytes_max)
+        self.asking = Asking.OFFLINE
+        self.storing = Storing.IDLE
+        self.counters = Counters()
+        self.epoch = epoch
+        self.stored_offset = offset
+        self.frontier = 0
+        self.lease = 0
+        self._lease_after = 0
+        self._leases_missed = 0
+        self.is_caught_up = False
+        self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
+        self._left = dict[str, _Left]()
+        self._definitions_stored = dict(definitions or {})
+        self._definitions_accepted = dict(self._definitions_stored)
+        self._definitions_before: list[ArrivedPage] = []
+        self._appending: Accepted | None = None
+        self._read_ahead: tuple[Accepted, ...] = ()
+        self._is_proven = False
+        self._peer_has_more = False
+        self._open: OpenFetch | None = None
+        self._last_fetch_id = 0
+        self._ask_at_ms = 0
+        self._append_at_ms = 0
+        self._failures = 0
+        self._shown_in_vain = 0  # in this epoch: a copy of the peer that agrees with us may answer in between
+        self._handled_ms = 0
+        self._was_linked = False
+        self._returning_until_ms = 0
+        self._pauses = 0
+        self.page_waits = ""
+        self.lost_reason: str | None = None
+        self._is_page_refused = False
+        self._effects: list[Effect] = []
+
+    @property
+    def open_fetch_id(self) -> int | None:
+        """The request whose answer is awaited."""
+        return None if self._open is None else self._open.fetch_id
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When to call `handle(Tick())`, if nothing else happens before; None for never."""
+        times = []
+        if self._open is not None:
+            times.append(self._open.deadline_ms)
+        if self.asking in _WAITS:
+            times.append(self._ask_at_ms)
+        if self.storing is Storing.PAUSED:
+            times.append(self._append_at_ms)
+        return min(times, default=None)
+
+    def paced_ms(self, now_ms: int) -> int:
+        """How long the peer's bandwidth has kept this pull from asking, in all."""
+        return self.counters.paced_ms + (now_ms - self._handled_ms if self.asking is Asking.PACED else 0)
+
+    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
+        """What to do now that `event` has happened."""
+        assert not self._effects
+        self.counters.paced_ms = self.paced_ms(now_ms)
+        self._handled_ms = now_ms
+        match event:
+            case LinkUp() | LinkDown() | PageArrived() | FetchFailed() if self.asking is Asking.FENCED:
+                pass  # the peer is no longer our business
+            case LinkUp():
+                self._link_up(now_ms, jitter)
+            case LinkDown():
+                self._link_down(event)
+            case PageArrived():
+                self._page_arrived(event, now_ms, jitter)
+            case FetchFailed():
+                self._fetch_failed(event, now_ms, jitter)
+            case Appended():
+                self._appended()
+            case AppendFailed():
+                self._append_failed(event, now_ms, jitter)
+            case Tick():
+                self._tick(now_ms, jitter)
+        self._store_next()
+        self._ask_next(now_ms)
+        effects, self._effects = self._effects, []
+        effects.sort(key=lambda effect: isinstance(effect, Append))  # the request travels while the page is stored
+        return effects
+
+    # ----------------------------------------------------------------------------------------------------------- asking
+
+    def _ask_next(self, now_ms: int) -> None:
+        """Open a fetch if there is room for its page and nothing speaks against it."""
+        if self.asking is not Asking.HOLDING or len(self._read_ahead) >= PAGES_AHEAD_MAX:
+            return
+        if self._appending is not None and not self._peer_has_more:
+            return  # the request after this append confirms it, and then waits at the peer
+        if self._must_wait(now_ms):
+            return
+        settings = self._settings
+        self._last_fetch_id += 1
+        wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that has just come is asked to say so at once
+        timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
+        self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms, wait_ms)
+        must_confirm = self.epoch is not None and self.stored_offset > self.frontier
+        self._effects.append(
+            Fetch(
+                self._last_fetch_id,
+                self.epoch,
+                self._accepted_offset,
+                self.stored_offset if must_confirm else None,
+                dict(self._definitions_accepted),
+                wait_ms,
+                self._page_bytes(),
+                self.lease,
+                None if self.lease else self._lease_after,
+                *self._shown(now_ms),
+            )
+        )
+        self._to(Asking.WAITING)
+
+    def _shown(self, now_ms: int) -> tuple[bool, Taken | None]:
+        """Whether to show the peer what we hold of it, not while its answers come one after the other; and the last batch taken, always: of
+        two machines that serve under one name each then knows at once that the other has answered."""
+        asked_ms = self._asked_ms
+        is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
+        must_show = is_due and self.epoch is not None
+        return must_show, self._last_taken() if self.epoch is not None else None
+
+    def _last_taken(self) -> Taken | None:
+        """The last batch of the pages accepted, also of those on their way to the disk: the position that goes with it is theirs."""
+        on_their_way = [one for one in (self._appending, *self._read_ahead) if one is not None]
+        for one in reversed(on_their_way):
+            if one.page.epoch == self.epoch and one.page.taken is not None:
+                return one.page.taken
+        return self._taken
+
+    def _page_bytes(self) -> int:
+        found = self._page_size.bytes
+        return found if self._bandwidth is None else self._bandwidth.page_bytes(found)
+
+    def _must_wait(self, now_ms: int) -> bool:
+        """Whether the peer's bandwidth is used up; then it is asked as soon as there is some."""
+        if self._bandwidth is None:
+            return False
+        share = Share.LIVE if self.is_caught_up else Share.BACKLOG
+        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, share)
+        if self._ask_at_ms <= now_ms:
+            return False
+        self._to(Asking.PACED)
+        return True
+
+    def _page_arrived(self, event: PageArrived, now_ms: int, jitter: float) -> None:
+        page = event.page
+        self.lease = max(self.lease, page.lease)
+        is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
+        if self.asking is Asking.OFFLINE or (page.epoch != self.epoch and not is_newest):
+            self.counters.pages_dropped += 1  # from before the connection broke, or the peer's store was replaced
+            return
+        if is_newest:
+            assert self._open is not None
+            self._asked_ms = self._open.sent_ms
+            if self.epoch is None:
+                self.epoch = page.epoch
+            elif page.epoch != self.epoch:
+                self._restart(page.epoch, now_ms)  # a peer that does not know the field `epoch`
+                return
+            self.frontier = page.frontier
+        if page.lease_in_force is not None:
+            if is_newest:
+                self._ask_after(page.lease_in_force, now_ms, jitter)
+            return
+        if page.first_offset == 0:
+            if is_newest:
+                self._page_without_offsets(page, now_ms)
+            return
+        if not self._fits(page, is_newest=is_newest):
+            self.counters.pages_dropped += 1
+            if is_newest:
+                reason = f"page starts at {page.first_offset}, asked for after {self._accepted_offset}"
+                self._back_off("page_not_at_position", reason, now_ms, jitter)
+            return
+        self.counters.pages_late += not is_newest
+        if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it did not wait for facts
+            self._page_size.arrived(now_ms - self._open.sent_ms)
+        if self._accepted_offset is None:
+            self._accepted_offset = self.stored_offset = page.first_offset - 1
+        self._accept(page)
+
+    def _ask_after(self, lease_in_force: int, now_ms: int, jitter: float) -> None:
+        """The lease that we asked for would have been another's: ask at once after that which is in force. When that has changed too,
+        somebody begins at the same time, and one of us goes first."""
+        self._lease_after = lease_in_force
+        self._leases_missed += 1
+        if self._leases_missed > 1:
+            self._back_off("lease_taken", f"another instance has taken lease {lease_in_force}", now_ms, jitter)
+        else:
+            self._close(Asking.HOLDING)
+
+    def _fits(self, page: ArrivedPage, *, is_newest: bool) -> bool:
+        """Whether the page continues what was accepted, and there is room for it.
+
+        Where we have no position the peer chooses it, in answer to the newest fetch. Where we have one, also from the beginning,
+        what the peer no longer has is part of the page by its own word: offsets without a word are never passed over.
+        """
+        if len(self._read_ahead) >= PAGES_AHEAD_MAX:
+            return False
+        if self._accepted_offset is None:
+            return is_newest
+        return page.first_offset == self._accepted_offset + 1
+
+    def _page_without_offsets(self, page: ArrivedPage, now_ms: int) -> None:
+        assert self._open is not None
+        if self._accepted_offset is None:
+            self._accepted_offset = self.stored_offset = page.frontier  # the peer placed us at its end
+        if page.definitions:
+            self._keep_definitions(page, now_ms)
+            return
+        self._answered()
+        self.is_caught_up = not page.more
+        if self._open.wait_ms and now_ms - self._open.sent_ms < self._settings.empty_ms_min:
+            self._ask_at_ms = self._open.sent_ms + self._settings.empty_ms_min
+            self._close(Asking.BACKOFF)
+        else:
+            self._close(Asking.HOLDING)
+
+    def _keep_definitions(self, page: ArrivedPage, now_ms: int) -> None:
+        """Definitions that did not fit beside their batches wait for them: only a batch vouches for what a tag means."""
+        if len(self._definitions_before) >= DEFINITION_PAGES_MAX:
+            self._block(NoteKind.PEER_REFUSES, f"{DEFINITION_PAGES_MAX} pages of definitions without a fact", now_ms)
+            return
+        self._answered()
+        self._definitions_before.append(page)
+        self._definitions_accepted.update(page.definitions)
+        self._peer_has_more = True
+        self._close(Asking.HOLDING)
+
+    def _accept(self, page: ArrivedPage) -> None:
+        """Take the page: it goes to the store now, or as soon as the one before is there."""
+        assert len(self._read_ahead) < PAGES_AHEAD_MAX
+        assert self._accepted_offset is not None
+        self._answered()
+        self.counters.pages += 1
+        self._accepted_offset = page.last_offset
+        self._peer_has_more = page.more
+        self.is_caught_up = not page.more
+        self._definitions_accepted.update(page.definitions)
+        accepted = Accepted(page, self._accepted_offset, tuple(self._definitions_before))
+        self._read_ahead = (*self._read_ahead, accepted)
+        self._definitions_before.clear()
+        self._close(Asking.HOLDING)
+
+    def _fetch_failed(self, event: FetchFailed, now_ms: int, jitter: float) -> None:
+        if self._open is None or event.fetch_id != self._open.fetch_id:
+            return
+        if event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
+            self._restart(event.epoch, now_ms)
+        elif event.code == "fenced":
+            self._lose(NoteKind.RECEIVER_FENCED, event.reason)
+            self._close(Asking.FENCED)
+        elif event.code == "history_differs" and self._shown_in_vain >= SHOWN_IN_VAIN_MAX:
+            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it may not begin a new epoch by itself
+        elif event.is_retryable:
+            self._shown_in_vain += event.code == "history_differs"
+            self._back_off(event.code, event.reason, now_ms, jitter)
+        else:
+            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
+
+    def _restart(self, epoch: str, now_ms: int) -> None:
+        """The peer's store is another one: read it from its beginning.  A page of the old one may still be on its way
+        to disk; it is as good as ever and stays.
+
+        A store never returns to an epoch that it has left.  Where one comes back, two stores answer in the peer's name (or an old copy was
+        put in place again), and to begin anew at each answer would read both for ever: it goes on where it was, rarely."""
+        before, back = self.epoch, self._left.pop(epoch, None)
+        self.counters.restarts += 1
+        if before is not None:
+            self._left[before] = _Left(self.stored_offset, self._taken)
+            while len(self._left) > EPOCHS_LEFT_MAX:
+                del self._left[next(iter(self._left))]
+        self.epoch = epoch
+        self._shown_in_vain = 0
+        self.stored_offset, self._taken = back or _Left(0, None)
+        self.frontier = 0
+        pending = self._appending
+        is_coming = pending is not None and pending.page.epoch == epoch
+        self._accepted_offset = pending.offset if pending is not None and is_coming else self.stored_offset
+        self._read_ahead = ()
+        self._forget_definitions()
+        if back is None:
+            self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {before} became {epoch}"))
+            self._close(Asking.HOLDING)
+            return
+        one, other = sorted((str(before), epoch))
+        reason = (
+            f"stores of epochs {one} and {other} answer in turn: does its node run twice (a cloned machine)? Stop one."
+        )
+        self._block(NoteKind.PEER_REFUSES, reason, now_ms)
+
+    def _tick(self, now_ms: int, jitter: float) -> None:
+        if self._open is not None and now_ms >= self._open.deadline_ms:
+            self.counters.timeouts += 1
+            self._page_size.timed_out()
+            self._back_off("timeout", "no answer", now_ms, jitter)
+        elif self.asking in _WAITS and now_ms >= self._ask_at_ms:
+            self._to(Asking.HOLDING)
+        if self.storing is Storing.PAUSED and now_ms >= self._append_at_ms:
+            self._offer()
+
+    def _link_up(self, now_ms: int, jitter: float) -> None:
+        """What failed before says nothing about the peer now: it was perhaps cut off by the same loss as we."""
+        self._failures = 0
+        if not self._was_linked:
+            self._was_linked = True
+            self._to(Asking.HOLDING)
+            return
+        self._returning_until_ms = now_ms + self._settings.returning_ms
+        self._ask_at_ms = now_ms + int(self._settings.spread_ms * jitter)
+        self._to(Asking.BACKOFF)
+
+    def _link_down(self, event: LinkDown) -> None:
+        self._lose(NoteKind.PEER_LOST, event.reason)
+        self._open = None
+        if self.asking is not Asking.OFFLINE:
+            self._to(Asking.OFFLINE)
+
+    def _back_off(self, code: str, reason: str, now_ms: int, jitter: float) -> None:
+        self._lose(NoteKind.PEER_LOST, reason if reason.startswith(f"{code}: ") else f"{code}: {reason}")
+        settings = self._settings
+        most_ms = settings.backoff_ms_max
+        if now_ms < self._returning_until_ms:
+            most_ms = min(most_ms, settings.backoff_ms_returning)
+        self._ask_at_ms = now_ms + delay_ms(settings.backoff_ms_min, most_ms, self._failures, jitter)
+        self._failures += 1
+        self._close(Asking.BACKOFF)
+
+    def _block(self, kind: NoteKind, reason: str, now_ms: int) -> None:
+        self._lose(kind, reason)
+        self._ask_at_ms = now_ms + self._settings.blocked_ms
+        self._open = None
+        if self.asking not in {Asking.OFFLINE, Asking.BLOCKED, Asking.FENCED}:
+            self._to(Asking.BLOCKED)
+
+    def _lose(self, kind: NoteKind, reason: str) -> None:
+        """Say once why no facts come, and again only when a final reason replaces a passing one."""
+        self._is_proven = False
+        if self.asking is Asking.FENCED:
+            self._effects.append(Note(kind, reason))  # of a page on its way to the store; why we stopped is said on
+            return
+        if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
+            self._effects.append(Note(kind, reason))
+            self.lost_reason = reason
+
+    def _answered(self) -> None:
+        """The peer is there.  If our store refused its page, it counts as lost until a page has been stored."""
+        if self.asking is Asking.FENCED:
+            return
+        self._failures = 0
+        self._is_proven = True
+        if self.lost_reason is not None and not self._is_page_refused:
+            self._effects.append(Note(NoteKind.PEER_RETURNED, self.lost_reason))
+            self.lost_reason = None
+
+    def _forget_definitions(self) -> None:
+        self._definitions_before.clear()
+        self._definitions_accepted = dict(self._definitions_stored)
+
+    def _close(self, state: Asking) -> None:
+        self._open = None
+        if self.asking is not state:
+            self._to(state)
+
+    # ---------------------------------------------------------------------------------------------------------- storing
+
+    def _store_next(self) -> None:
+        if self.storing is Storing.IDLE and self._read_ahead:
+            self._appending, *later = self._read_ahead
+            self._read_ahead = tuple(later)
+            self._offer()
+
+    def _offer(self) -> None:
+        assert self._appending is not None
+        accepted = self._appending
+        self._to_storing(Storing.APPENDING)
+        self._effects.append(Append(accepted.page, accepted.definitions_before, accepted.page.epoch, accepted.offset))
+
+    def _appended(self) -> None:
+        assert self._appending is not None
+        page, offset = self._appending.page, self._appending.offset
+        for one in (*self._appending.definitions_before, page):
+            for origin, number in one.definitions.items():
+                self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
+        self._appending = None
+        if page.epoch == self.epoch:
+            assert offset >= self.stored_offset
+            self.stored_offset = offset
+            self._taken = page.taken or self._taken
+        elif (left := self._left.get(page.epoch)) is not None:
+            self._left[page.epoch] = _Left(offset, page.taken or left.taken)
+        if self._pauses:
+            self._pauses = 0
+            self.page_waits = ""
+            self._effects.append(Note(NoteKind.STORE_ACCEPTS, ""))
+        if self._is_page_refused:
+            self._is_page_refused = False
+            self._answered()
+        self._to_storing(Storing.IDLE)
+
+    def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
+        if event.is_retryable:
+            if not self._pauses:
+                self._effects.append(Note(NoteKind.STORE_REFUSES, event.reason))
+            settings = self._settings
+            self._append_at_ms = now_ms + delay_ms(settings.pause_ms_min, settings.pause_ms_max, self._pauses, jitter)
+            self._pauses += 1
+            self.page_waits = event.reason
+            self._to_storing(Storing.PAUSED)
+            return
+        assert self._appending is not None
+        page = self._appending.page
+        self._appending = None
+        self._to_storing(Storing.IDLE)
+        if page.epoch == self.epoch:  # what was read ahead builds on the refused page: all are asked for again
+            self._read_ahead = ()
+            self._accepted_offset = self.stored_offset
+            self._definitions_stored = {}  # perhaps the store lacks what we believed it had: have all sent again
+            self._forget_definitions()
+        self._is_page_refused = True
+        self.page_waits = ""
+        self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
+
+    # ----------------------------------------------------------------------------------------------------------- states
+
+    def _to(self, state: Asking) -> None:
+        assert state in ASKING_TRANSITIONS[self.asking], f"{self.asking} to {state}"
+        self.asking = state
+
+    def _to_storing(self, state: Storing) -> None:
+        assert state in STORING_TRANSITIONS[self.storing], f"{self.storing} to {state}"
+        self.storing = state

@@ -1,0 +1,62 @@
+"""What another zone asks to have appended, as messages for the store, or why not. A core: values in, values out.
+
+The zone that asks is the one the broker proved. Its messages are from it, its producers bear its name, and it may append only
+where the configuration says so; whatever else a message must be, the store asks of everybody's alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.append_contract import NO_PRECONDITION, Precondition, check_from_zone, check_producer
+from agent.message import Fact, Message, MessageError, canonical_json, check_message, parse_json
+from agent.replication.protocol import AppendFact, NewMessage
+from agent.replication.serving.page import Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Messages in their order; `preconditions` has one for each, or none at all where no message has any."""
+
+    messages: list[Message]
+    preconditions: list[Precondition]
+
+
+def not_allowed(stream: str, asking_zone: str) -> Refuse:
+    """A stream to which this zone may not append, whether it exists or not."""
+    return Refuse("append_not_allowed", f"{asking_zone} may not append to stream {stream!r}")
+
+
+def asked_of(request: AppendFact, asking_zone: str) -> Asked | Refuse:
+    """The messages of a request; a Refuse names the first that another zone may not append, or whose object is no JSON."""
+    messages = []
+    for place, asked in enumerate(request.messages):
+        try:
+            message = _message(asked)
+            check_from_zone(message, asking_zone)
+            check_producer(asked.producer, asking_zone)
+        except MessageError as error:
+            return _refused(place, error)
+        messages.append(message)
+    preconditions = [Precondition(one.producer, one.lease_epoch, one.base_offset) for one in request.messages]
+    return Asked(messages, preconditions if any(one != NO_PRECONDITION for one in preconditions) else [])
+
+
+def broken_rule(messages: Sequence[Message], error: MessageError) -> Refuse:
+    """The refusal for what the store says is against the rules: it names the message, where a message is at fault."""
+    for place, message in enumerate(messages):
+        try:
+            check_message(message)
+        except MessageError as at_fault:
+            return _refused(place, at_fault)
+    return Refuse("bad_request", str(error))
+
+
+def _message(asked: NewMessage) -> Message:
+    content = canonical_json(parse_json("object", bytes(asked.fact.object)))
+    return Message(asked.envelope, Fact(asked.fact.subject, asked.fact.predicate, content))
+
+
+def _refused(place: int, error: MessageError) -> Refuse:
+    return Refuse("bad_request", f"messages[{place}]: {error}")

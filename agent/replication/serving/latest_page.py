@@ -1,0 +1,119 @@
+"""Which last values a page holds: those asked for, in the order of their tags, within limits. A core: values in, values out.
+
+Where values come from is not known here: whoever puts the node together hands in a way to look them up (`LookUp`). Only tags with a
+value are told: what a store has heard of besides may belong to streams that the asker may not read.
+
+The pages of one question are pages of one search. A search may open a batch for each thousand facts it may look through, and does where a
+single tag is not found; done anew for each page, ten thousand tags of four pages cost four of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from agent.replication.protocol import GetLatest, LatestEntry
+
+KEPT_MS = 10_000
+"""Somebody who reads page by page asks again within a second or two; `staleness_ms` is wrong by as much at most."""
+KEPT_MAX = 2
+"""Searches kept at once: four megabytes for each ten thousand tags."""
+
+TagOrder = tuple[str, str, str]
+"""A tag as pages are ordered: zone, subject, predicate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Tags that have a value, in their order, and the value of each by its place; how deep was looked, and how many facts of the stream are
+    known to be on their way."""
+
+    tags: Sequence[TagOrder]
+    entry_at: Callable[[int], LatestEntry]
+    depth_facts: int
+    queue_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a peer's store (zone, epoch) knew last of a stream, and when it was asked."""
+
+    peer: str
+    epoch: str
+    stream: str
+    asked_unix_ms: int
+    values: Sequence[LatestEntry]
+
+
+Wanted = Callable[[TagOrder], bool]
+LookUp = Callable[[str, Wanted, int, int], Found]
+"""(stream, which tags, fresh_ms, depth_facts) to what is known; touches the disk. Raises the store's errors."""
+
+
+class Question(NamedTuple):
+    """What is searched for, whichever page of it is asked for."""
+
+    stream: str
+    subjects: frozenset[str]
+    prefix: str
+    fresh_ms: int
+    depth_facts: int
+
+    @classmethod
+    def of(cls, request: GetLatest) -> Question:
+        """The question of which a request asks for a page."""
+        return cls(request.stream, frozenset(request.subjects), request.prefix, request.fresh_ms, request.depth_facts)
+
+    def is_about(self, tag: TagOrder) -> bool:
+        """Whether a tag is asked for."""
+        return (not self.subjects or tag[1] in self.subjects) and tag[1].startswith(self.prefix)
+
+
+class Searched(NamedTuple):
+    """What a search found, where the stream ended then, and when that was."""
+
+    found: Found
+    end_offset: int
+    at_ms: int
+
+
+class Kept:
+    """The last searches, for those who ask for their next pages."""
+
+    def __init__(self) -> None:
+        self._searches: dict[Question, Searched] = {}
+
+    def get(self, question: Question, now_ms: int) -> Searched | None:
+        """The search that answered this question a moment ago."""
+        self.forget(now_ms)
+        return self._searches.get(question)
+
+    def put(self, question: Question, searched: Searched) -> None:
+        """Keep a search; the oldest gives way."""
+        self._searches.pop(question, None)
+        self._searches[question] = searched
+        while len(self._searches) > KEPT_MAX:
+            del self._searches[next(iter(self._searches))]
+
+    def forget(self, now_ms: int) -> None:
+        """Let go of what is too old."""
+        self._searches = {
+            asked: searched for asked, searched in self._searches.items() if now_ms - searched.at_ms < KEPT_MS
+        }
+
+
+def page_of(found: Found, after: TagOrder | None, limit: int, bytes_max: int) -> tuple[list[LatestEntry], bool]:
+    """As many values behind a tag as the limits allow, at least one if there is one; and whether that leaves some."""
+    first = 0 if after is None else bisect_right(found.tags, after)
+    page, size = list[LatestEntry](), 0
+    for place in range(first, min(first + limit, len(found.tags))):
+        value = found.entry_at(place)
+        size += len(msgspec.json.encode(value)) + 1
+        if page and size > bytes_max:
+            break
+        page.append(value)
+    return page, first + len(page) < len(found.tags)

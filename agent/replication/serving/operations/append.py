@@ -1,0 +1,69 @@
+"""AppendFact and AcquireLease: facts of producers in other zones, stored once, answered when they are durable.
+
+A request is one append of the store: its messages share a commit and lie one after the other, and one that breaks a rule has
+all of them refused, so that an error means that nothing was stored. An answer that is lost costs nothing but a question more: the
+same messages again are answered with where they lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from agent.append_contract import check_producer, told
+from agent.message import MessageError
+from agent.replication.protocol import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
+from agent.replication.serving.appends import asked_of, broken_rule, not_allowed
+from agent.replication.serving.operations.context import Context, Outcome, Reply
+from agent.replication.serving.page import Refuse
+from agent.replication.serving.sender import Caller
+
+_log = logging.getLogger(__name__)
+
+
+class Appending:
+    """Takes what other zones append. `appends`: each peer zone and the streams it may append to."""
+
+    def __init__(self, context: Context, appends: Mapping[str, frozenset[str]]) -> None:
+        self._context = context
+        self._appends = appends
+
+    async def append(self, caller: Caller, request: AppendFact) -> Outcome:
+        """What became of each message, once it is where `acks` promises it, or its time is over."""
+        if not self._may(caller, request.stream):
+            return not_allowed(request.stream, caller.zone)
+        asked = asked_of(request, caller.zone)
+        if isinstance(asked, Refuse):
+            return asked
+        try:
+            appending = self._context.store.append_messages(
+                request.stream, asked.messages, acks=request.acks, preconditions=asked.preconditions
+            )
+        except MessageError as error:
+            return broken_rule(asked.messages, error)
+        outcomes = [AppendedEntry(**told(each)) for each in await asyncio.wrap_future(appending)]
+        return Reply(AppendAnswer(**self._context.own, outcomes=outcomes), [])
+
+    async def acquire_lease(self, caller: Caller, request: AcquireLease) -> Outcome:
+        """A lease epoch higher than every one before, or which is in force, where the caller names another."""
+        if not self._may(caller, request.stream):
+            return not_allowed(request.stream, caller.zone)
+        try:
+            check_producer(request.producer, caller.zone)
+        except MessageError as error:
+            return Refuse("bad_request", str(error))
+        store, stream, producer = self._context.store, request.stream, request.producer
+        if request.lease_after is None:
+            epoch: int | None = await asyncio.wrap_future(store.acquire_lease(stream, producer))
+        else:
+            epoch = await asyncio.wrap_future(store.acquire_lease_after(stream, producer, request.lease_after))
+        if epoch is None:
+            in_force = store.lease_epoch(stream, producer)
+            return Reply(LeaseAnswer(**self._context.own, lease_in_force=in_force), [])
+        fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
+        _log.info("lease_acquired", extra=fields)
+        return Reply(LeaseAnswer(**self._context.own, lease_epoch=epoch), [])
+
+    def _may(self, caller: Caller, stream: str) -> bool:
+        return stream in self._appends.get(caller.zone, frozenset())

@@ -1,0 +1,80 @@
+"""GetLatest: the last known values of an exported stream, looked up when somebody asks.
+
+One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to ask later. The next
+pages of a question are told from the search that answered the first, for as long as it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from agent.replication.protocol import GetLatest, LatestAnswer, LatestEntry
+from agent.replication.serving.latest_page import KEPT_MS, Kept, LookUp, Question, Searched, page_of
+from agent.replication.serving.operations.context import Context, Outcome, Reply
+from agent.replication.serving.page import Refuse
+from agent.replication.serving.sender import Caller, not_exported
+
+WAITING_MAX = 8
+"""Searches that wait for the one before, some tenths of a second each: all are answered before their askers give up."""
+
+HEAD_BYTES = 2048
+"""Of an answer and its packet, besides the values."""
+
+
+class LastValues:
+    """Answers with what `look_up` finds."""
+
+    def __init__(self, context: Context, look_up: LookUp) -> None:
+        self._context = context
+        self._look_up = look_up
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._kept = Kept()
+
+    async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
+        """A page of values."""
+        context = self._context
+        if request.stream not in context.exports[caller.zone]:
+            return not_exported(request.stream, caller.zone)
+        if self._waiting > WAITING_MAX:
+            return Refuse("busy", f"{self._waiting} searches for last values are waiting already")
+        self._waiting += 1
+        try:
+            async with self._turn:
+                searched = await self._searched(request)
+                room = context.link.require().packet_bytes_max - HEAD_BYTES
+                values, more = await context.in_thread(_page, searched, request, min(request.bytes_max, room))
+        finally:
+            self._waiting -= 1
+        answer = LatestAnswer(
+            **context.own,
+            stream=request.stream,
+            end_offset=searched.end_offset,
+            queue_depth=searched.found.queue_depth,
+            depth_facts=searched.found.depth_facts,
+            values=values,
+            more=more,
+        )
+        return Reply(answer, [])
+
+    async def _searched(self, request: GetLatest) -> Searched:
+        """The search of which a page is asked for: a new one for the first page, and for a later one if it is kept no more."""
+        context, question = self._context, Question.of(request)
+        searched = None if request.after is None else self._kept.get(question, _now_ms())
+        if searched is None:
+            end_offset = context.store.end_offset(request.stream)
+            asked = request.stream, question.is_about, request.fresh_ms, request.depth_facts
+            searched = Searched(await context.in_thread(self._look_up, *asked), end_offset, _now_ms())
+            self._kept.put(question, searched)
+            asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
+        return searched
+
+
+def _page(searched: Searched, request: GetLatest, bytes_max: int) -> tuple[list[LatestEntry], bool]:
+    after = None if request.after is None else request.after.order
+    return page_of(searched.found, after, request.limit, bytes_max)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,263 @@
+"""The serving shell: takes the requests of peers from the broker and answers each as its own task, waiting for nobody.
+
+A request that names a wrong response topic, or comes from a stranger, gets no answer and is counted; everything else gets one,
+be it an error of the table. What is answered is decided in `operations`. Killed and started again, the server goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agent.replication.mqtt import Incoming, Link
+from agent.replication.protocol import (
+    ERRORS,
+    AcquireLease,
+    AppendFact,
+    ConfirmReceipt,
+    FetchFacts,
+    FetchRange,
+    FetchSequences,
+    GetBounds,
+    GetCursor,
+    GetDigests,
+    GetLatest,
+    GetObject,
+    ListStreams,
+    MalformedMessage,
+    PutObject,
+    Request,
+    ServingStore,
+    TransportError,
+    decode_request,
+    encode_answer,
+    encode_error,
+    operation_of,
+    request_topic,
+    response_topic,
+)
+from agent.replication.serving import sender
+from agent.replication.serving.latest_page import LookUp
+from agent.replication.serving.operations import (
+    Appending,
+    Context,
+    Digests,
+    Fetching,
+    LastValues,
+    Objects,
+    Outcome,
+    Ranges,
+    Streams,
+)
+from agent.replication.serving.page import Refuse
+from agent.replication.serving.sender import Arrival, Caller, Drop, DropReason
+from agent.telemetry import Side, Span, Telemetry
+
+REQUESTS_PER_ZONE_MAX = 64
+"""Requests of one zone in hand, parked ones included; what comes beyond is dropped and asked for again."""
+READER_THREADS = 2
+"""One page being read while another waits for the disk; each has a connection of its own."""
+
+_Handler = Callable[[Caller, Any], Awaitable[Outcome]]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """Counted since the start."""
+
+    requests: Mapping[str, int]
+    refusals: Mapping[str, int]
+    drops: Mapping[str, int]
+    facts_sent: int
+    bytes_sent: int
+    parked: int
+
+
+class Server:
+    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it may append
+    to; `look_up` finds last values; `refusals` the store's errors that have a code of their own to it; any other of `store_errors` is answered
+    `store_unavailable`."""
+
+    def __init__(
+        self,
+        link: Link,
+        store: ServingStore,
+        exports: Mapping[str, frozenset[str]],
+        store_errors: tuple[type[Exception], ...],
+        refusals: Mapping[type[Exception], str] | None = None,
+        *,
+        appends: Mapping[str, frozenset[str]] | None = None,
+        look_up: LookUp | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._refused_as = dict(refusals or {})
+        self._link = link
+        self._store = store
+        self._peers = frozenset([*exports, *(appends or {})])
+        self._store_errors = store_errors
+        self._telemetry = telemetry or Telemetry()
+        exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
+        self._context = Context(link, store, exported, self._telemetry)
+        self._fetching = Fetching(self._context)
+        streams, appending = Streams(self._context), Appending(self._context, appends or {})
+        ranges, objects = Ranges(self._context), Objects(self._context, appends or {})
+        self._handlers: dict[type[Request], _Handler] = {
+            FetchFacts: self._fetching.fetch,
+            FetchRange: ranges.fetch_range,
+            FetchSequences: ranges.fetch_sequences,
+            GetDigests: Digests(self._context).get_digests,
+            ConfirmReceipt: self._fetching.confirm,
+            GetCursor: self._fetching.get_cursor,
+            GetBounds: streams.get_bounds,
+            ListStreams: streams.list_streams,
+            AppendFact: appending.append,
+            AcquireLease: appending.acquire_lease,
+            GetObject: objects.get_object,
+            PutObject: objects.put_object,
+        }
+        if look_up is not None:
+            self._handlers[GetLatest] = LastValues(self._context, look_up).get_latest
+        self._group: asyncio.TaskGroup | None = None
+        self._in_hand: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        self._drops: Counter[str] = Counter()
+        self._of_other_version = set[str]()
+        self._facts_sent = 0
+        self._bytes_sent = 0
+        for zone in self._peers:
+            link.route(request_topic(store.zone, zone), self._arrived)
+
+    def statistics(self) -> ServerStatistics:
+        return ServerStatistics(
+            dict(self._requests),
+            dict(self._refusals),
+            dict(self._drops),
+            self._facts_sent,
+            self._bytes_sent,
+            self._fetching.parked(),
+        )
+
+    async def run(self) -> None:
+        """Serve until cancelled; requests in hand are then given up, their askers ask again."""
+        loop = asyncio.get_running_loop()
+        unsubscribe = self._store.on_commit(partial(self._fetching.committed, loop))
+        try:
+            with ThreadPoolExecutor(READER_THREADS, "bsfg-serve") as self._context.readers:
+                async with asyncio.TaskGroup() as self._group:
+                    await loop.create_future()  # until cancelled
+        finally:
+            self._group = None
+            unsubscribe()
+
+    # --------------------------------------------------------------------------------------------------------- arrivals
+
+    def _arrived(self, incoming: Incoming) -> None:
+        arrival = Arrival(incoming.topic, incoming.response_topic, incoming.correlation, incoming.is_retained)
+        caller = sender.check_arrival(arrival, self._store.zone, self._peers)
+        if isinstance(caller, Drop):
+            self._drop(caller.reason, incoming.topic)
+        elif self._group is None or self._in_hand[caller.zone] >= REQUESTS_PER_ZONE_MAX:
+            self._drop(DropReason.TOO_MANY_REQUESTS, incoming.topic)
+        else:
+            self._in_hand[caller.zone] += 1
+            self._group.create_task(self._handle(caller, incoming), name=f"serve {caller.zone}")
+
+    def _drop(self, reason: DropReason, topic: str) -> None:
+        if not self._drops[reason.value]:
+            _log.warning("request_dropped", extra={"reason": reason.value, "topic": topic})
+        self._drops[reason.value] += 1
+
+    async def _handle(self, caller: Caller, incoming: Incoming) -> None:
+        request = _decoded(incoming.payload)
+        operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
+        span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.zone)
+        try:
+            if isinstance(request, MalformedMessage):
+                raise request
+            self._requests[operation] += 1
+            if incoming.expiry_s is None:
+                outcome: Outcome = Refuse("bad_request", "the property MessageExpiryInterval is missing")
+            else:
+                outcome = await self._carry_out(caller, request)
+        except MalformedMessage as error:
+            operation = error.operation
+            outcome = Refuse(error.code, error.why)
+            self._not_understood(caller, error)
+        except self._store_errors as error:
+            outcome = self._store_refused(caller, error)
+        except TransportError as error:
+            self._not_sent(caller, error)
+            self._telemetry.fail(span, "answer_not_sent")
+            return
+        except asyncio.CancelledError:
+            self._telemetry.discard(span, "the node is being stopped")
+            raise
+        finally:
+            self._in_hand[caller.zone] -= 1
+        match outcome:
+            case Drop(reason):
+                self._drops[reason.value] += 1
+                self._telemetry.discard(span, reason.value)
+            case Refuse(code, message):
+                self._refusals[code] += 1
+                self._send(caller, encode_error(self._store.zone, self._context.epoch, operation, code, message))
+                self._telemetry.fail(span, code)
+            case (answer, attachment, facts, waited_ns):
+                self._facts_sent += facts
+                if self._send(caller, encode_answer(answer, attachment)):
+                    self._telemetry.stop(span, waited_ns, facts=facts)
+                else:
+                    self._telemetry.fail(span, "answer_not_sent")
+
+    async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
+        handler = self._handlers.get(type(request))
+        if handler is None:  # this version knows the words, and this node has nothing to do it with
+            return Refuse("unknown_operation", f"{operation_of(request)} is not served here")
+        return await handler(caller, request)
+
+    def _not_understood(self, caller: Caller, error: MalformedMessage) -> None:
+        """A peer of another version is told with each request, and our own people once: somebody has to update a node."""
+        if error.code == "unsupported_version" and caller.zone not in self._of_other_version:
+            self._of_other_version.add(caller.zone)
+            hint = ERRORS[error.code].hint
+            _log.warning("peer_version_unsupported", extra={"peer": caller.zone, "reason": error.why, "hint": hint})
+
+    def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
+        if (code := self._refused_as.get(type(error))) is not None:
+            # The code says what to do (errors.py); the store's own advice is for who calls it here.
+            return Refuse(code, str(error).removesuffix(f"; {getattr(error, 'hint', '')}"))
+        _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
+        return Refuse("store_unavailable", "the store cannot answer now")
+
+    def _send(self, caller: Caller, payload: bytes) -> bool:
+        """Whether the connection has taken the answer."""
+        topic = response_topic(self._store.zone, caller.zone, caller.instance)
+        try:
+            self._link.require().publish_answer(topic, payload, caller.correlation)
+            self._bytes_sent += len(payload)
+        except TransportError as error:
+            self._not_sent(caller, error)
+            return False
+        return True
+
+    def _not_sent(self, caller: Caller, error: TransportError) -> None:
+        """The asker will ask again."""
+        self._drops["answer_not_sent"] += 1
+        _log.debug("answer_not_sent", extra={"peer": caller.zone, "reason": str(error)})
+
+
+def _decoded(payload: bytes) -> Request | MalformedMessage:
+    """A request, or why it is none."""
+    try:
+        return decode_request(payload)
+    except MalformedMessage as error:
+        return error

@@ -1,0 +1,488 @@
+"""A peer's pages: stored once, byte for byte, or refused whole."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent import batch
+from agent.batch import BatchError, Kind
+from agent.fact_store import FactStore
+from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
+from agent.fact_store.log.records import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.fact_store.log.settings import StreamSettings
+from agent.message import MessageError, Sample
+from tests.fact_store.making import (
+    AT_ONCE,
+    EPOCH,
+    TELEMETRY,
+    Elsewhere,
+    chain_is_whole,
+    done,
+    failed,
+    plant,
+    samples,
+    sealed_in,
+    tag,
+    values_in,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FactStore]:
+    """The store of zone `idmz`, closed at the end."""
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as opened:
+        yield opened
+        chain_is_whole(opened)
+
+
+def test_carried_verbatim(store: FactStore) -> None:
+    """What is stored is what was sealed, byte for byte, at offsets of this store; definitions and position come along."""
+    origin = Elsewhere()
+    first, second = origin.seal(10), origin.seal(5)
+    assert origin.put(store, [first, second], 15) == PutResult(15, 0, 15)
+    assert sealed_in(store) == [first, second]
+    page = store.read(TELEMETRY, 0, 100, 10**6)
+    assert [(one.first_offset, one.last_offset, one.origin) for one in page.batches] == [
+        (1, 10, origin.origin),
+        (11, 15, origin.origin),
+    ]
+    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
+    assert store.origins() == [store.origin, origin.origin]
+
+
+def test_invariant_12_put_again_after_a_lost_confirm(store: FactStore) -> None:
+    """Putting what is held already leaves one copy and counts as success; a page may be half old, half new."""
+    origin = Elsewhere()
+    first, second, third = origin.seal(10), origin.seal(10), origin.seal(10)
+    origin.put(store, [first, second], 20)
+    assert origin.put(store, [first, second], 20) == PutResult(0, 20, 20)
+    assert origin.put(store, [second, third], 30) == PutResult(10, 10, 30)
+    assert origin.put(store, [third, third], 30) == PutResult(0, 20, 30)
+    assert sealed_in(store) == [first, second, third]
+
+
+def test_a_page_may_hold_a_batch_twice(store: FactStore) -> None:
+    """Twice in one page is once in the store, also as the very first thing an origin sends."""
+    origin = Elsewhere()
+    first = origin.seal(10)
+    assert origin.put(store, [first, first]) == PutResult(10, 10, 10)
+
+
+def test_the_same_origin_by_two_paths(store: FactStore) -> None:
+    """A batch that arrives by another peer is recognised; each peer keeps a position of its own."""
+    origin = Elsewhere()
+    first = origin.seal(10)
+    origin.put(store, [first], 10)
+    by_relay = done(store.put_batches("dmz2", TELEMETRY, [first], [], PeerPosition(b"x" * 16, 77)))
+    assert by_relay == PutResult(0, 10, 10)
+    assert store.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+
+
+def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
+    """A late repeat of an old page does not undo progress; another epoch of the peer starts anew."""
+    origin = Elsewhere()
+    origin.put(store, [origin.seal(10)], 10)
+    origin.put(store, [], 4)
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+    done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
+
+
+def test_a_gap_is_stored_and_told(store: FactStore) -> None:
+    """Sequences that a peer no longer has do not stop what follows, but are named in the answer and as an incident."""
+    origin = Elsewhere()
+    first, lost, third = origin.seal(10), origin.seal(10), origin.seal(10)
+    origin.put(store, [first])
+    assert origin.put(store, [third]).gaps == (Gap(origin.origin, 11, 20),)
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.count) == ("gap", 1)
+    assert "plant had no sequences 11 to 20" in incident.detail
+    assert origin.put(store, [lost]) == PutResult(10, 0, 30)
+    assert origin.put(store, [first, lost, third]) == PutResult(0, 30, 30)
+
+
+def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> None:
+    """What the peer no longer has is an incident, once for each hole however often the page comes, and the position goes past it;
+    the facts are taken all the same when another peer has them."""
+    origin = Elsewhere()
+    first, damaged, third = origin.seal(10), origin.seal(10), origin.seal(10)
+    origin.put(store, [first], 10)
+    for _ in range(2):
+        holes = [(11, 20, "damaged")]
+        done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.count) == ("peer_hole", 1)
+    assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
+    origin.put(store, [third], 30)
+    by_relay = done(store.put_batches("dmz2", TELEMETRY, [damaged], [], PeerPosition(b"x" * 16, 77)))
+    assert by_relay == PutResult(10, 0, 30)
+    assert sorted(sealed_in(store)) == sorted([first, damaged, third])
+
+
+@pytest.mark.parametrize("reason, kinds", [("expired", []), ("damaged", ["peer_hole"])])
+def test_what_was_gone_before_we_came_is_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
+    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has lost it."""
+    position = PeerPosition(EPOCH, 20)
+    done(store.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
+    assert store.peer_position("plant", TELEMETRY) == position
+    assert [one.kind for one in store.incidents()] == kinds
+
+
+def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
+    """Filling a gap leaves one range in the file as in memory, so the next life of the store sees what this one saw."""
+    origin = Elsewhere()
+    batches = [origin.seal(3) for _ in range(5)]
+    path = tmp_path / "idmz.db"
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        for number in (0, 2, 4, 1, 3):
+            origin.put(store, [batches[number]])
+        held = store._writer.catalog.held
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        assert store._writer.catalog.held == held
+        ((only,),) = held.values()
+        assert (only.first_sequence, only.last_sequence) == (1, 15)
+
+
+def test_starting_late_is_no_gap(store: FactStore) -> None:
+    """A consumer that begins at the end of a log misses nothing it asked for."""
+    origin = Elsewhere()
+    origin.seal(10)
+    assert origin.put(store, [origin.seal(10)]).gaps == ()
+
+
+def changed(sealed: bytes, at: int) -> bytes:
+    """The batch with one bit flipped."""
+    return sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :]
+
+
+@pytest.mark.parametrize("at", [0, 4, 30, 120, -40, -1])
+def test_a_changed_batch_is_refused(store: FactStore, at: int) -> None:
+    """One flipped bit anywhere and the whole page is refused; nothing of it is stored, the position stays."""
+    origin = Elsewhere()
+    good, bad = origin.seal(10), origin.seal(10)
+    error = failed(
+        store.put_batches("plant", TELEMETRY, [good, changed(bad, at)], origin.received(), PeerPosition(EPOCH, 20))
+    )
+    assert isinstance(error, BatchError)
+    assert store.end_offset(TELEMETRY) == 0
+    assert store.peer_position("plant", TELEMETRY) is None
+    assert store.statistics().queue_bytes == 0
+    assert origin.put(store, [good, bad], 20) == PutResult(20, 0, 20)
+
+
+def test_content_is_opened_unless_told_otherwise(store: FactStore) -> None:
+    """A batch with a right digest over senseless content is refused; with verify=False only the digest is checked."""
+    origin = Elsewhere()
+    honest = batch.parse(origin.seal(50))
+    body = bytearray(honest.sealed[: -batch.DIGEST_BYTES])
+    body[honest.body_at] ^= 0xFF
+    forged = bytes(body) + batch._digest(bytes(body))
+    position = PeerPosition(EPOCH, 50)
+    error = failed(store.put_batches("plant", TELEMETRY, [forged], origin.received(), position))
+    assert isinstance(error, BatchError)
+    assert "content" in str(error)
+    assert done(store.put_batches("plant", TELEMETRY, [honest.sealed], origin.received(), position, verify=False))
+
+
+def test_a_slice_cannot_be_stored(store: FactStore) -> None:
+    """What was cut for a reader is not the batch, and would break the chain."""
+    origin = Elsewhere()
+    part = batch.cut(batch.parse(origin.seal(10)), 0, 5)
+    error = failed(store.put_batches("plant", TELEMETRY, [part.sealed], origin.received(), PeerPosition(EPOCH, 5)))
+    assert isinstance(error, BatchError)
+    assert "slice" in str(error)
+
+
+def test_a_batch_of_another_stream(store: FactStore) -> None:
+    """The stream is part of a fact's identity: a batch cannot be stored under another name."""
+    origin = Elsewhere(stream="facts.other")
+    error = failed(store.put_batches("plant", TELEMETRY, [origin.seal(5)], origin.received(), PeerPosition(EPOCH, 5)))
+    assert isinstance(error, BatchError)
+    assert "'facts.other'" in str(error)
+
+
+def test_parsed_batches_are_checked_all_the_same(store: FactStore) -> None:
+    """A batch that its caller has parsed and opened already still cannot be a slice, or of another stream; an honest one is stored."""
+    origin, other = Elsewhere(), Elsewhere(stream="facts.other")
+    first, second = batch.parse(origin.seal(10)), batch.parse(origin.seal(10))
+    position = PeerPosition(EPOCH, 10)
+    assert (
+        done(store.put_batches("plant", TELEMETRY, [first], origin.received(), position, verify=False)).stored_facts
+        == 10
+    )
+    for wrong in (batch.cut(second, 0, 5), batch.parse(other.seal(10))):
+        error = failed(store.put_batches("plant", TELEMETRY, [wrong], [], position, verify=False))
+        assert isinstance(error, BatchError)
+    assert done(store.put_batches("plant", TELEMETRY, [second], [], position, verify=False)).stored_facts == 10
+
+
+@pytest.mark.parametrize("already_held", [1, 2, 3])
+def test_a_restored_gateway_is_noticed(store: FactStore, already_held: int) -> None:
+    """An origin that writes its history anew is refused wherever the new history begins, and an incident is kept."""
+    honest, restored = Elsewhere(), Elsewhere()
+    origin_batches = [honest.seal(10) for _ in range(3)]
+    for _ in range(already_held - 1):
+        restored.seal(10)
+    other = restored.seal(10, salt=5)
+    honest.put(store, origin_batches, 30)
+    for _ in range(2):
+        error = failed(store.put_batches("plant", TELEMETRY, [other], [], PeerPosition(EPOCH, 31)))
+        assert isinstance(error, ForkError)
+        assert "epoch" in str(error)
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.subject, incident.count) == ("fork", "facts.telemetry from plant", 2)
+    assert sealed_in(store) == origin_batches
+    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
+
+
+def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
+    """All or nothing: what stood before the contradiction in the page is not stored either."""
+    honest, restored = Elsewhere(), Elsewhere()
+    first, second = honest.seal(10), honest.seal(10)
+    honest.put(store, [first], 10)
+    restored.seal(10)
+    restored.seal(10)
+    fork = restored.seal(10, salt=5)
+    branch = batch.parse(fork)
+    other = batch.seal_samples(
+        replace(branch.link, next_sequence=21, digest=b"?" * 16), samples(5), honest.definitions
+    ).sealed
+    error = failed(store.put_batches("plant", TELEMETRY, [second, other], [], PeerPosition(EPOCH, 30)))
+    assert isinstance(error, ForkError)
+    assert sealed_in(store) == [first]
+
+
+def test_our_own_sequences_that_we_never_wrote(tmp_path: Path) -> None:
+    """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not facts."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(5)))
+        ours = sealed_in(store)
+        position = PeerPosition(b"p" * 16, 5)
+        assert done(store.put_batches("idmz", TELEMETRY, ours, [], position)) == PutResult(0, 5, 5)
+        forgotten = batch.seal_samples(
+            batch.parse(ours[0]).link, samples(5, 6), batch.parse(ours[0]).header.definitions
+        )
+        error = failed(store.put_batches("idmz", TELEMETRY, [forgotten.sealed], [], position))
+        assert isinstance(error, ForkError)
+        assert "we never wrote them" in str(error)
+
+
+def test_missing_definitions(store: FactStore) -> None:
+    """A batch whose tag definitions did not come is refused and named; with them it is stored."""
+    origin = Elsewhere(tags=3)
+    sealed = origin.seal(10)
+    for received in ([], origin.received(2), origin.received()[:2]):
+        error = failed(store.put_batches("plant", TELEMETRY, [sealed], received, PeerPosition(EPOCH, 10)))
+        assert isinstance(error, DefinitionsMissing)
+        assert "held are 0" in str(error)
+    assert store.end_offset(TELEMETRY) == 0
+    assert origin.put(store, [sealed], 10).stored_facts == 10
+
+
+def test_definitions_grow(store: FactStore) -> None:
+    """Later batches bring only the definitions that are new; repeats of known ones do no harm."""
+    origin = Elsewhere(tags=2)
+    origin.put(store, [origin.seal(10)])
+    origin.bodies += Elsewhere(tags=4).bodies[2:]
+    sealed = origin.seal(10)
+    assert origin.put(store, [sealed], first_definition=2).stored_facts == 10
+    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+
+
+def test_lying_definitions(store: FactStore) -> None:
+    """Definitions are believed only as far as a batch's digest vouches for them."""
+    origin = Elsewhere()
+    sealed = origin.seal(10)
+    lies = [replace(origin.received()[0], body=b'{"subject":"tag:line1/other"}'), origin.received()[1]]
+    error = failed(store.put_batches("plant", TELEMETRY, [sealed], lies, PeerPosition(EPOCH, 10)))
+    assert isinstance(error, ForkError)
+    assert "not those its batches were sealed with" in str(error)
+    surplus = [*origin.received(), ReceivedDefinition(origin.origin, 3, b'{"subject":"tag:line1/surplus"}')]
+    done(store.put_batches("plant", TELEMETRY, [sealed], surplus, PeerPosition(EPOCH, 10)))
+    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+
+
+def test_definitions_nobody_could_read(store: FactStore) -> None:
+    """A digest vouches for bytes, not for sense: what is no tag definition is refused and named."""
+    origin = Elsewhere()
+    origin.bodies[1] = b"[1, 2]"
+    error = failed(store.put_batches("plant", TELEMETRY, [origin.seal(5)], origin.received(), PeerPosition(EPOCH, 5)))
+    assert isinstance(error, FactsRefused)
+    assert "definition 2 of plant/" in str(error)
+    assert store.end_offset(TELEMETRY) == 0
+
+
+def test_an_origin_that_redefines(store: FactStore) -> None:
+    """A later batch that counts the same tags but means others is a fork."""
+    origin = Elsewhere(tags=2)
+    origin.put(store, [origin.seal(10)])
+    origin.bodies[0] = b'{"subject":"tag:line1/other"}'
+    error = failed(store.put_batches("plant", TELEMETRY, [origin.seal(10)], origin.received(), PeerPosition(EPOCH, 20)))
+    assert isinstance(error, ForkError)
+    assert "defined its first 2 tags differently" in str(error)
+
+
+def test_zones_share_one_stream(store: FactStore) -> None:
+    """Origins interleave in one stream, each with its own chain, sequences and definitions."""
+    north, south = Elsewhere("north"), Elsewhere("south", epoch=b"s" * 16, tags=5)
+    for origin in (north, south, north):
+        origin.put(store, [origin.seal(3)])
+    assert values_in(store) == [1, 2, 3, 1, 2, 3, 4, 5, 6]
+    assert len(store.definitions(south.origin, 0, 10)) == 5
+
+
+def test_bad_arguments(store: FactStore) -> None:
+    """A name or position that makes no sense is refused at the call."""
+    for peer, stream, position, error in (
+        ("Plant", TELEMETRY, PeerPosition(EPOCH, 1), MessageError),
+        ("plant", "Bad Stream", PeerPosition(EPOCH, 1), MessageError),
+        ("plant", TELEMETRY, PeerPosition(b"short", 1), FactsRefused),
+        ("plant", TELEMETRY, PeerPosition(EPOCH, -1), FactsRefused),
+    ):
+        with pytest.raises(error):
+            store.put_batches(peer, stream, [], [], position)
+
+
+LATER = b"n" * 16
+"""The epoch in which the plant goes on."""
+
+
+def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
+    """An origin as it was, and as it went on from an old copy that had one batch of ten, and perhaps defined its second tag anew."""
+    was, copy = Elsewhere(), Elsewhere()
+    copy.sealed = [was.seal(10)]
+    copy.link = was.link
+    if has_other_tags:
+        copy.bodies[1] = tag(2, "bar").to_json()
+    for salted, one in ((0, was), (1000, copy)):
+        one.seal(10, salted)
+        one.seal(10, salted)
+    return was, copy
+
+
+def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, peer: str = "plant") -> PutResult:
+    """Put a page of a peer that goes on in its later epoch."""
+    position = PeerPosition(LATER, offset)
+    return done(store.put_batches(peer, TELEMETRY, sealed, origin.received(), position))
+
+
+@pytest.mark.parametrize("peer", ["plant", "dmz2"])
+def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, peer: str) -> None:
+    """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once however often they are
+    offered, and what comes behind them is taken."""
+    was, copy = forked()
+    was.put(store, was.sealed, 30)
+    after = Elsewhere(epoch=LATER)
+    refused = (OriginRange("plant", EPOCH, 11, 30),)
+    for stored, repeated in ((10, 10), (0, 20)):
+        page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10)]
+        put = done(store.put_batches(peer, TELEMETRY, page, after.received(), PeerPosition(LATER, 40)))
+        assert (put.stored_facts, put.duplicate_facts, put.refused) == (stored, repeated, refused)
+    position = store.peer_position(peer, TELEMETRY)
+    assert position is not None
+    assert (position.epoch, position.offset) == (LATER, 40)
+    *found, told = sealed_in(store)
+    assert found == [*was.sealed, *after.sealed]
+    (notice,) = batch.open_messages(batch.parse(told))
+    assert notice.fact.predicate == "facts_refused"
+    origins = [{"zone": "plant", "epoch": EPOCH.hex(), "first_sequence": 11, "last_sequence": 30}]
+    assert json.loads(notice.fact.object_json) == {"stream": TELEMETRY, "from": peer, "origins": origins}
+    (incident,) = store.incidents()
+    assert (incident.kind, incident.count) == ("refused", 2)
+    assert incident.subject == f"{TELEMETRY} of plant/{EPOCH.hex()}, 11 to 30"
+
+
+def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
+    """Where the other history is the longer one, what lies beyond the sequences held contradicts nothing: it is stored, and the gap told."""
+    was, copy = forked()
+    was.put(store, was.sealed[:2], 20)
+    last = copy.seal(5, 1000)
+    found = offer(store, copy, [*copy.sealed], 35)
+    assert found.refused == (OriginRange("plant", EPOCH, 11, 30),)
+    assert found.gaps == (Gap(was.origin, 21, 30),)
+    assert sealed_in(store)[2:-1] == [last]
+
+
+def test_a_fork_whose_tags_mean_something_else_is_passed_over(store: FactStore) -> None:
+    """Beyond the sequences held, but sealed with tag definitions that are others here: nobody could read it rightly."""
+    was, copy = forked(has_other_tags=True)
+    was.put(store, was.sealed[:2], 20)
+    copy.seal(5, 1000)
+    found = offer(store, copy, [*copy.sealed], 35)
+    assert found.refused == (OriginRange("plant", EPOCH, 11, 35),)
+    assert store.definitions(was.origin, 0, 10) == was.bodies
+
+
+def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
+    """There the peer finds out what we hold, and goes on under another; until then nothing is passed over."""
+    was, copy = forked()
+    was.put(store, was.sealed, 30)
+    position = PeerPosition(EPOCH, 40)
+    error = failed(store.put_batches("plant", TELEMETRY, copy.sealed, copy.received(), position))
+    assert isinstance(error, ForkError)
+    assert sealed_in(store) == was.sealed
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
+    """A store that has released all it held of a plant's first epoch, 30 facts; and how that went on from an old copy."""
+    streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as opened:
+        was, copy = forked()
+        was.put(opened, was.sealed, 30)
+        done(opened.define([tag(1)]))
+        with closing(sqlite3.connect(tmp_path / "idmz.db")) as outside:
+            while outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0] <= 30:
+                done(opened.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))], awaited=True))
+        yield opened, copy
+
+
+@pytest.mark.parametrize(
+    "peer, epoch, batches, refused",
+    [
+        pytest.param("plant", LATER, 2, None, id="an epoch that the peer has left, up to within what was held"),
+        pytest.param("plant", LATER, 3, (21, 30), id="up to where the digest is known"),
+        pytest.param("dmz2", LATER, 3, (21, 30), id="by a relay"),
+    ],
+)
+def test_what_was_released_is_not_taken_for_what_a_copy_offers(
+    full: tuple[FactStore, Elsewhere], peer: str, epoch: bytes, batches: int, refused: tuple[int, int] | None
+) -> None:
+    """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a fact name them,
+    once however often they are offered."""
+    store, copy = full
+    expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
+    for offset in (30, 31):
+        sealed, position = copy.sealed[:batches], PeerPosition(epoch, offset)
+        put = done(store.put_batches(peer, TELEMETRY, sealed, copy.received(), position))
+        assert (put.refused, put.uncompared) == (expected, (OriginRange("plant", EPOCH, 1, 30),))
+    found = {one.kind: one.subject for one in store.incidents()}
+    assert found["uncompared"] == f"{TELEMETRY} of plant/{EPOCH.hex()}, 1 to 30"
+    page = [batch.parse(one) for one in sealed_in(store)]
+    told = [one.fact for each in page if each.header.kind is Kind.MESSAGES for one in batch.open_messages(each)]
+    (about,) = [json.loads(fact.object_json) for fact in told if fact.predicate == "facts_uncompared"]
+    assert about["origins"] == [{"zone": "plant", "epoch": EPOCH.hex(), "first_sequence": 1, "last_sequence": 30}]
+
+
+def test_what_was_released_is_a_duplicate_where_there_is_one_history(full: tuple[FactStore, Elsewhere]) -> None:
+    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and from a relay. When its
+    next epoch comes, what came again until then is named, and once that is known, what comes again by a relay."""
+    store, copy = full
+    for peer in ("plant", "dmz2"):
+        put = done(store.put_batches(peer, TELEMETRY, copy.sealed[:2], copy.received(), PeerPosition(EPOCH, 30)))
+        assert (put.duplicate_facts, put.uncompared) == (20, ())
+    later = Elsewhere(epoch=LATER)
+    named = (OriginRange("plant", EPOCH, 1, 30),)
+    assert offer(store, later, [later.seal(10)], 40).uncompared == named
+    assert offer(store, later, [later.seal(10)], 50).uncompared == ()
+    put = done(store.put_batches("dmz2", TELEMETRY, copy.sealed[:2], copy.received(), PeerPosition(EPOCH, 60)))
+    assert put.uncompared == named

@@ -1,0 +1,119 @@
+"""Artifacts and the facts that refer to them, in a real store: the artifact comes first and stays as long as the fact."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from agent import batch
+from agent.fact_store import FactStore, StoreSettings, StreamSettings
+from agent.fact_store.log.errors import ArtifactMissing, ArtifactRefused
+from agent.fact_store.log.records import AppendOutcome, PeerPosition
+from agent.message import Envelope, Fact, Message, canonical_json
+from tests.fact_store.making import EPOCH, OPERATIONAL, done
+from tests.waiting import wait_until
+
+SETTINGS = StoreSettings(commit_interval_ms=0, artifact_orphan_hours=1.0)
+BLOB = b"a report" * 1000
+DIGEST = "sha256:" + hashlib.sha256(BLOB).hexdigest()
+
+
+def report(name: str, digest: str = DIGEST, size: int = len(BLOB)) -> Message:
+    """A message that refers to an artifact."""
+    envelope = Envelope(name, "plant", "*", 1, object_media_type="application/pdf")
+    return Message(envelope, Fact(f"batch:{name}", "report_filed", canonical_json({"digest": digest, "size": size})))
+
+
+def opened(folder: Path, zone: str = "plant") -> FactStore:
+    """A store that lets go of messages as soon as they are confirmed."""
+    folder.mkdir(exist_ok=True)
+    streams = [StreamSettings(OPERATIONAL, keep_hours=0)]
+    return FactStore.open(folder / "facts.db", zone, settings=SETTINGS, streams=streams)
+
+
+def grow_old(folder: Path) -> None:
+    """Every artifact was put long ago."""
+    for path in (folder / "artifacts").glob("??/*"):
+        os.utime(path, (1000, 1000))
+
+
+def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path: Path) -> None:
+    """A fact that refers to what is not here, or to another size, is refused and nothing is stored; once it is stored the bytes stay,
+    through any sweep, and putting others under the name is refused."""
+    with opened(tmp_path) as store:
+        for message in (report("a"), report("b", "sha256:" + "0" * 64)):
+            with pytest.raises(ArtifactMissing):
+                store.append_message(OPERATIONAL, message)
+        assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB).is_complete
+        with pytest.raises(ArtifactMissing, match="8000 bytes, the fact says 8"):
+            store.append_message(OPERATIONAL, report("a", size=8))
+        assert store.end_offset(OPERATIONAL) == 0
+        assert done(store.append_message(OPERATIONAL, report("a"))) == AppendOutcome(1, "applied")
+        assert store.artifacts.streams(DIGEST) == [OPERATIONAL]
+        grow_old(tmp_path)
+        assert store.artifacts.sweep() == 0
+        with pytest.raises(ArtifactRefused):
+            store.artifacts.put_chunk(DIGEST, len(BLOB) + 1, 0, BLOB + b"!")
+        assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, b"x").is_complete
+    with opened(tmp_path) as store:
+        assert store.artifacts.read_chunk(DIGEST, 0, 10_000) == (len(BLOB), BLOB)
+
+
+def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
+    """When retention has let go of every fact that refers to it, and the hours are over, the artifact goes; not before either."""
+    with opened(tmp_path) as store:
+        store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        done(store.register_consumer("idmz.a", "idmz", OPERATIONAL))
+        for name in ("a", "b"):
+            done(store.append_message(OPERATIONAL, report(name)))
+        done(store.confirm("idmz.a", 1))
+        wait_until(lambda: store.streams()[0].first_offset == 2, "the first message to go")
+        grow_old(tmp_path)
+        assert store.artifacts.sweep() == 0
+        done(store.confirm("idmz.a", 2))
+        wait_until(lambda: store.streams()[0].first_offset == 3, "the second message to go")
+        assert store.artifacts.streams(DIGEST) == []
+        assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, b"").is_complete
+        assert store.artifacts.sweep() == 0, "who has just put it is about to refer to it"
+        grow_old(tmp_path)
+        assert store.artifacts.sweep() == 1
+        with pytest.raises(ArtifactMissing):
+            store.artifacts.read_chunk(DIGEST, 0, 10)
+
+
+def test_a_young_artifact_waits_for_its_fact(tmp_path: Path) -> None:
+    """Put and not yet referred to, it stays for its hours; a fact that is about to refer to it makes it young again."""
+    with opened(tmp_path) as store:
+        store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        assert store.artifacts.sweep() == 0
+        grow_old(tmp_path)
+        store.artifacts.claim(report("a"))
+        assert store.artifacts.sweep() == 0
+        grow_old(tmp_path)
+        assert store.artifacts.sweep() == 1
+
+
+def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
+    """What a peer's facts refer to is named while it is missing, and kept once they are stored."""
+    with opened(tmp_path / "plant") as plant, opened(tmp_path / "idmz", "idmz") as idmz:
+        plant.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        done(plant.append_message(OPERATIONAL, report("a")))
+        batches = [batch.parse(one.sealed) for one in plant.read(OPERATIONAL, 0, 100, 2**30).batches]
+        (missing,) = idmz.artifacts.missing(batches)
+        assert (missing.digest, missing.size) == (DIGEST, len(BLOB))
+        idmz.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        assert idmz.artifacts.missing(batches) == []
+        done(idmz.put_batches("plant", OPERATIONAL, batches, [], PeerPosition(EPOCH, 1)))
+        assert idmz.artifacts.streams(DIGEST) == [OPERATIONAL]
+        grow_old(tmp_path / "idmz")
+        assert idmz.artifacts.sweep() == 0
+
+
+def test_what_will_not_come_is_an_incident(tmp_path: Path) -> None:
+    """A fact whose artifact nobody has is told as an incident, by the artifact's name."""
+    with opened(tmp_path) as store:
+        store.artifacts.unavailable("north", DIGEST, "unknown there")
+        done(store.define([]))
+        (incident,) = store.incidents()
+        assert (incident.kind, incident.subject) == ("artifact_missing", DIGEST)

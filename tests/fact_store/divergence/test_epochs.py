@@ -1,0 +1,260 @@
+"""A store that cannot be used is set aside and a new one begins; an old copy goes on under a new epoch; nothing held is lost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.batch import open_messages, parse
+from agent.fact_store import FactStore
+from agent.fact_store.divergence import witness
+from agent.fact_store.divergence.epochs import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
+from agent.fact_store.divergence.witness import files_set_aside, mark_suspect, read_witness
+from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreForked
+from agent.fact_store.log.records import Page, PeerPosition, ReceivedDefinition
+from tests.fact_store.making import (
+    AT_ONCE,
+    EVERYTHING,
+    OPERATIONAL,
+    TELEMETRY,
+    chain_is_whole,
+    done,
+    failed,
+    message,
+    samples,
+    tag,
+    values_in,
+)
+
+
+def node(folder: Path, zone: str = "plant") -> FactStore:
+    """A store as a node opens it."""
+    return FactStore.open(folder / "facts.db", zone, settings=AT_ONCE, unattended=True)
+
+
+def fill(store: FactStore, first: int, count: int = 10) -> None:
+    """Some samples."""
+    done(store.define([tag(1)]))
+    done(store.append_samples(TELEMETRY, samples(count, first), awaited=True))
+
+
+def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
+    """What the store says of itself."""
+    found = [open_messages(parse(one.sealed)) for one in store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches]
+    facts = [one.fact for messages in found for one in messages]
+    return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
+
+
+def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
+    """Everything of a stream from one store to another; returns how many facts were new."""
+    page = source.read(TELEMETRY, offset, EVERYTHING, EVERYTHING)
+    definitions = [
+        ReceivedDefinition(origin, n, body)
+        for origin in source.origins()
+        for n, body in enumerate(source.definitions(origin, 0, EVERYTHING), 1)
+    ]
+    position = PeerPosition(source.epoch, page.end_offset)
+    batches = [one.sealed for one in page.batches]
+    return done(target.put_batches(source.zone, TELEMETRY, batches, definitions, position)).stored_facts
+
+
+@pytest.mark.parametrize("ruin", ["not a database" * 400, None], ids=["no SQLite file", "marked suspect"])
+def test_a_file_that_cannot_be_used_is_set_aside(tmp_path: Path, ruin: str | None) -> None:
+    """The node opens with a new store and a new epoch, the old file lies beside it with its reason, and the new one says so
+    once; whoever opens the file otherwise gets the exception."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+        before = store.epoch
+    if ruin is None:
+        mark_suspect(tmp_path / "facts.db", "database disk image is malformed")
+    else:
+        (tmp_path / "facts.db").write_text(ruin)
+        with pytest.raises(StoreDamaged):
+            FactStore.open(tmp_path / "facts.db", "plant")
+    for _ in range(2):
+        with node(tmp_path) as store:
+            assert store.epoch != before
+            fill(store, 1)
+            (aside,) = files_set_aside(tmp_path / "facts.db")
+            (notice,) = notices(store, "store_quarantined")
+            assert (notice["file"], notice["bytes"], notice["because"]) == (aside.file, aside.bytes, aside.why)
+            assert [one.kind for one in store.incidents()] == ["quarantined"]
+            assert store.integrity().set_aside == ((aside.file, aside.bytes),)
+    if ruin is None:
+        with FactStore.open(tmp_path / aside.file, "plant") as old:
+            assert values_in(old) == list(range(1, 11))
+
+
+def test_a_foreign_store_is_not_set_aside(tmp_path: Path) -> None:
+    """A wrong zone is the operator's mistake, and nothing is renamed for it."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+    with pytest.raises(StoreForeign):
+        node(tmp_path, "elsewhere")
+    assert not files_set_aside(tmp_path / "facts.db")
+
+
+def test_an_interrupted_setting_aside_goes_on(tmp_path: Path) -> None:
+    """The power goes between two renames: the same name is used, and the parts stay together."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+    path = tmp_path / "facts.db"
+    (tmp_path / "facts.db.suspect").write_text(json.dumps({"why": "torn", "as": "facts.db.damaged-then"}))
+    path.rename(tmp_path / "facts.db.damaged-then")
+    with node(tmp_path) as store:
+        assert [one.file for one in files_set_aside(path)] == ["facts.db.damaged-then"]
+        assert notices(store, "store_quarantined")[0]["because"] == "torn"
+
+
+def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
+    """Restored from an old copy without its witness's knowledge: everything held stays under the old origin, own sequences and
+    definitions begin anew, and two consumers, one of which has read what the copy lacks, end with everything, nothing twice."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with (
+        node(tmp_path / "a") as one,
+        node(tmp_path / "b", "idmz") as early,
+        FactStore.open(tmp_path / "b" / "late.db", "office", settings=AT_ONCE) as late,
+    ):
+        fill(one, 1)
+        done(one.append_message(OPERATIONAL, message("once")))
+        old = one.epoch
+        one.close()
+        shutil.copy(tmp_path / "a" / "facts.db", tmp_path / "copy")
+        with node(tmp_path / "a") as more:
+            fill(more, 11)
+            assert pull(more, early) == 20
+        shutil.copy(tmp_path / "copy", tmp_path / "a" / "facts.db")
+        with node(tmp_path / "a") as restored:
+            assert restored.epoch != old
+            (notice,) = notices(restored, "epoch_began")
+            assert notice["previous_epoch"] == old.hex()
+            assert "the witness has seen 20" in str(notice["because"])
+            fill(restored, 21)
+            assert done(restored.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
+            assert values_in(restored) == [*range(1, 11), *range(21, 31)]
+            chain_is_whole(restored)
+            assert pull(restored, early) == 10
+            assert pull(restored, late) == 20
+        assert values_in(early) == list(range(1, 31))
+        assert values_in(late) == [*range(1, 11), *range(21, 31)]
+        with node(tmp_path / "a") as again:
+            assert again.origins()[0].zone == "plant"
+            assert len(notices(again, "epoch_began")) == 1
+
+
+def test_a_peer_may_ask_for_one_epoch_a_week(tmp_path: Path) -> None:
+    """A store whose peer knows more ends with StoreForked and goes on in a new epoch; the next such claim is an incident."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+        epoch = store.epoch
+        store.peer_is_ahead("idmz", "idmz has read up to 99")
+        assert isinstance(failed(store.ended), StoreForked)
+    with node(tmp_path) as store:
+        assert store.epoch != epoch
+        assert notices(store, "epoch_began")[0]["because"] == "idmz has read up to 99"
+        store.peer_is_ahead("idmz", "idmz has read up to 999")
+        fill(store, 11)
+        assert {one.kind for one in store.incidents()} == {"epoch", "ahead"}
+        assert values_in(store) == list(range(1, 21))
+
+
+def test_when_a_store_is_an_old_copy() -> None:
+    """The witness knows more, or another life; a witness that lags, is of an earlier epoch of ours, or is missing, means nothing."""
+    ends = {"a": 10, "b": 3}
+    assert restored_because(None, "e2", {"e1", "e2"}, ends) is None
+    assert restored_because(Witness("e2", {"a": 10}), "e2", {"e1", "e2"}, ends) is None
+    assert restored_because(Witness("e1", {"a": 99}), "e2", {"e1", "e2"}, ends) is None
+    assert "11" in str(restored_because(Witness("e2", {"a": 11}), "e2", {"e1", "e2"}, ends))
+    assert "c ends at 0" in str(restored_because(Witness("e2", {"c": 1}), "e2", {"e2"}, ends))
+    assert "e3" in str(restored_because(Witness("e3", {}), "e2", {"e1", "e2"}, ends))
+    assert may_begin_for_peer(0, PEER_EPOCHS_APART_MS)
+    assert not may_begin_for_peer(1, PEER_EPOCHS_APART_MS)
+    assert not may_begin_for_peer(1, 1)
+    assert may_begin_for_peer(10 * PEER_EPOCHS_APART_MS, 1), "a clock that was wrong may not keep it off for years"
+
+
+def test_the_background_reads_everything_and_says_damage(tmp_path: Path) -> None:
+    """A pass over all streams counts batches, finds the damaged one, and begins again; the witness is written at the end."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+        fill(store, 11)
+        while store._upkeep.step(1):
+            pass
+        assert store.integrity().batches_verified == 2
+        assert store.integrity().last_full_pass_unix_ms is not None
+    witness = read_witness(tmp_path / "facts.db")
+    assert witness is not None
+    assert witness.ends == {TELEMETRY: 20}
+
+
+def test_the_background_passes_over_a_stream_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of which not even the index can be read keeps no other from being looked at, and such a pass is not called full."""
+    with node(tmp_path) as store:
+        done(store.define([tag(1)]))
+        for stream in ("facts.first", "facts.last"):
+            done(store.append_samples(stream, samples(1), awaited=True))
+        whole = store._upkeep._read
+
+        def read(stream: str, *asked: int) -> Page:
+            if stream == "facts.first":
+                raise StoreDamaged("its index is broken")
+            return whole(stream, *asked)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(store._upkeep, "_read", read)
+            with pytest.raises(StoreDamaged):
+                store._upkeep.step(1)
+            while store._upkeep.step(1):
+                pass
+        assert store.integrity().batches_verified == 1
+        assert store.integrity().last_full_pass_unix_ms is None
+        while store._upkeep.step(1):
+            pass
+        assert store.integrity().last_full_pass_unix_ms is not None
+
+
+def test_what_is_set_aside_is_told_without_room_for_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that takes no mark a damaged file is set aside all the same, the node begins anew, and both are told."""
+    path = tmp_path / "facts.db"
+    node(tmp_path).close()
+    path.write_bytes(b"no database" * 1000)
+    monkeypatch.setattr(witness, "_write", lambda *_: None)
+    with node(tmp_path) as store:
+        (aside,) = files_set_aside(path)
+        assert [(one.kind, one.subject) for one in store.incidents()] == [("quarantined", aside.file)]
+        assert store.integrity().set_aside == ((aside.file, aside.bytes),)
+
+
+def test_the_file_just_set_aside_is_told_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that wakes up in 1970 gives the file a name before that of an older one, and tells of the right one."""
+    path = tmp_path / "facts.db"
+    for now_ns in (1_800_000_000 * 10**9, 3600 * 10**9):
+        node(tmp_path).close()
+        path.write_bytes(b"no database" * 1000)
+        with monkeypatch.context() as clock:
+            clock.setattr("agent.fact_store.store.time.time_ns", lambda now_ns=now_ns: now_ns)
+            with node(tmp_path) as store:
+                (told,) = store.incidents()
+    assert told.subject == "facts.db.damaged-19700101T010000Z"
+    assert len(files_set_aside(path)) == 2
+
+
+def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A witness of a life that the store knows nothing of begins a new epoch; on a disk that takes no other, not one at each start."""
+    node(tmp_path).close()
+    (tmp_path / "facts.db.witness").write_text(json.dumps({"epoch": "ab" * 16, "ends": {}}), encoding="utf-8")
+    monkeypatch.setattr(witness, "_write", lambda *_: None)
+    epochs = list[bytes]()
+    for _ in range(3):
+        with node(tmp_path) as store:
+            epochs.append(store.epoch)
+            assert [one.kind for one in store.incidents()] == ["epoch"]
+    assert len(set(epochs)) == 1

@@ -1,0 +1,138 @@
+"""What a peer shows of a store tells an old copy that has grown from the store it was, and nothing else from anything."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.batch import DIGEST_BYTES, parse
+from agent.fact_store import FactStore
+from agent.fact_store.log.records import PeerPosition, Taken
+from agent.fact_store.log.settings import StreamSettings
+from agent.message import Sample
+from tests.fact_store.integrity.test_damage import three_batches
+from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
+
+Ends = dict[int, bytes]
+
+
+def fill(store: FactStore, batches: int, salt: int = 0) -> None:
+    """Batches of ten samples; `salt` makes others."""
+    for _ in range(batches):
+        first = store.end_offset(TELEMETRY) + 1 + salt
+        done(store.append_samples(TELEMETRY, samples(10, first), awaited=True))
+
+
+def ends(store: FactStore) -> Ends:
+    """Where each batch ends, and its digest."""
+    page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+    return {one.last_offset: one.sealed[-DIGEST_BYTES:] for one in page.batches}
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> Iterator[tuple[FactStore, Ends]]:
+    """A store that was put back from offset 70 to 20 and has grown to 60 since; and the ends it had before."""
+    with plant(tmp_path) as store:
+        fill(store, 2)
+    copy = shutil.copy(tmp_path / "facts.db", tmp_path / "copy")
+    with plant(tmp_path) as store:
+        fill(store, 5)
+        before = ends(store)
+    shutil.copy(copy, tmp_path / "facts.db")
+    with plant(tmp_path) as store:
+        fill(store, 1, salt=1000)
+        done(store.append_samples(TELEMETRY, samples(30, 1000), awaited=True))
+        yield store, before
+
+
+@pytest.mark.parametrize(
+    "taken, held, why",
+    [
+        (None, None, None),
+        (10, 20, None),
+        (20, None, None),
+        (None, 30, "sequence 30 .* is [0-9a-f]{32} at the peer and"),
+        (30, 20, "offset 30 .* is [0-9a-f]{32} at the peer and"),
+        (40, None, "offset 40 .*: a batch ends there at the peer, ours goes on to 60"),
+        (None, 60, "sequence 60 .* at the peer and"),
+        (60, None, "offset 60 .* at the peer and"),
+        (None, 70, "it holds our sequence 70 .*, we have written 60"),
+        (70, None, "up to offset 70 .*, which ends at 60"),
+    ],
+)
+def test_a_copy_that_has_grown_is_told(
+    grown: tuple[FactStore, Ends], taken: int | None, held: int | None, why: str | None
+) -> None:
+    """What lies before the fork contradicts nothing; what the peer took or holds behind it is not what is there."""
+    store, before = grown
+    found = store.contradiction(TELEMETRY, taken and (taken, before[taken]), held and (held, before[held]))  # type: ignore[arg-type]
+    assert found is None if why is None else re.search(why, str(found))
+
+
+def test_a_store_contradicts_nobody_who_read_it(grown: tuple[FactStore, Ends]) -> None:
+    """Each end of each batch, also of another zone's facts behind its own, is what it was when it was read."""
+    store, _ = grown
+    other = Elsewhere("north")
+    other.put(store, [other.seal(5)], 5)
+    for last, digest in ends(store).items():
+        held = (last, digest) if last <= 60 else None
+        assert store.contradiction(TELEMETRY, (last, digest), held) is None
+
+
+def test_what_is_damaged_is_told_by_its_successor_alone(tmp_path: Path) -> None:
+    """A batch that the disk has changed might have been what the peer took; what follows it knows its digest."""
+    three_batches(tmp_path)
+    with plant(tmp_path) as store:
+        last = parse(store.read(TELEMETRY, 20, 1, 1).batches[0].sealed)
+        assert store.contradiction(TELEMETRY, (20, b"x" * 16), None) is None
+        assert store.contradiction(TELEMETRY, None, (20, last.header.previous_digest)) is None
+        assert store.contradiction(TELEMETRY, None, (20, b"x" * 16)) is not None
+        assert store.contradiction(TELEMETRY, None, (15, b"x" * 16)) is None
+        assert store.contradiction(TELEMETRY, (10, b"x" * 16), None) is not None
+        assert store.contradiction("facts.nothing", None, (1, b"x" * 16)) is not None
+
+
+def test_what_is_released_is_told_by_its_successor_alone(tmp_path: Path) -> None:
+    """Of a batch that retention has let go of, the digest is known as long as the next one is there, and no longer."""
+    streams = [StreamSettings(TELEMETRY, bytes_max=1_000_000, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
+        done(store.define([tag(1)]))
+        ends = list[bytes]()
+        while store.streams() == [] or store.streams()[0].first_offset == 1:
+            noise = [Sample(1, number, os.urandom(50_000)) for number in (1, 2)]
+            done(store.append_samples(TELEMETRY, noise, awaited=True))
+            ends += [one.sealed[-DIGEST_BYTES:] for one in store.read(TELEMETRY, 2 * len(ends), 1, 1).batches]
+        released = store.streams()[0].first_offset - 1
+        digest = ends[released // 2 - 1]
+        assert store.contradiction(TELEMETRY, (released, b"x" * 16), (released, digest)) is None
+        assert "at the peer and" in str(store.contradiction(TELEMETRY, None, (released, b"x" * 16)))
+        assert store.contradiction(TELEMETRY, None, (released - 1, b"x" * 16)) is None
+
+
+def test_the_last_batch_taken_is_kept_with_the_position(tmp_path: Path) -> None:
+    """Also over pages without batches and restarts; another epoch of the peer begins without one."""
+    other = Elsewhere("north")
+    with plant(tmp_path) as store:
+        sealed = other.seal(10)
+        position = store_position(store, other, [sealed], 10, taken=(10, sealed[-DIGEST_BYTES:]))
+        assert position == (10, (10, sealed[-DIGEST_BYTES:]))
+        assert store_position(store, other, [], 12) == (12, (10, sealed[-DIGEST_BYTES:]))
+    with plant(tmp_path) as store:
+        known = store.peer_position("north", TELEMETRY)
+        assert known is not None
+        assert known.taken == (10, sealed[-DIGEST_BYTES:])
+        assert store_position(store, Elsewhere("north", epoch=b"n" * 16), [], 3) == (3, None)
+
+
+def store_position(
+    store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, taken: tuple[int, bytes] | None = None
+) -> tuple[int, tuple[int, bytes] | None]:
+    """Put a page; the position that stands then."""
+    position = PeerPosition(origin.origin.epoch, offset, Taken(*taken) if taken else None)
+    done(store.put_batches(origin.origin.zone, TELEMETRY, sealed, origin.received(), position))
+    known = store.peer_position(origin.origin.zone, TELEMETRY)
+    assert known is not None
+    return known.offset, known.taken

@@ -1,0 +1,262 @@
+"""Opening a store: what durability rests on is set and read back, and what is not ours is refused untouched."""
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store.log.errors import (
+    StoreDamaged,
+    StoreForeign,
+    StoreLocked,
+    StoreMissing,
+    StoreTooNew,
+    StoreUnusable,
+)
+from agent.fact_store.sqlite import connection, migrations
+from agent.fact_store.sqlite.queries import statements
+from tests.fact_store.making import AT_ONCE, TELEMETRY, done, plant, samples, values_in
+
+
+@contextmanager
+def by_hand(path: Path) -> Iterator[sqlite3.Connection]:
+    """A plain connection that nobody of ours made, for a store that is closed."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as found:
+        yield found
+
+
+def shape(found: sqlite3.Connection) -> dict[str, str]:
+    """Every table, index and trigger of a database by name, without the migrations' own and without where lines break."""
+    rows = found.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+    return {name: re.sub(r"\s*([,()])\s*", r"\1", sql) for name, sql in rows if "_sqlite_migrations" not in name}
+
+
+def test_settings_are_read_back(tmp_path: Path) -> None:
+    """The writer runs with synchronous=FULL, WAL and no mmap; readers can only read."""
+    with plant(tmp_path) as store:
+        asked = ("synchronous", "journal_mode", "wal_autocheckpoint", "cache_size", "mmap_size", "foreign_keys")
+        writer = store._writer._connection
+        assert [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == [2, "wal", 1000, -8192, 0, 1]
+        with store._reader._reading() as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.execute("DELETE FROM held")
+
+
+def test_a_setting_that_does_not_hold_is_refused(tmp_path: Path) -> None:
+    """SQLite ignores what it does not like without a word; the store does not."""
+
+    class Stubborn(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+            if sql == "PRAGMA synchronous = FULL":
+                sql = "PRAGMA synchronous = NORMAL"
+            return super().execute(sql, *parameters)
+
+    def stubborn(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Stubborn)
+
+    with pytest.raises(StoreUnusable, match="synchronous = 1 where 2 was set"):
+        FactStore.open(tmp_path / "facts.db", "plant", connect_to=stubborn)
+    with plant(tmp_path):
+        pass
+
+
+def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
+    """After an orderly close everything is in the database file; the log is folded in."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(100)))
+        store.read(TELEMETRY, 0, 1, 1)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["facts.db", "facts.db.ballast", "facts.db.lock"]
+
+
+def test_one_process_only(tmp_path: Path) -> None:
+    """A second process is refused with the pid of the first; when that is gone, however it went, the store is free."""
+    program = (
+        "import sys; from pathlib import Path; from agent.fact_store import FactStore\n"
+        "store = FactStore.open(Path(sys.argv[1]), 'plant'); print('open', flush=True); sys.stdin.read()\n"
+    )
+    path = tmp_path / "facts.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(StoreLocked, match=f"pid {other.pid}"):
+            FactStore.open(path, "plant")
+        other.kill()
+    with plant(tmp_path) as store, pytest.raises(StoreLocked, match=f"pid {os.getpid()}"):
+        FactStore.open(store.path, "plant")
+
+
+def test_missing_and_unwritable_folders(tmp_path: Path) -> None:
+    """A folder that is missing or cannot be written is named, and nothing is made."""
+    with pytest.raises(StoreMissing, match="create it, or correct state_dir"):
+        FactStore.open(tmp_path / "nowhere" / "facts.db", "plant")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StoreUnusable, match="/proc cannot be written"):
+        FactStore.open(Path("/proc/facts.db"), "plant")
+
+
+def test_another_zones_store(tmp_path: Path) -> None:
+    """The store of another zone is refused with both names, and still opens for its own."""
+    with plant(tmp_path) as store:
+        epoch = store.epoch
+    with pytest.raises(StoreForeign, match="zone 'plant', this node is 'idmz'"):
+        FactStore.open(tmp_path / "facts.db", "idmz")
+    with plant(tmp_path) as store:
+        assert store.epoch == epoch
+
+
+def test_other_programs_files(tmp_path: Path) -> None:
+    """Another program's database, or no database at all, is refused and not changed by a byte."""
+    other = tmp_path / "other.db"
+    with by_hand(other) as found:
+        found.execute("CREATE TABLE something (x)")
+    text = tmp_path / "text.db"
+    text.write_bytes(b"no database at all" * 1000)
+    for path, error in ((other, StoreForeign), (text, StoreDamaged)):
+        before = path.read_bytes()
+        with pytest.raises(error, match=path.name):
+            FactStore.open(path, "plant")
+        assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    """A store migrated by a newer program is refused by writer and reader, with what to do, and left alone."""
+    with plant(tmp_path):
+        pass
+    path = tmp_path / "facts.db"
+    with by_hand(path) as found:
+        found.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('bsfg', '9999_new', '')"
+        )
+    for opening in (lambda: FactStore.open(path, "plant"), lambda: StoreReader(path)):
+        with pytest.raises(StoreTooNew, match=r"9999_new, this program knows up to 0.*install that version"):
+            opening()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """Tables of the right shape whose meaning is unknown are not interpreted."""
+    with plant(tmp_path):
+        pass
+    with by_hand(tmp_path / "facts.db") as found:
+        found.execute("UPDATE store SET format = 2")
+    with pytest.raises(StoreForeign, match="format 2"):
+        FactStore.open(tmp_path / "facts.db", "plant")
+
+
+@pytest.mark.parametrize(
+    "damage, why",
+    [
+        ("UPDATE held SET last_sequence = last_sequence - 1", "the last batch is not the one held"),
+        ("UPDATE held SET last_digest = zeroblob(16)", "the last batch is not the one held"),
+        ("INSERT INTO held SELECT stream, origin, 2, 2, last_digest, last_digest FROM held", "overlap or touch"),
+        ("UPDATE consumer SET frontier = 100", "beyond the log"),
+        ("UPDATE origin SET id = 2", "which is not there"),
+        ("DELETE FROM store", "no longer says whose store it is"),
+    ],
+)
+def test_tables_that_contradict_each_other(tmp_path: Path, damage: str, why: str) -> None:
+    """A store whose tables tell two stories is refused instead of continued."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.register_consumer("x", "idmz", TELEMETRY))
+    with by_hand(tmp_path / "facts.db") as found:
+        found.execute(damage)
+    with pytest.raises(StoreUnusable, match=why):
+        FactStore.open(tmp_path / "facts.db", "plant")
+
+
+def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
+    """A flipped bit makes a number a NULL in spite of NOT NULL; the store is refused as damaged, which sets it aside where
+    nobody attends, and is not taken for a mistake of the program."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(3)))
+    promised, dropped = "count INTEGER NOT NULL CHECK (count > 0)", "count INTEGER"
+    change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'batch'"
+    with by_hand(tmp_path / "facts.db") as found:
+        trigger = found.execute("SELECT sql FROM sqlite_schema WHERE name = 'batch_update_refused'").fetchone()[0]
+        found.execute("DROP TRIGGER batch_update_refused")
+        found.execute("PRAGMA writable_schema = ON")
+        found.execute(change, (promised, dropped))
+    with by_hand(tmp_path / "facts.db") as found:
+        found.execute("PRAGMA ignore_check_constraints = ON")
+        found.execute("UPDATE batch SET count = NULL")
+        found.execute(trigger)
+        found.execute("PRAGMA writable_schema = ON")
+        found.execute(change, (dropped, promised))
+    with pytest.raises(StoreDamaged, match="makes no sense"):
+        FactStore.open(tmp_path / "facts.db", "plant")
+
+
+def test_a_start_that_was_cut_short(tmp_path: Path) -> None:
+    """A first start killed at any of its steps leaves a file the next start can use."""
+    path = tmp_path / "facts.db"
+    path.touch()
+    with plant(tmp_path) as store:
+        assert store.zone == "plant"
+    path.unlink()
+    with by_hand(path) as found:  # a power cut after the first of the settings that SQLite writes one by one
+        found.executescript("PRAGMA auto_vacuum = INCREMENTAL; CREATE TABLE x (y); DROP TABLE x;")
+        assert found.execute("PRAGMA application_id").fetchone()[0] == 0
+    assert path.stat().st_size > 0
+    with plant(tmp_path):
+        pass
+    path.unlink()
+    connection.connect_writer(path).close()
+    with plant(tmp_path):
+        pass
+    path.unlink()
+    with closing(connection.connect_writer(path)) as found:
+        migrations.migrate(found)
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(2)))
+        assert values_in(store) == [1, 2]
+
+
+def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
+    """Replaying every migration gives exactly schema.sql, so the file people read is the truth."""
+    with by_hand(tmp_path / "migrated.db") as migrated, by_hand(tmp_path / "written.db") as written:
+        migrations.migrate(migrated)
+        migrations.migrate(migrated)
+        for statement in statements((Path(migrations.__file__).parent.parent / "schema.sql").read_text()):
+            written.execute(statement)
+        assert shape(migrated) == shape(written)
+        assert migrations.applied(migrated) == [file.stem for file in migrations.FILES]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE batch SET body = x'00'",
+        "UPDATE batch SET last_offset = last_offset",
+        "DELETE FROM batch",
+        "REPLACE INTO batch SELECT * FROM batch",
+        "UPDATE definition SET body = x'00'",
+        "DELETE FROM definition",
+        "REPLACE INTO definition SELECT * FROM definition",
+    ],
+)
+def test_invariant_14_nothing_is_changed_in_place(tmp_path: Path, sql: str) -> None:
+    """Stored facts and definitions are never updated or deleted, not even by mistake in our own SQL."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(3)))
+    with closing(connection.connect_writer(tmp_path / "facts.db")) as found:
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            found.execute(sql)
+        found.execute("UPDATE stream SET released_offset = 3")
+        found.execute("DELETE FROM batch")
+
+
+def test_settings_name_their_problems() -> None:
+    """Each senseless setting is named with its reason; the defaults have none."""
+    assert list(StoreSettings().problems()) == []
+    wrong = StoreSettings(commit_interval_ms=-1, batch_facts_target=0, queue_facts_max=-1, queue_bytes_max=1)
+    names = [name for name, _ in wrong.problems()]
+    assert names == ["commit_interval_ms", "batch_facts_target", "queue_facts_max", "queue_bytes_max"]
+    assert AT_ONCE.commit_interval_ms == 0

@@ -1,0 +1,94 @@
+"""A damaged batch is a hole with a name: never a changed fact, never an error for the batches beside it, and said once."""
+
+from pathlib import Path
+
+from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.log.page_assembly import Assembly, whole
+from agent.fact_store.log.records import Hole, OriginRange
+from tests.fact_store.making import (
+    AT_ONCE,
+    EVERYTHING,
+    TELEMETRY,
+    Elsewhere,
+    done,
+    plant,
+    samples,
+)
+from tests.waiting import wait_until
+
+
+def three_batches(folder: Path) -> Path:
+    """A store with batches at offsets 1-10, 11-20 and 21-30, the middle one with a flipped bit."""
+    with plant(folder) as store:
+        for n in range(3):
+            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * n), awaited=True))
+        middle = store.read(TELEMETRY, 10, 1, 1).batches[0].sealed
+    path = folder / "facts.db"
+    data = bytearray(path.read_bytes())
+    data[data.index(middle[:-16]) + len(middle) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    return path
+
+
+def test_one_bad_batch_costs_itself(tmp_path: Path) -> None:
+    """What lies before and behind is served, the offsets between are a hole, and also a page that begins there goes on."""
+    reader = StoreReader(three_batches(tmp_path))
+    page = reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+    assert [one.first_offset for one in page.batches] == [1, 21]
+    assert page.holes == (Hole(11, 20, "damaged"),)
+    assert reader.read(TELEMETRY, 14, 1, 1).holes == (Hole(15, 20, "damaged"),)
+    assert reader.read(TELEMETRY, 10, 10, 10, until_offset=20).holes == (Hole(11, 20, "damaged"),)
+    reader.close()
+
+
+def test_damage_is_said_once(tmp_path: Path) -> None:
+    """However often it is read: one incident that names offsets, origin and sequences, and one fact in the log."""
+    three_batches(tmp_path)
+    for _ in range(2):
+        with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
+            for _ in range(3):
+                assert store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).holes == (Hole(11, 20, "damaged"),)
+            wait_until(lambda: store.end_offset(TELEMETRY) == 31, "the notice")
+            (incident,) = [one for one in store.incidents() if one.kind == "damaged"]
+            assert incident.subject == f"{TELEMETRY} 11 to 20"
+            assert f"plant/{store.epoch.hex()} 11 to 20" in incident.detail
+
+
+def test_a_hole_that_grows_is_said_again(tmp_path: Path) -> None:
+    """What lies beside a hole and is damaged later makes one hole with it: it is remembered, so that it can be repaired; a part of a hole,
+    as a page's end cuts it, is nothing new."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(30), awaited=True))
+        ranges = [OriginRange("plant", store.epoch, *one) for one in ((11, 20), (21, 30))]
+
+        def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
+            """Come across a hole; what is known to be damaged afterwards."""
+            store._damages.found(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
+            return [(one.first_sequence, one.last_sequence) for one in done(store.damaged(TELEMETRY))]
+
+        assert find(11, 20, ranges[:1]) == [(11, 20)]
+        assert find(11, 30, ranges) == [(11, 20), (21, 30)]
+        assert store.end_offset(TELEMETRY) == 32, "a notice for each"
+        for part in ((11, 30), (11, 20), (21, 30), (15, 24)):
+            find(*part, ranges)
+        assert (store.end_offset(TELEMETRY), store.integrity().damages) == (32, 1)
+        store._damages.repaired(TELEMETRY, 21, 30)
+        assert store.integrity().damages == 0
+        find(11, 20, ranges[:1])
+        assert store.integrity().damages == 1
+
+
+def test_rows_become_batches_and_holes() -> None:
+    """A row is believed for its bytes alone; jumps are holes; released offsets are no damage; a row in another's place, of
+    another stream, or with other offsets is passed over."""
+    chain = Elsewhere()
+    sealed = [chain.seal(10) for _ in range(4)]
+    rows = [(1 + 10 * n, 10 + 10 * n, one[:-16], one[-16:]) for n, one in enumerate(sealed)]
+    page = Assembly(TELEMETRY, 0, EVERYTHING, EVERYTHING, EVERYTHING, released_offset=10)
+    for row in (rows[1], (15, 24, *rows[2][2:]), (22, 30, *rows[2][2:]), (b"", 30, *rows[2][2:]), rows[3]):
+        assert not page.take(row)
+    page.finish(45)
+    assert [(one.first_offset, one.last_offset) for one in page.batches] == [(11, 20), (31, 40)]
+    assert page.holes == [Hole(1, 10, "expired"), Hole(21, 30, "damaged"), Hole(41, 45, "damaged")]
+    assert "of stream" in str(whole("facts.other", rows[0]))
+    assert "bytes" in str(whole(TELEMETRY, (1, 10, None, 7)))

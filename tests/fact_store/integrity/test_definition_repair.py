@@ -1,0 +1,117 @@
+"""Damaged tag definitions put back: what a held batch vouches for, and nothing else.
+
+Seen to catch, with the product broken on purpose: a peer believed without the batch's digest, a batch believed that is not held, a writer
+that goes on with the damaged end it knew by heart.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.batch import parse
+from agent.fact_store import FactStore
+from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.log.errors import FactsRefused, ForkError, StoreDamaged
+from agent.fact_store.log.records import ReceivedDefinition
+from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, tag
+
+TAGS = 4
+Hurt = Callable[[sqlite3.Connection], object]
+
+
+def body_of_2(connection: sqlite3.Connection) -> None:
+    """One bit of what tag 2 is."""
+    (body,) = connection.execute("SELECT body FROM definition WHERE number = 2").fetchone()
+    connection.execute(
+        "UPDATE definition SET body = ? WHERE number = 2", (body[:-3] + bytes([body[-3] ^ 1]) + body[-2:],)
+    )
+
+
+def digest_of_the_last(connection: sqlite3.Connection) -> None:
+    """What the writer goes on from."""
+    connection.execute("UPDATE definition SET digest = ? WHERE number = ?", (bytes(16), TAGS))
+
+
+def no_2(connection: sqlite3.Connection) -> None:
+    """A row that is found no more."""
+    connection.execute("DELETE FROM definition WHERE number = 2")
+
+
+def no_end(connection: sqlite3.Connection) -> None:
+    """The last two rows are gone, and nothing here but the batches tells that they were."""
+    connection.execute("DELETE FROM definition WHERE number >= 3")
+
+
+HURTS: dict[Hurt, int] = {body_of_2: 2, digest_of_the_last: TAGS, no_2: 2, no_end: 3}
+
+
+def held(folder: Path, hurt: Hurt) -> Elsewhere:
+    """A store with a batch of an origin with some tags, hurt while it is closed."""
+    origin = Elsewhere("plant-b", tags=TAGS)
+    with FactStore.open(folder / "facts.db", "idmz") as store:
+        origin.put(store, [origin.seal(10)], 10)
+    with closing(sqlite3.connect(folder / "facts.db")) as connection:
+        names = ("definition_update_refused", "definition_delete_refused")
+        triggers = [
+            connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()[0] for name in names
+        ]
+        for name in names:
+            connection.execute(f"DROP TRIGGER {name}")
+        hurt(connection)
+        for trigger in triggers:
+            connection.execute(trigger)
+        connection.commit()
+    return origin
+
+
+@pytest.mark.parametrize("hurt, first", HURTS.items(), ids=[hurt.__name__ for hurt in HURTS])
+def test_what_a_batch_vouches_for_is_put_back(tmp_path: Path, hurt: Hurt, first: int) -> None:
+    """Found by its number, put back once, believed at once and in the next life; the origin's next batch and tags are taken as ever."""
+    origin = held(tmp_path, hurt)
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        batch = parse(origin.sealed[0])
+        assert store.damaged_definition(TELEMETRY, origin.origin, 10) == first
+        offered = origin.received(first)
+        assert done(store.repair_definitions(TELEMETRY, "plant-b", batch, offered)) >= 1
+        assert store.damaged_definition(TELEMETRY, origin.origin, 10) is None
+        assert store.definitions(origin.origin, 0, 99) == origin.bodies
+        assert done(store.repair_definitions(TELEMETRY, "plant-b", batch, offered)) == 0
+        origin.bodies.append(tag(TAGS + 1).to_json())
+        assert origin.put(store, [origin.seal(10)], 20, first_definition=TAGS + 1).stored_facts == 10
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        assert store.definitions(origin.origin, 0, 99) == origin.bodies
+        assert [one.kind for one in store.incidents()] == ["definitions_repaired"]
+    assert list(verify_store(tmp_path / "facts.db", Verified(), lambda *_: None, is_quick=False)) == []
+
+
+def test_nothing_else_is_taken(tmp_path: Path) -> None:
+    """Another word than the origin's, a batch that is not held, a number that is lacking: refused, and no definition has changed."""
+    origin, liar = held(tmp_path, body_of_2), Elsewhere("plant-b", tags=TAGS)
+    liar.bodies[1] = tag(2, unit="degF").to_json()
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+
+        def refused(batch: bytes, offered: list[ReceivedDefinition]) -> type[BaseException]:
+            return type(failed(store.repair_definitions(TELEMETRY, "plant-b", parse(batch), offered)))
+
+        assert refused(origin.sealed[0], liar.received(2)) is ForkError
+        assert refused(liar.seal(10), liar.received(2)) is FactsRefused
+        assert refused(origin.seal(10), origin.received(2)) is FactsRefused
+        assert refused(origin.sealed[0], origin.received(2)[:-1]) is FactsRefused
+        assert refused(origin.sealed[0], []) is FactsRefused
+        assert [(one.kind, one.subject) for one in store.incidents()] == [("fork", f"{TELEMETRY} from plant-b")]
+        with pytest.raises(StoreDamaged, match="tag definition 2 of"):
+            store.definitions(origin.origin, 0, 99)
+
+
+def test_what_was_put_back_stays(tmp_path: Path) -> None:
+    """Neither changed nor removed by anybody who opens the file."""
+    origin = held(tmp_path, body_of_2)
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        done(store.repair_definitions(TELEMETRY, "plant-b", parse(origin.sealed[0]), origin.received(2)))
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
+        for statement in ("UPDATE repaired_definition SET body = x'00'", "DELETE FROM repaired_definition"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                connection.execute(statement)

@@ -1,0 +1,86 @@
+"""The frontier: tables, the specification's example, and a set as the model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fact_store.log.errors import ConfirmBeyondLog, ConfirmRefused
+from agent.fact_store.log.frontier import RANGES_MAX, Confirmed, confirm
+
+END = 40
+
+
+def test_adr_0004_example() -> None:
+    """The example of ADR-0004, counted from 1: 1, 2, 3, 5, 6 leave the frontier at 3; then 4 moves it to 6."""
+    confirmed = Confirmed()
+    for offset in (1, 2, 3, 5, 6):
+        confirmed = confirm(confirmed, offset, offset, END)
+    assert confirmed == Confirmed(3, ((5, 6),))
+    assert confirm(confirmed, 4, 4, END) == Confirmed(6)
+
+
+@pytest.mark.parametrize(
+    "before, first, last, after",
+    [
+        (Confirmed(), None, 0, Confirmed()),
+        (Confirmed(), None, 5, Confirmed(5)),
+        (Confirmed(5), None, 3, Confirmed(5)),
+        (Confirmed(5), 2, 4, Confirmed(5)),
+        (Confirmed(5), 4, 8, Confirmed(8)),
+        (Confirmed(5), 7, 8, Confirmed(5, ((7, 8),))),
+        (Confirmed(5, ((7, 8),)), 7, 8, Confirmed(5, ((7, 8),))),
+        (Confirmed(5, ((7, 8),)), 9, 9, Confirmed(5, ((7, 9),))),
+        (Confirmed(5, ((7, 8),)), 11, 12, Confirmed(5, ((7, 8), (11, 12)))),
+        (Confirmed(5, ((7, 8), (11, 12))), 9, 10, Confirmed(5, ((7, 12),))),
+        (Confirmed(5, ((7, 8), (11, 12))), 6, 6, Confirmed(8, ((11, 12),))),
+        (Confirmed(5, ((7, 8), (11, 12))), None, 9, Confirmed(9, ((11, 12),))),
+        (Confirmed(5, ((7, 8), (11, 12))), None, 10, Confirmed(12)),
+    ],
+)
+def test_merging(before: Confirmed, first: int | None, last: int, after: Confirmed) -> None:
+    """Ranges merge where they overlap or touch, and the frontier takes in what becomes contiguous."""
+    assert confirm(before, first, last, END) == after
+
+
+@pytest.mark.parametrize("first, last", [(0, 3), (-1, 3), (5, 4), (None, -1), (True, 3), (1, 2.0)])
+def test_senseless_ranges(first: int | None, last: int) -> None:
+    """An empty, negative or non-integer range is refused by name."""
+    with pytest.raises(ConfirmRefused, match="offsets"):
+        confirm(Confirmed(), first, last, END)
+
+
+@pytest.mark.parametrize("first", [None, 1, END + 1])
+def test_beyond_the_log(first: int | None) -> None:
+    """Nobody confirms what was never written."""
+    with pytest.raises(ConfirmBeyondLog, match=f"the log ends at {END}"):
+        confirm(Confirmed(), first, END + 1, END)
+
+
+def test_islands_are_limited() -> None:
+    """A consumer that confirms every second fact for ever is stopped, and told which offset is missing."""
+    islands = tuple((offset, offset) for offset in range(3, 3 + 2 * RANGES_MAX, 2))
+    full = Confirmed(1, islands)
+    with pytest.raises(ConfirmRefused, match="confirm offset 2 first"):
+        confirm(full, 10 * RANGES_MAX, 10 * RANGES_MAX, 100 * RANGES_MAX)
+    assert confirm(full, 2, 2, 100 * RANGES_MAX).frontier == 3
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(1, END), st.integers(0, END)), max_size=30))
+def test_like_a_set(receipts: list[tuple[int | None, int]]) -> None:
+    """Whatever is confirmed in whatever order: the state is that of a set of offsets, and the frontier never moves back."""
+    confirmed, offsets = Confirmed(), set[int]()
+    for first, last in receipts:
+        if first is not None and first > last:
+            continue
+        after = confirm(confirmed, first, last, END)
+        offsets.update(range(first or 1, last + 1))
+        assert after.frontier >= confirmed.frontier
+        confirmed = after
+        frontier = next(offset for offset in range(END + 2) if offset + 1 not in offsets)
+        assert confirmed.frontier == frontier
+        beyond = {offset for first_, last_ in confirmed.ranges for offset in range(first_, last_ + 1)}
+        assert beyond == {offset for offset in offsets if offset > frontier}
+        edges = [frontier, *(edge for pair in confirmed.ranges for edge in pair)]
+        assert all(right - left > 1 for left, right in zip(edges[::2], edges[1::2], strict=False)), (
+            "ranges must not touch"
+        )

@@ -1,0 +1,124 @@
+"""What to do with one more batch of an origin: tables, and a set of sequences as the model."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.batch import NO_DIGEST
+from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, Range, decide
+
+SIZE = 10
+
+
+def digest(number: int, history: str = "honest") -> bytes:
+    """A stand-in for the digest of batch `number` (from 1) of a history."""
+    return NO_DIGEST if number == 0 else f"{history[:8]}{number:08d}".encode()
+
+
+def batch(number: int, history: str = "honest") -> Range:
+    """Batch `number` of a chain in which every batch holds `SIZE` facts."""
+    return Range((number - 1) * SIZE + 1, number * SIZE, digest(number - 1, history), digest(number, history))
+
+
+def run(first: int, last: int) -> Range:
+    """What is held after batches `first` to `last`."""
+    return Range(batch(first).first_sequence, batch(last).last_sequence, digest(first - 1), digest(last))
+
+
+@pytest.mark.parametrize(
+    "held, offered, decision",
+    [
+        ((), batch(1), Insert((run(1, 1),))),
+        ((), batch(4), Insert((run(4, 4),))),
+        ((run(1, 3),), batch(4), Insert((run(1, 4),))),
+        ((run(1, 3),), batch(6), Insert((run(1, 3), run(6, 6)), gap=(31, 50))),
+        ((run(1, 3), run(6, 7)), batch(5), Insert((run(1, 3), run(5, 7)))),
+        ((run(1, 3), run(6, 7)), batch(4), Insert((run(1, 4), run(6, 7)))),
+        ((run(1, 3), run(5, 7)), batch(4), Insert((run(1, 7),))),
+        ((run(5, 7),), batch(1), Insert((run(1, 1), run(5, 7)))),
+        ((run(1, 3), run(6, 7)), batch(8), Insert((run(1, 3), run(6, 8)))),
+        ((run(1, 3),), batch(1), Duplicate()),
+        ((run(1, 3),), batch(2), Duplicate()),
+        ((run(1, 3),), batch(3), Duplicate()),
+        ((run(1, 3), run(6, 7)), batch(6), Duplicate()),
+        ((run(1, 3),), batch(1, "other"), Duplicate()),  # ends are alike: the shell compares with the stored batch
+    ],
+)
+def test_honest_batches(held: tuple[Range, ...], offered: Range, decision: Insert | Duplicate) -> None:
+    """New batches join what they touch; a skipped stretch is declared only where the log's new end skips it."""
+    assert decide(held, offered) == decision
+
+
+@pytest.mark.parametrize(
+    "held, offered",
+    [
+        ((run(1, 3),), batch(3, "other")),  # same sequences, other content, at the end
+        ((run(3, 5),), Range(21, 30, digest(2, "other"), digest(3))),  # same start, another predecessor
+        ((run(1, 3),), batch(4, "other")),  # grown on a branch we do not hold
+        ((run(5, 7),), batch(4, "other")),  # a predecessor our first batch does not follow
+        ((run(1, 3),), Range(25, 34, digest(2), digest(4))),  # across the end of what is held
+        ((run(3, 5),), Range(15, 24, digest(1), digest(2))),  # across its beginning
+        ((run(3, 5),), Range(11, 60, digest(1), digest(6))),  # around it
+        ((), Range(1, 10, digest(7), digest(1))),  # sequence 1 has no predecessor
+        ((), Range(11, 20, NO_DIGEST, digest(2))),  # and every other has one
+    ],
+)
+def test_forks(held: tuple[Range, ...], offered: Range) -> None:
+    """A history that contradicts what is held is a fork, whatever end of it shows first."""
+    decision = decide(held, offered)
+    assert isinstance(decision, Fork), decision
+    assert decision.why
+
+
+def test_ranges_are_limited() -> None:
+    """An origin with more gaps than anybody can look into is refused; filling a gap stays possible."""
+    held = tuple(run(number, number) for number in range(1, 2 * RANGES_MAX, 2))
+    assert len(held) == RANGES_MAX
+    assert isinstance(decide(held, batch(2 * RANGES_MAX + 5)), Fork)
+    filled = decide(held, batch(2))
+    assert isinstance(filled, Insert)
+    assert len(filled.ranges) == RANGES_MAX - 1
+
+
+@given(st.lists(st.integers(1, 12), max_size=40))
+def test_like_a_set(order: list[int]) -> None:
+    """Batches of one history in any order, any number of times: held is exactly what came, nothing forks, nothing doubles."""
+    held: tuple[Range, ...] = ()
+    came = set[int]()
+    for number in order:
+        decision = decide(held, batch(number))
+        if number in came:
+            assert decision == Duplicate()
+            continue
+        assert isinstance(decision, Insert)
+        if came and number > max(came) + 1:
+            assert decision.gap == (max(came) * SIZE + 1, (number - 1) * SIZE)
+        else:
+            assert decision.gap is None
+        came.add(number)
+        held = decision.ranges
+        covered = {(s - 1) // SIZE + 1 for one in held for s in range(one.first_sequence, one.last_sequence + 1)}
+        assert covered == came
+        assert list(held) == sorted(held)
+        for left, right in pairwise(held):
+            assert left.last_sequence + 1 < right.first_sequence, "adjacent ranges must have been joined"
+        for one in held:
+            first, last = (one.first_sequence - 1) // SIZE + 1, one.last_sequence // SIZE
+            assert one == run(first, last), "a joined range keeps the digests of its ends"
+
+
+@given(st.sets(st.integers(1, 12)), st.integers(1, 12))
+def test_a_foreign_branch_never_joins(held_numbers: set[int], number: int) -> None:
+    """A batch of another history is never joined to what is held of this one."""
+    held: tuple[Range, ...] = ()
+    for one in sorted(held_numbers):
+        decision = decide(held, batch(one))
+        assert isinstance(decision, Insert)
+        held = decision.ranges
+    foreign = batch(number, "other")
+    decision = decide(held, foreign)
+    if isinstance(decision, Insert):
+        assert foreign in decision.ranges
+        assert {number - 1, number + 1}.isdisjoint(held_numbers)

@@ -1,0 +1,62 @@
+"""The life of a consumer: the table in the code, and the one a person reads."""
+
+import re
+
+import pytest
+
+from agent.fact_store.log import lifecycle
+from agent.fact_store.log.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, overdue, step
+from tools.draw_lifecycle import PAGE, diagram, drawn
+
+
+def test_the_docstring_shows_the_table() -> None:
+    """Who reads the module reads what the code does, row by row."""
+    assert lifecycle.__doc__ is not None
+    rows = re.findall(r"^    (\w.*?)  +(\w+)  +(\w.*)$", lifecycle.__doc__, re.MULTILINE)
+    shown = {(Lifecycle(a), Event(b)): Lifecycle(c) for a, b, c in rows if a != "state"}
+    assert shown == TRANSITIONS
+
+
+def test_the_page_shows_the_table() -> None:
+    """The diagram in the docs is drawn from the code and from nothing else: one arrow for each row."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == drawn(page), "run python tools/draw_lifecycle.py"
+    assert diagram().count("-->") == len(TRANSITIONS) + 2
+
+
+@pytest.mark.parametrize(
+    "state, event",
+    [(state, event) for state in Lifecycle for event in Event if (state, event) not in TRANSITIONS],
+)
+def test_what_the_table_lacks(state: Lifecycle, event: Event) -> None:
+    """A transition nobody thought of is our own mistake, not a guess."""
+    with pytest.raises(AssertionError, match=state.value):
+        step(state, event)
+
+
+def test_every_state_is_reached_and_left() -> None:
+    """No state is a dead end but `deleted`, and none is unreachable from `new`."""
+    reached = {Lifecycle.NEW}
+    for _ in Lifecycle:
+        reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
+    assert reached == set(Lifecycle)
+    assert {state for state in Lifecycle if not any(before is state for before, _ in TRANSITIONS)} == {
+        Lifecycle.DELETED
+    }
+
+
+@pytest.mark.parametrize(
+    "state, coming",
+    [
+        (Lifecycle.NEW, None),
+        (Lifecycle.ONLINE, (Event.LOST, 1045)),
+        (Lifecycle.OFFLINE, None),
+        (Lifecycle.DELETION_STARTED, (Event.REMOVED, 1000 + REMOVAL_NS)),
+        (Lifecycle.INELIGIBLE, (Event.LOST, 1045)),
+        (Lifecycle.DELETED, None),
+    ],
+)
+def test_what_time_alone_does(state: Lifecycle, coming: tuple[Event, int] | None) -> None:
+    """Who is present is lost when it was not seen for long, a removal is carried out in the end, and the table has the rows."""
+    assert overdue(state, 1000, 45) == coming
+    assert coming is None or (state, coming[0]) in TRANSITIONS

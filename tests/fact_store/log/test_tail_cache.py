@@ -1,0 +1,116 @@
+"""The newest batches in memory: what a reader at the end of a stream is served from is what the file would have given."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import batch
+from agent.fact_store import FactStore, StoreReader, StreamSettings
+from agent.fact_store.log.errors import StoreClosed
+from agent.fact_store.log.tail_cache import BYTES_MAX, Tail
+from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
+from tests.waiting import wait_until
+
+SIZES = (1, 2, 30, 1, 7, 60, 1, 1, 17)
+NUMBERS = st.integers(0, sum(SIZES) + 10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def from_the_file() -> None:
+    """Not here."""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, StoreReader]]:
+    """A store that has all its batches in memory, and a reader of its file."""
+    folder = tmp_path_factory.mktemp("tail")
+    with plant(folder) as store, closing(StoreReader(folder / "facts.db")) as reader:
+        first = 1
+        for size in SIZES:
+            done(store.append_samples(TELEMETRY, samples(size, first), awaited=True))
+            first += size
+        yield store, reader
+
+
+@given(after=NUMBERS, facts=NUMBERS.map(lambda n: n + 1), size=st.integers(1, 3000), until=st.none() | NUMBERS)
+def test_a_page_is_the_same_by_every_way(
+    both: tuple[FactStore, StoreReader], after: int, facts: int, size: int, until: int | None
+) -> None:
+    """Whatever is asked for, memory, the one statement of the usual case, and the several of all others answer with the same batches,
+    limits and end."""
+    store, reader = both
+    end_offset = store.end_offset(TELEMETRY)
+    last = end_offset if until is None else min(until, end_offset)
+    from_memory = store.read(TELEMETRY, after, facts, size, until_offset=until)
+    assert from_memory == reader.read(TELEMETRY, after, facts, size, until_offset=last, end_offset=end_offset)
+    assert from_memory == reader.read(TELEMETRY, after, facts, size, until_offset=last)
+
+
+def test_the_end_is_served_without_the_file(
+    both: tuple[FactStore, StoreReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was just committed does not touch the disk: the reader of the file is not asked."""
+    store, _ = both
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the file was asked")
+
+    monkeypatch.setattr(StoreReader, "read", refuse)
+    end_offset = store.end_offset(TELEMETRY)
+    page = store.read(TELEMETRY, end_offset - 1, EVERYTHING, EVERYTHING)
+    assert [one.last_offset for one in page.batches] == [end_offset]
+
+
+def test_a_tail_is_bounded_in_bytes() -> None:
+    """However much is put behind it, a tail keeps the newest whole batches within its bytes, without a break."""
+    elsewhere, tail, end_offset = Elsewhere(), Tail(), 0
+    sealed = [batch.parse(elsewhere.seal(400)) for _ in range(300)]
+    for at in range(0, len(sealed), 7):
+        some = sealed[at : at + 7]
+        end_offset += sum(one.header.count for one in some)
+        tail = tail.extended(some, end_offset)
+        assert tail.batches[-1].last_offset == end_offset
+        assert sum(len(one.sealed) for one in tail.batches) <= BYTES_MAX
+        assert all(one.last_offset + 1 == two.first_offset for one, two in pairwise(tail.batches))
+    left = BYTES_MAX - sum(len(one.sealed) for one in tail.batches)
+    assert left < max(len(one.sealed) for one in sealed)
+
+
+def test_what_retention_let_go_of_is_not_served_from_memory(tmp_path: Path) -> None:
+    """Facts that were confirmed and released are a hole, though their batches are still in memory."""
+    streams = [StreamSettings(TELEMETRY, keep_hours=0)]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
+        done(store.define([tag(1)]))
+        done(store.register_consumer("reader", "idmz", TELEMETRY))
+        for first in (1, 11):
+            done(store.append_samples(TELEMETRY, samples(10, first), awaited=True))
+        done(store.confirm("reader", 10))
+        wait_until(lambda: store.streams()[0].first_offset == 11, "what was confirmed to go")
+        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert [(one.first_offset, one.last_offset, one.reason) for one in page.holes] == [(1, 10, "expired")]
+        assert [one.first_offset for one in page.batches] == [11]
+
+
+def test_a_peers_batches_are_served_as_they_came(tmp_path: Path) -> None:
+    """A relay hands on from memory the bytes it was handed."""
+    elsewhere = Elsewhere("line")
+    sealed = [elsewhere.seal(3), elsewhere.seal(4)]
+    with plant(tmp_path) as store:
+        elsewhere.put(store, sealed)
+        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert [one.sealed for one in page.batches] == sealed
+        assert {one.origin for one in page.batches} == {elsewhere.origin}
+
+
+def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
+    """After `close` a read is refused, whatever was in memory."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+        assert store.read(TELEMETRY, 0, 1, 1).batches
+    with pytest.raises(StoreClosed):
+        store.read(TELEMETRY, 0, 1, 1)

@@ -1,0 +1,128 @@
+"""Hours before something happens: tables of what is held, what comes in and what that means."""
+
+import pytest
+
+from agent.fact_store.log.store_age import HOUR_MS
+from agent.fact_store.read.forecast import ConsumerSpace, Log, Mark, Pace, Reading, forecast, pace
+
+MB = 1_000_000
+SLOW = Pace(36 * MB, HOUR_MS)  # 10 kB a second
+
+
+def log(*readings: Reading, bytes_max: int = 0, ttl_hours: float = 168.0, pace: Pace = SLOW) -> Log:
+    """A stream of 100 MB in all, of which 20 MB are gone."""
+    return Log("facts.telemetry", 100 * MB, 20 * MB, bytes_max, ttl_hours, pace, readings)
+
+
+def caught_up(name: str = "a") -> Reading:
+    """A consumer that has confirmed everything."""
+    return Reading(name, 100 * MB, None)
+
+
+def behind(at_mb: int, hours: float, name: str = "b") -> Reading:
+    """A consumer that has confirmed the first so many MB, and whose oldest fact is so old."""
+    return Reading(name, at_mb * MB, int(hours * HOUR_MS))
+
+
+@pytest.mark.parametrize(
+    "what, room_mb, one, hours",
+    [
+        ("everything confirmed yields", 280, log(caught_up()), 10.0),
+        ("what one lacks does not", 280, log(caught_up(), behind(60, 1)), (280 + 40) / 36),
+        ("without consumers nothing yields", 360, log(), 10.0),
+        ("the stream's own limit comes first", 10_000, log(bytes_max=116 * MB), 1.0),
+        ("over its own limit it is full now", 10_000, log(bytes_max=70 * MB), 0.0),
+        ("confirmed facts yield to its own limit too", 10_000, log(caught_up(), bytes_max=72 * MB), 2.0),
+        ("no room at all", -5, log(), 0.0),
+        ("the time to live comes first", 10_000, log(ttl_hours=200), None),
+        ("it never does", 10_000, log(ttl_hours=0), (10_000) / 36),
+        ("nor does the stream's own limit then", 10_000, log(bytes_max=7300 * MB, ttl_hours=200), None),
+        ("nobody can say how much room there is", None, log(), None),
+        ("nothing comes in", 280, log(pace=Pace(0, HOUR_MS)), None),
+        ("too early to tell", 280, log(pace=Pace(9 * MB, 9_999)), None),
+    ],
+)
+def test_hours_until_full(what: str, room_mb: int | None, one: Log, hours: float | None) -> None:
+    """Room is what is free and what everybody has confirmed; time is room by what came in during the last hour."""
+    found = forecast(80 * MB, None if room_mb is None else room_mb * MB, [one])
+    (stream,) = found.streams
+    assert stream.hours_until_full == pytest.approx(hours), what
+
+
+@pytest.mark.parametrize(
+    "what, one, hours",
+    [
+        ("nobody reads: nobody loses", log(), None),
+        ("everything confirmed", log(caught_up()), None),
+        ("the worst counts", log(caught_up(), behind(60, 68), behind(90, 8, "c")), 100.0),
+        ("over already", log(behind(20, 200)), 0.0),
+        ("for ever", log(behind(60, 68), ttl_hours=0), None),
+    ],
+)
+def test_hours_until_ttl_loss(what: str, one: Log, hours: float | None) -> None:
+    """The time to live less the age of the oldest fact that somebody lacks, of the consumer that is worst off."""
+    (stream,) = forecast(0, None, [one]).streams
+    assert stream.hours_until_ttl_loss == pytest.approx(hours), what
+
+
+def test_what_each_consumer_holds_back() -> None:
+    """Bytes not confirmed and hours waited, one consumer by one; what is gone already is not held by anybody."""
+    found = forecast(0, None, [log(caught_up("a"), behind(60, 68, "b"), behind(5, 169, "c"))])
+    assert found.consumers == (
+        ConsumerSpace("a", "facts.telemetry", 0, 0.0, None),
+        ConsumerSpace("b", "facts.telemetry", 40 * MB, 68.0, 100.0),
+        ConsumerSpace("c", "facts.telemetry", 80 * MB, 169.0, 0.0),
+    )
+
+
+def test_streams_share_the_store() -> None:
+    """The store is filled by all streams together; a stream into which nothing comes has no end of its own."""
+    busy, idle = log(), Log("facts.idle", 0, 0, 0, 168.0, Pace(0, HOUR_MS))
+    found = forecast(160 * MB, 72 * MB, [busy, busy, idle])
+    assert found.hours_until_full == pytest.approx(1.0)
+    assert [stream.hours_until_full for stream in found.streams] == [pytest.approx(1.0), pytest.approx(1.0), None]
+    assert (found.bytes, found.bytes_max) == (160 * MB, 232 * MB)
+    assert found.fill_percent == pytest.approx(100 * 160 / 232)
+
+
+def test_fill_is_of_the_real_limit() -> None:
+    """Percent of the stream's own limit; without one there is nothing to be a percentage of. What everybody has confirmed
+    yields, so a store that is full of it is not full."""
+    (limited,) = forecast(0, None, [log(bytes_max=160 * MB)]).streams
+    (free,) = forecast(0, None, [log()]).streams
+    assert (limited.fill_percent, free.fill_percent, free.bytes_max) == (50.0, None, None)
+    (kept,) = forecast(80 * MB, 0, [log(caught_up(), behind(92, 1), bytes_max=80 * MB)]).streams
+    assert (kept.bytes, kept.fill_percent) == (80 * MB, 10.0)
+    assert forecast(80 * MB, 0, [log(caught_up(), behind(92, 1))]).fill_percent == 10.0
+
+
+MINUTE_MS = 60_000
+
+
+@pytest.mark.parametrize(
+    "what, marks, end, expected",
+    [
+        ("live all the time", [(0, 0, False), (30, 300, False)], 600, (600, 60)),
+        (
+            "a minute of backlog goes, bytes and time",
+            [(0, 0, False), (50, 500, True), (51, 9_500, False)],
+            9_590,
+            (590, 59),
+        ),
+        ("what came after it within its minute, too", [(0, 0, False), (50, 500, True)], 9_500, (500, 59)),
+        ("backlog for half a minute", [(0, 0, False), (50.5, 505, True), (51, 9_505, False)], 9_595, (595, 59.5)),
+        ("silence after backlog counts", [(0, 0, False), (10, 100, True), (50, 9_100, False)], 9_200, (200, 59)),
+        ("nothing but backlog", [(0, 0, True), (1, 500, True), (2, 900, True)], 999, (0, 57)),
+    ],
+)
+def test_pace_leaves_backlog_out(
+    what: str, marks: list[tuple[float, int, bool]], end: int, expected: tuple[int, float]
+) -> None:
+    """Of an hour in which a live stream takes in 10 bytes a minute: what history adds is not in its pace."""
+    found = [Mark(int(minutes * MINUTE_MS), total, is_backlog) for minutes, total, is_backlog in marks]
+    assert pace(found, 0, end, 60 * MINUTE_MS) == Pace(expected[0], int(expected[1] * MINUTE_MS)), what
+
+
+def test_no_pace_while_only_backlog_comes() -> None:
+    """A new zone that has taken in nothing but history yet: nobody can tell when it is full."""
+    assert pace([Mark(5, 0, True)], 5, 10**9, 5 + 59_000).bytes_per_s is None

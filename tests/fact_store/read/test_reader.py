@@ -1,0 +1,195 @@
+"""Reading: pages of whole batches, limits, other processes, and a writer that is not disturbed."""
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import StoreReader
+from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
+from agent.fact_store.log.records import PeerPosition, StreamInfo
+from agent.fact_store.writer import writer
+from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
+
+
+def offsets(reader: StoreReader, after: int, facts: int = EVERYTHING, size: int = EVERYTHING, **more: int) -> list[int]:
+    """First offsets of the batches of a page."""
+    return [one.first_offset for one in reader.read(TELEMETRY, after, facts, size, **more).batches]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    """A closed store with batches of ten at 1, 11, 21, 31, read by a reader of its own."""
+    folder = tmp_path_factory.mktemp("read")
+    with plant(folder) as store:
+        for n in range(4):
+            done(store.append_samples(TELEMETRY, samples(10, 10 * n + 1), awaited=True))
+    return StoreReader(folder / "facts.db")
+
+
+def test_pages_are_whole_batches(reader: StoreReader) -> None:
+    """A page begins with the batch that holds the first fact asked for, and ends where a limit is reached."""
+    assert offsets(reader, 0) == [1, 11, 21, 31]
+    assert offsets(reader, 9) == [1, 11, 21, 31]
+    assert offsets(reader, 10) == [11, 21, 31]
+    assert offsets(reader, 39) == [31]
+    assert offsets(reader, 40) == []
+    assert offsets(reader, 10**15) == []
+
+
+def test_limits_in_facts(reader: StoreReader) -> None:
+    """As many batches as it takes to reach the limit, counted from the first fact asked for."""
+    assert offsets(reader, 0, 1) == [1]
+    assert offsets(reader, 0, 10) == [1]
+    assert offsets(reader, 0, 11) == [1, 11]
+    assert offsets(reader, 5, 5) == [1]
+    assert offsets(reader, 5, 6) == [1, 11]
+
+
+def test_limits_in_bytes(reader: StoreReader) -> None:
+    """Never more bytes than asked for, but at least one batch: whoever cannot take it must know how large it is."""
+    whole = reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+    sizes = [len(one.sealed) for one in whole.batches]
+    assert offsets(reader, 0, EVERYTHING, 1) == [1]
+    assert offsets(reader, 0, EVERYTHING, sizes[0] + sizes[1]) == [1, 11]
+    assert offsets(reader, 0, EVERYTHING, sizes[0] + sizes[1] - 1) == [1]
+
+
+def test_until(reader: StoreReader) -> None:
+    """A range read leaves out batches that begin beyond it."""
+    assert offsets(reader, 0, until_offset=20) == [1, 11]
+    assert offsets(reader, 0, until_offset=21) == [1, 11, 21]
+    assert offsets(reader, 20, until_offset=20) == []
+
+
+def test_what_is_known_without_a_writer(reader: StoreReader) -> None:
+    """Streams, ends, origins and definitions are there for other programs."""
+    assert reader.zone == "plant"
+    (info,) = reader.streams()
+    assert (info.name, info.first_offset, info.end_offset) == (TELEMETRY, 1, 40)
+    assert info.bytes == sum(len(one.sealed) for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
+    assert reader.end_offset(TELEMETRY) == 40
+    assert reader.end_offset("nothing.here") == 0
+    assert reader.origins() == [reader.origin]
+    assert len(reader.definitions(reader.origin, 0, 10)) == 1
+    assert reader.definitions(Elsewhere().origin, 0, 10) == []
+    assert reader.read("nothing.here", 0, 1, 1).batches == []
+    assert (reader.consumers(), reader.peer_positions(), reader.incidents()) == ([], {}, [])
+    chain_is_whole(reader)
+
+
+@pytest.mark.parametrize("after, facts, size", [(-1, 1, 1), (0, 0, 1), (0, 1, 0), (0, -5, 1)])
+def test_senseless_limits(reader: StoreReader, after: int, facts: int, size: int) -> None:
+    """Limits of nothing are the caller's mistake."""
+    with pytest.raises(ValueError, match="facts_max"):
+        reader.read(TELEMETRY, after, facts, size)
+
+
+def test_another_reader_sees_commits(tmp_path: Path) -> None:
+    """A reader beside a running store sees every commit, positions and consumers included."""
+    origin = Elsewhere("north")
+    with plant(tmp_path) as store:
+        reader = StoreReader(tmp_path / "facts.db")
+        assert reader.streams() == []
+        done(store.append_samples(TELEMETRY, samples(3)))
+        assert values_in(reader) == [1, 2, 3]
+        origin.put(store, [origin.seal(2)], 9)
+        done(store.register_consumer("x", "idmz", TELEMETRY))
+        assert reader.read(TELEMETRY, 3, 10, EVERYTHING).batches[0].origin == origin.origin
+        assert reader.peer_positions() == {("north", TELEMETRY): PeerPosition(origin.origin.epoch, 9)}
+        assert [one.name for one in reader.consumers()] == ["x"]
+        assert reader.streams() == store.streams() == [StreamInfo(TELEMETRY, 1, 5, store.streams()[0].bytes)]
+        reader.close()
+        with pytest.raises(StoreClosed):
+            reader.streams()
+
+
+def test_nothing_is_served_before_the_store_says_that_it_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a commit and the moment the rest of the process learns of it, a page ends where the store says it does: what a peer
+    confirms at once would else lie beyond its end, and be taken for another life of this store."""
+    pages, settle = list[tuple[int, int]](), writer.Writer._settle
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+
+        def look(self: writer.Writer, *, is_durable: bool) -> None:
+            settle(self, is_durable=is_durable)
+            page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+            pages.append((page.batches[-1].last_offset, page.end_offset))
+
+        monkeypatch.setattr(writer.Writer, "_settle", look)
+        done(store.append_samples(TELEMETRY, samples(2, 4), awaited=True))
+        assert store.end_offset(TELEMETRY) == 5
+        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert (page.batches[-1].last_offset, page.end_offset) == (5, 5)
+    assert pages[0] == (3, 3)
+
+
+def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
+    """Readers in many threads always see a dense prefix of the log, never less than was acknowledged before they asked."""
+    with plant(tmp_path) as store:
+        problems = list[str]()
+        finished = threading.Event()
+
+        def look() -> None:
+            while not finished.is_set():
+                before = store.end_offset(TELEMETRY)
+                page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+                ends = [0, *(one.last_offset for one in page.batches)]
+                starts = [one.first_offset - 1 for one in page.batches]
+                if ends[:-1] != starts or ends[-1] < before:
+                    problems.append(f"{before} was acknowledged, read {ends}")
+
+        readers = [threading.Thread(target=look) for _ in range(4)]
+        for one in readers:
+            one.start()
+        for n in range(100):
+            done(store.append_samples(TELEMETRY, samples(3, 3 * n + 1), awaited=True))
+        finished.set()
+        for one in readers:
+            one.join()
+        assert problems == []
+        assert values_in(store) == list(range(1, 301))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """What is missing, foreign or too new is refused by name, and not created."""
+    with pytest.raises(StoreMissing, match="does not exist"):
+        StoreReader(tmp_path / "nothing.db")
+    assert not (tmp_path / "nothing.db").exists()
+    (tmp_path / "text.db").write_text("this is no database" * 100)
+    with pytest.raises(StoreDamaged, match="not a database"):
+        StoreReader(tmp_path / "text.db")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE something (x)")
+    with pytest.raises(StoreForeign, match="no fact store"):
+        StoreReader(tmp_path / "other.db")
+
+
+def test_a_read_that_the_disk_failed_is_no_damage(tmp_path: Path) -> None:
+    """SQLite ends a read's transaction by itself where the disk fails it: what is told is the disk's error, and no damage."""
+    with plant(tmp_path) as store:
+        done(store.append_samples(TELEMETRY, samples(10), awaited=True))
+
+    class Failing(sqlite3.Connection):
+        is_armed = False
+
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if self.is_armed and "CAST(body AS BLOB)" in sql:
+                super().execute("ROLLBACK").close()
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorname = "SQLITE_IOERR_READ"
+                raise error
+            return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+    def connect_failing(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Failing)
+
+    with closing(StoreReader(tmp_path / "facts.db", connect_to=connect_failing)) as reader:
+        Failing.is_armed = True
+        with pytest.raises(StoreUnusable, match="SQLITE_IOERR_READ") as raised:
+            reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert not isinstance(raised.value, StoreDamaged)

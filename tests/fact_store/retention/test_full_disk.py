@@ -1,0 +1,98 @@
+"""A disk that is really full, a tmpfs of eight megabytes: every acknowledged fact is served throughout, a killed process opens its
+store again on the full disk, and when space returns appends go on by themselves.
+
+Really full is worse than a limit: SQLite cannot even delete then, for that needs room in its log.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.log.errors import StoreFull
+from tests.fact_store.durability.promises import RUN, Promises, broken, number_of
+from tests.fact_store.filled import CONSUMER, SETTINGS, noise
+from tests.fact_store.making import LIMIT_S, TELEMETRY, done, values_in
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of eight megabytes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "bsfg-test", folder], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a tmpfs is forbidden here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(other: Path, bytes_max: int = 2**40) -> None:
+    """Take so many bytes of the disk, or all that is left, as another program would."""
+    with other.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        for _ in range(bytes_max // 4096):
+            file.write(bytes(4096))
+
+
+def listen(process: subprocess.Popen[bytes], promises: Promises, refusals: int) -> None:
+    """Hear what a process says until it was refused so often again."""
+    assert process.stdout is not None
+    wanted = len(promises.errors) + refusals
+    while len(promises.errors) < wanted:
+        line = process.stdout.readline()
+        assert line, f"ended by itself with {process.wait(LIMIT_S)}"
+        promises.hear(line)
+
+
+def refused(store: FactStore, end_offset: int) -> BaseException | None:
+    """Why the next samples were not taken; None where they were."""
+    try:
+        return store.append_samples(TELEMETRY, noise(end_offset + 1), awaited=True).exception(LIMIT_S)
+    except StoreFull as error:  # already when they were handed over
+        return error
+
+
+def test_a_full_disk_costs_no_acknowledged_fact(small_disk: Path) -> None:
+    """See the module."""
+    path, others, promises = small_disk / "facts.db", (small_disk / "large", small_disk / "last"), Promises()
+    fill(others[0], 4 * 1024 * 1024)
+    command = [sys.executable, "-m", "tests.fact_store.filled", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        listen(process, promises, refusals=20)
+        fill(others[1])
+        listen(process, promises, refusals=20)
+        assert os.statvfs(small_disk).f_bavail == 0
+        assert Path(f"{path}.ballast").exists(), "it is for the moment when somebody else has filled the disk"
+        assert set(promises.errors) == {"StoreFull"}
+        reader = StoreReader(path)
+        read = list(map(number_of, values_in(reader)))
+        assert read == list(range(1, len(read) + 1)), "a full disk must not keep anybody from reading"
+        assert len(read) >= promises.samples > 100
+        reader.close()
+        process.kill()
+        assert process.stdout is not None
+        promises.hear(process.stdout.read())
+    with FactStore.open(path, "plant", settings=SETTINGS) as store:
+        assert broken(store, promises) == [], "opened again on the full disk"
+        assert done(store.confirm(CONSUMER, 100)) == 100, "the ballast is for what makes room"
+        end_offset = store.end_offset(TELEMETRY)
+        for other in others:
+            other.unlink()
+        wait_until(lambda: refused(store, end_offset) is None, "an append after space has returned")
+        assert store.end_offset(TELEMETRY) == end_offset + RUN
+        promises.hear(f"S {end_offset + RUN}".encode())
+        assert done(store.confirm(CONSUMER, end_offset)) == end_offset
+        assert broken(store, promises) == []
+    print(f"{promises.samples} samples, {promises.messages} messages acknowledged, {len(promises.errors)} refusals")

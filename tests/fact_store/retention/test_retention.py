@@ -1,0 +1,288 @@
+"""Retention in a real store: what is confirmed goes, what is lost is said, what is full refuses and recovers."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agent import batch
+from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
+from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.log.errors import StoreFull
+from agent.fact_store.log.records import Hole, PeerPosition
+from agent.fact_store.writer import writer as writer_module
+from agent.message import Fact, Sample
+from tests.fact_store.making import AT_ONCE, EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, done, samples, tag
+from tests.waiting import wait_until
+
+HOUR_NS = 3_600_000_000_000
+
+
+class Clock:
+    """A monotonic clock that a test moves on; the writer's waits go by the real one."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def __call__(self) -> int:
+        return self.real() + self.ahead_ns
+
+    real = staticmethod(writer_module.time.monotonic_ns)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The store's age runs by this clock."""
+    found = Clock()
+    monkeypatch.setattr(writer_module.Writer, "age_ms", lambda self: self._age.now_ms(found()))
+    return found
+
+
+@contextmanager
+def store_of(folder: Path, settings: StoreSettings = AT_ONCE, **stream: object) -> Iterator[FactStore]:
+    """A store whose telemetry has these settings."""
+    streams = [StreamSettings(TELEMETRY, **stream)]  # type: ignore[arg-type]
+    with FactStore.open(folder / "facts.db", "plant", settings=settings, streams=streams) as store:
+        done(store.define([tag(1)]))
+        yield store
+
+
+def first_offset(store: FactStore) -> int:
+    """The oldest offset that is still here."""
+    return next((one.first_offset for one in store.streams() if one.name == TELEMETRY), 1)
+
+
+def fill(store: FactStore, batches: int, facts: int = 10) -> int:
+    """So many batches; the end offset."""
+    for _ in range(batches):
+        done(store.append_samples(TELEMETRY, samples(facts), awaited=True))
+    return store.end_offset(TELEMETRY)
+
+
+def notices(store: FactStore | StoreReader) -> list[Fact]:
+    """What the store says of itself in the stream."""
+    page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+    parsed = [batch.parse(one.sealed) for one in page.batches]
+    return [
+        message.fact for one in parsed if one.header.kind is batch.Kind.MESSAGES for message in batch.open_messages(one)
+    ]
+
+
+def rows(folder: Path) -> int:
+    """Batches in the closed store's table, served or not."""
+    with closing(sqlite3.connect(folder / "facts.db")) as connection:
+        return int(connection.execute("SELECT count(*) FROM batch").fetchone()[0])
+
+
+def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> None:
+    """With two consumers, what the slower one has not confirmed stays, whole batches at a time; when both have it, it goes, rows
+    included, and the file says so by itself."""
+    with store_of(tmp_path, keep_hours=0) as store:
+        for name in ("idmz.a", "idmz.b"):
+            done(store.register_consumer(name, "idmz", TELEMETRY))
+        end = fill(store, 10)
+        done(store.confirm("idmz.a", end))
+        done(store.confirm("idmz.b", 34))
+        wait_until(lambda: first_offset(store) == 31, "the batches below the slower frontier to go")
+        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert page.holes == (Hole(1, 30, "expired"),)
+        assert page.batches[0].first_offset == 31
+        assert store.read(TELEMETRY, 34, EVERYTHING, EVERYTHING).holes == ()
+        done(store.confirm("idmz.b", end))
+        wait_until(lambda: first_offset(store) == end + 1, "everything to go")
+        assert store.read(TELEMETRY, 0, 1, 1).holes == (Hole(1, end, "expired"),)
+        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)).first_offset == end + 1
+        assert notices(store) == []
+    assert rows(tmp_path) == 1
+
+
+def test_a_batch_that_came_late_outlives_those_behind_it(tmp_path: Path) -> None:
+    """Sequences that fill a gap lie behind later ones of their origin, which may be gone before them: the store opens, says what it
+    holds, and knows the released batch again."""
+    north = Elsewhere("north")
+    early, late = north.seal(3), north.seal(3)
+    with store_of(tmp_path, keep_hours=0) as store:
+        done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 6)))
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.confirm("idmz.a", 3))
+        wait_until(lambda: first_offset(store) == 4, "the later batch to go")
+        done(store.put_batches("north", TELEMETRY, [early], north.received(), PeerPosition(EPOCH, 7)))
+        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)).first_offset == 7
+    with store_of(tmp_path, keep_hours=0) as store:
+        assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
+        again = done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 8)))
+        assert again.duplicate_facts == 3
+        assert not list(verify_store(store.path, Verified(), lambda *_: None, is_quick=False))
+
+
+def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: Clock) -> None:
+    """Facts that nobody has registered for wait until their time to live is over, whatever is kept for local readers."""
+    with store_of(tmp_path, keep_hours=0, ttl_hours=10) as store:
+        fill(store, 3)
+        clock.ahead_ns = 9 * HOUR_NS
+        fill(store, 1)
+        assert first_offset(store) == 1
+
+
+def test_what_expires_is_said_in_the_log_and_as_an_incident(tmp_path: Path, clock: Clock) -> None:
+    """When the time to live is over, unconfirmed facts go; a fact in the same stream names range, count, reason, consumer and
+    origin, an incident says the same, and the consumer's next page names the hole. Its frontier passes it when it confirms."""
+    with store_of(tmp_path, ttl_hours=10) as store:
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        fill(store, 5)
+        done(store.confirm("idmz.a", 20))
+        clock.ahead_ns = 11 * HOUR_NS
+        wait_until(lambda: first_offset(store) == 51, "the facts to expire")
+        (said,) = notices(store)
+        assert said.subject == f"stream:plant/{TELEMETRY}"
+        assert said.predicate == "facts_expired"
+        about = json.loads(said.object_json)
+        assert (about["reason"], about["first_offset"], about["last_offset"], about["count"]) == ("ttl", 21, 50, 30)
+        assert about["consumers"] == [{"name": "idmz.a", "from_offset": 21}]
+        (origin,) = about["origins"]
+        assert (origin["zone"], origin["first_sequence"], origin["last_sequence"]) == ("plant", 21, 50)
+        (incident,) = store.incidents()
+        assert incident.kind == "facts_expired"
+        assert "idmz.a" in incident.detail
+        page = store.read(TELEMETRY, 20, EVERYTHING, EVERYTHING)
+        assert page.holes == (Hole(21, 50, "expired"),)
+        consumer = store.consumer("idmz.a")
+        assert consumer is not None
+        assert consumer.frontier == 20
+        assert done(store.confirm("idmz.a", 51, first_offset=51)) == 51
+
+
+def test_time_switched_off_does_not_count(tmp_path: Path, clock: Clock) -> None:
+    """A store that is opened again goes on at the age it had: however long it was closed, nothing expires by that."""
+    with store_of(tmp_path, ttl_hours=10) as store:
+        fill(store, 2)
+        clock.ahead_ns = 6 * HOUR_NS
+        fill(store, 1)
+    clock.ahead_ns = 0  # the machine was switched off: its monotonic clock begins anew
+    with store_of(tmp_path, ttl_hours=10) as store:
+        fill(store, 1)
+        assert first_offset(store) == 1
+        clock.ahead_ns += 5 * HOUR_NS
+        wait_until(lambda: first_offset(store) == 21, "the first facts to expire, six and five hours old")
+
+
+def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
+    """At its limit a stream refuses, by name and with what to do; nothing acknowledged is touched, confirmations and reads go on,
+    and once confirmed facts have gone, appends are taken again without anybody's help."""
+    with store_of(tmp_path, bytes_max=1024 * 1024, keep_hours=24) as store:
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
+        acknowledged = 0
+        while not isinstance(error := store.append_samples(TELEMETRY, rows_, awaited=True).exception(), StoreFull):
+            assert error is None
+            acknowledged += len(rows_)
+        assert TELEMETRY in str(error)
+        assert str(error).endswith("(bsfg consumer list), free space, or raise its bytes_max")
+        assert error.retryable
+        assert store.end_offset(TELEMETRY) == acknowledged
+        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert page.batches[-1].last_offset == acknowledged
+        assert done(store.confirm("idmz.a", acknowledged)) == acknowledged
+        assert done(store.append_samples(TELEMETRY, rows_, awaited=True)).first_offset == acknowledged + 1
+        assert notices(store) == []
+
+
+def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With on_full = drop_oldest appends are always taken; what goes for them is said, piece by piece without a gap or overlap,
+    and the stream stays about its limit. The log says once that losses have begun."""
+    with store_of(tmp_path, bytes_max=1024 * 1024, on_full="drop_oldest") as store:
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        for _ in range(100):
+            rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(4)]
+            done(store.append_samples(TELEMETRY, rows_, awaited=True))
+        released = first_offset(store) - 1
+        assert released > 200
+        held = next(one.bytes for one in store.streams() if one.name == TELEMETRY)
+        assert held < 1.3 * 1024 * 1024
+        expired = [incident for incident in store.incidents() if incident.kind == "facts_expired"]
+        assert expired[0].count > 1
+        assert [record.message for record in caplog.records].count("facts_expired") == 1
+        about = [json.loads(fact.object_json) for fact in notices(store)]
+        assert {one["reason"] for one in about} == {"full"}
+        for one, following in pairwise(about):
+            assert following["first_offset"] == one["last_offset"] + 1
+
+
+def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
+    """Where streams share a store that is full, and everything in one of them is confirmed, appends to it are never refused, and
+    the other, which may drop its oldest, loses nothing."""
+    settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
+    streams = [StreamSettings(TELEMETRY), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
+        done(store.define([tag(1)]))
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.register_consumer("idmz.b", "idmz", OPERATIONAL))
+        for n in range(300):
+            rows_ = [Sample(1, one, os.urandom(3_000)) for one in range(8)]
+            if n < 20 or n % 20 == 0:
+                done(store.append_samples(OPERATIONAL, rows_[:1], awaited=True))
+            done(store.confirm("idmz.a", done(store.append_samples(TELEMETRY, rows_, awaited=True)).last_offset))
+        assert first_offset(store) > 1000
+        (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
+        assert (kept.first_offset, kept.end_offset) == (1, 34)
+        assert store.incidents() == []
+
+
+def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
+    """After a large part was forgotten the file shrinks by itself while the store stays open, and what is left reads as before."""
+    with store_of(tmp_path, keep_hours=0) as store:
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        for _ in range(60):
+            rows_ = [Sample(1, n, os.urandom(60_000)) for n in range(20)]
+            done(store.append_samples(TELEMETRY, rows_, awaited=True))
+        end = store.end_offset(TELEMETRY)
+        before = (tmp_path / "facts.db").stat().st_size
+        assert before > 64 * 1024 * 1024
+        done(store.confirm("idmz.a", end))
+        wait_until(lambda: (tmp_path / "facts.db").stat().st_size < before * 0.7, "the file to shrink")
+        assert done(store.append_samples(TELEMETRY, samples(3), awaited=True)).first_offset == end + 1
+    with closing(StoreReader(tmp_path / "facts.db")) as reader:
+        assert reader.read(TELEMETRY, end, EVERYTHING, EVERYTHING).batches[0].first_offset == end + 1
+
+
+def test_reopening_in_the_middle_of_a_release_goes_on(tmp_path: Path) -> None:
+    """A store closed right after a large release finishes deleting in its next life, and serves nothing of it meanwhile."""
+    with store_of(tmp_path, keep_hours=0) as store:
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        end = fill(store, 600, 1)
+        done(store.confirm("idmz.a", end))
+    with store_of(tmp_path, keep_hours=0) as store:
+        assert store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches == [] or first_offset(store) == end + 1
+        wait_until(lambda: first_offset(store) == end + 1, "the release")
+        fill(store, 40, 1)
+        done(store.confirm("idmz.a", store.end_offset(TELEMETRY)))
+        wait_until(lambda: first_offset(store) == store.end_offset(TELEMETRY) + 1, "the second release")
+
+
+def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock) -> None:
+    """A stream into which a live source writes, and for some seconds the history of another zone: what comes in is the live source's,
+    then, after its minute, and in the next life of the store."""
+    peer = Elsewhere("plant-b")
+    with store_of(tmp_path) as store:
+        for minute in range(30):
+            clock.ahead_ns = minute * HOUR_NS // 60
+            fill(store, 1, facts=20)
+            if minute == 10:
+                position = PeerPosition(EPOCH, 12_000)
+                history = [peer.seal(20) for _ in range(600)]
+                putting = store.put_batches("plant-b", TELEMETRY, history, peer.received(), position, is_backlog=True)
+                done(putting)
+        (found,) = store.space().streams
+        assert found.inflow_bytes_per_s is not None
+        held = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches
+        live = [len(one.sealed) for one in held if one.origin.zone == "plant"]
+        assert sum(map(len, history)) > 10 * sum(live)
+        assert found.inflow_bytes_per_s == pytest.approx(sum(live) / (30 * 60), rel=0.1)
+    clock.ahead_ns = 0
+    with store_of(tmp_path) as store:
+        assert store.space().streams[0].inflow_bytes_per_s == pytest.approx(found.inflow_bytes_per_s, rel=0.1)

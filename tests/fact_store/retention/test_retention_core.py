@@ -1,0 +1,148 @@
+"""What may be forgotten, how old is old, how full is full: the decisions of retention as tables and properties."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fact_store.log.frontier import Confirmed, lifted
+from agent.fact_store.log.store_age import MARK_EVERY_MS, AgeClock, is_mark_due, recorded_before
+from agent.fact_store.retention.fullness import PIECE_BYTES_MAX, Limit, Space, fullest, limits, piece_bytes
+from agent.fact_store.retention.retention import Reason, Release, View, plan
+
+
+def view(**known: object) -> View:
+    """Offsets 11 to 100 are here, nobody reads, nothing is old."""
+    return View(**{"released": 10, "end": 100, "confirmed": None, "kept": 10, **known})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "found, expected",
+    [
+        (view(), None),
+        # Confirmed: by everybody, and the hours to keep are over; the smaller of the two.
+        (view(confirmed=50), None),
+        (view(confirmed=50, kept=100), Release(50, Reason.CONFIRMED)),
+        (view(confirmed=50, kept=30), Release(30, Reason.CONFIRMED)),
+        (view(confirmed=10, kept=100), None),
+        # Without a consumer nothing is confirmed, however old.
+        (view(kept=100), None),
+        # Time to live: in pieces, and a loss from the first offset that somebody had not confirmed.
+        (view(confirmed=10, kept=60, expired=60, overdue=10), None),
+        (view(confirmed=10, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 11)),
+        (view(confirmed=40, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 41)),
+        (view(confirmed=80, kept=60, expired=60, overdue=20), Release(60, Reason.TTL)),
+        (view(confirmed=80, kept=70, expired=60, overdue=20), Release(70, Reason.TTL)),
+        (view(kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 11)),
+        # Full: what is confirmed gives way first, kept hours or not; then, if told so, the oldest.
+        (view(confirmed=50, excess=30), Release(30, Reason.CONFIRMED)),
+        (view(confirmed=50, excess=70), Release(50, Reason.CONFIRMED)),
+        (view(confirmed=50, excess=70, may_drop=True), Release(70, Reason.FULL, 51)),
+        (view(confirmed=10, excess=70), None),
+        (view(confirmed=None, excess=70, may_drop=True), Release(70, Reason.FULL, 11)),
+    ],
+)
+def test_what_may_go(found: View, expected: Release | None) -> None:
+    """Each rule with its neighbours: what goes, why, and what of it is a loss."""
+    assert plan(found) == expected
+
+
+offsets = st.integers(0, 200)
+
+
+@given(
+    released=offsets,
+    more=offsets,
+    confirmed=st.none() | offsets,
+    kept=offsets,
+    expired=st.none() | offsets,
+    excess=st.none() | offsets,
+    may_drop=st.booleans(),
+)
+def test_invariant_8_only_what_everybody_has_goes_silently(
+    released: int,
+    more: int,
+    confirmed: int | None,
+    kept: int,
+    expired: int | None,
+    excess: int | None,
+    may_drop: bool,  # noqa: FBT001 hypothesis passes by name
+) -> None:
+    """Truncation removes only offsets at or below the confirmed frontier of all consumers; whatever goes beyond it is named as a
+    loss from its first offset on, and only the time to live or an order to drop the oldest does that."""
+    end = released + more
+    inside = [None if one is None else released + one % (more + 1) for one in (confirmed, kept, expired, excess)]
+    found = View(released, end, inside[0], inside[1] or 0, inside[2], inside[2], inside[3], may_drop)
+    decision = plan(found)
+    if decision is None:
+        return
+    assert released <= decision.until <= end
+    frontier = released if inside[0] is None else max(inside[0], released)
+    if decision.until > frontier:
+        assert decision.lost_from == frontier + 1
+        assert decision.reason is Reason.TTL or (decision.reason is Reason.FULL and may_drop)
+    else:
+        assert decision.lost_from is None
+
+
+def test_age_is_counted_while_open_and_goes_on_after_a_restart() -> None:
+    """The clock begins where the last life's marks ended and follows the monotonic clock: no time of day enters it."""
+    clock = AgeClock(5_000, 1_000_000_000)
+    assert clock.now_ms(1_000_000_000) == 5_000
+    assert clock.now_ms(3_500_000_000) == 7_500
+    assert is_mark_due(None, 0)
+    assert not is_mark_due(1_000, 1_000 + MARK_EVERY_MS - 1)
+    assert is_mark_due(1_000, 1_000 + MARK_EVERY_MS)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 300_000)), max_size=20), st.integers(0, 1_000_000))
+def test_nothing_is_called_older_than_it_is(steps: list[tuple[int, int]], asked_ms: int) -> None:
+    """Whatever was appended when: every offset that is said to be older than an age was recorded before it."""
+    marks, recorded, last_ms, now_ms, end = [], [0], None, 0, 0
+    for count, pause_ms in steps:
+        now_ms += pause_ms
+        if is_mark_due(last_ms, now_ms):
+            marks.append((end + 1, now_ms))
+            last_ms = now_ms
+        end += count
+        recorded += [now_ms] * count
+    found = recorded_before(marks, asked_ms, last_ms, end, 0)
+    assert 0 <= found <= end
+    assert all(at_ms <= asked_ms for at_ms in recorded[1 : found + 1])
+
+
+def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
+    """A stream's own limit, the store's and the disk's floor: each alone, and the fullest of all of them."""
+    assert limits(10, 0, Space(100, None), 0, 50) == []
+    found = limits(80, 100, Space(500, 1000), 1000, 600)
+    assert [(one.used, one.limit) for one in found] == [(80, 100), (500, 1000), (500, 895)]
+    nearest = fullest(found)
+    assert nearest == found[0]
+    assert [one.remedy.split()[0] for one in found] == ["raise", "raise", "lower"]
+    assert nearest.is_near
+    assert not nearest.is_full
+    assert Limit("the disk", "x", 900, 900).is_full
+    (below_the_floor,) = limits(0, 0, Space(500, 10), 0, 600)
+    assert below_the_floor.is_full
+    (with_a_piece,) = limits(0, 0, Space(490, 10, 4), 0, 600)
+    assert with_a_piece.is_full, "the next commit's pages are kept back"
+    (with_free_pages,) = limits(0, 0, Space(490, 10, 10), 0, 600)
+    assert not with_free_pages.is_full, "what was dropped makes room, though the disk is no emptier"
+    assert piece_bytes(10_000) == 100
+    assert piece_bytes(2**40) == PIECE_BYTES_MAX
+
+
+@given(st.integers(0, 30), st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), max_size=6), st.integers(0, 80))
+def test_a_frontier_is_lifted_over_what_is_gone(frontier: int, steps: list[tuple[int, int]], released: int) -> None:
+    """After a release the frontier stands at least there, what was confirmed beyond it still is, and it never moves back."""
+    ranges, at = [], frontier
+    for gap, length in steps:
+        ranges.append((at + gap + 2, at + gap + 1 + length))
+        at = ranges[-1][1]
+    before = Confirmed(frontier, tuple(ranges))
+    after = lifted(before, released)
+    offsets_before = {*range(1, frontier + 1), *(n for first, last in ranges for n in range(first, last + 1))}
+    expected = offsets_before | set(range(1, released + 1))
+    found = {*range(1, after.frontier + 1), *(n for first, last in after.ranges for n in range(first, last + 1))}
+    assert found == expected
+    assert after.frontier >= max(frontier, released)
+    assert not after.ranges or after.ranges[0][0] > after.frontier + 1

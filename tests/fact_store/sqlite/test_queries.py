@@ -1,0 +1,75 @@
+"""The statements: each is one statement, each is used, each fits the schema and the look-up it is for."""
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import agent.fact_store
+from agent.fact_store.sqlite import migrations
+from agent.fact_store.sqlite.queries import QUERIES, named_statements, statements
+
+FOLDER = Path(agent.fact_store.__file__).parent
+
+
+def parameters(sql: str) -> dict[str, None] | list[None]:
+    """As many NULLs as the statement asks for."""
+    if named := re.findall(r":([a-z_]+)", sql):
+        return dict.fromkeys(named)
+    return [None] * sql.count("?")
+
+
+def plan(sql: str) -> str:
+    """How SQLite would run it."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        migrations.migrate(connection)
+        return "\n".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters(sql)))
+
+
+def test_file_and_use_are_equal() -> None:
+    """No statement that nobody runs, no name that the file lacks."""
+    code = "\n".join(file.read_text() for file in FOLDER.rglob("*.py"))
+    used = set(re.findall(r'QUERIES\["([a-z_]+)"\]', code)) | set(re.findall(r'_rows\(connection, "([a-z_]+)"\)', code))
+    used |= set(re.findall(r'_rows\(\s*(?:f?"[^"]*"|what), "([a-z_]+)"', code))
+    assert used == set(QUERIES)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_fits_the_schema(name: str) -> None:
+    """Every statement can be prepared against the schema."""
+    if name not in {"begin", "begin_read", "commit", "rollback"}:
+        plan(QUERIES[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["select_page", "select_batch_at_sequence", "select_message", "select_definitions", "select_end_offset"]
+)
+def test_hot_look_ups_use_an_index(name: str) -> None:
+    """What runs per page or per batch never scans a table or sorts: a store of 100 million facts answers like a new one."""
+    found = plan(QUERIES[name])
+    assert "SCAN" not in found, found
+    assert "TEMP B-TREE" not in found, found
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_nothing_scans_the_batches(name: str) -> None:
+    """No statement, those at opening included, grows with the number of batches; but for the one that finds the end of a stream whose
+    index is damaged, and the one of `bsfg store verify`."""
+    if name not in {"begin", "begin_read", "commit", "rollback", "select_last_row", "select_batch_streams"}:
+        assert "SCAN batch" not in plan(QUERIES[name])
+
+
+def test_triggers_stay_whole() -> None:
+    """A script is cut into statements at the right semicolons."""
+    script = "CREATE TABLE a (b);\n\nCREATE TRIGGER t BEFORE DELETE ON a\nBEGIN\n    SELECT 1;\n    SELECT 2;\nEND;\n-- end\n"
+    found = list(statements(script))
+    assert len(found) == 2
+    assert found[1].endswith("END;")
+
+
+def test_named_statements() -> None:
+    """Names, texts and order are as in the file."""
+    found = list(named_statements("-- a: first\nSELECT 1;\n\n-- b_c: second\nSELECT\n    2;\n"))
+    assert found == [("a", "SELECT 1"), ("b_c", "SELECT\n    2")]

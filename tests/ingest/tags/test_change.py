@@ -1,0 +1,87 @@
+import dataclasses
+
+import pytest
+
+from agent.ingest.errors import Problem
+from agent.ingest.sampling import SamplingRule
+from agent.ingest.tags.change import admit, difference
+from agent.ingest.tags.tag_map import Tag, TagMap
+from agent.message import TagDefinition
+
+STREAM = "facts.telemetry"
+
+
+def tag(name: str, row: int = 2, address: str = "i=1", stream: str = STREAM, deadband: float | None = None) -> Tag:
+    """A row of a tag file."""
+    definition = TagDefinition(f"tag:{name}", address=address)
+    return Tag(row, stream, definition, SamplingRule(deadband), address)
+
+
+def tags(file: str, *rows: Tag | str) -> TagMap:
+    """A map of these rows, or of plain tags with these names."""
+    found = [tag(row) if isinstance(row, str) else row for row in rows]
+    return TagMap(file, tuple(dataclasses.replace(row, row=n) for n, row in enumerate(found, 2)))
+
+
+def names(found: object) -> list[str]:
+    """What a part of a change names."""
+    rows = [row[1] if isinstance(row, tuple) and not isinstance(row, Tag) else row for row in found]  # type: ignore[attr-defined]
+    return [row.definition.subject.removeprefix("tag:") for row in rows]
+
+
+@pytest.mark.parametrize(
+    "old, new, added, removed, changed, kept",
+    [
+        (["a", "b"], ["a", "b"], [], [], [], ["a", "b"]),
+        (["a", "b"], ["b", "a"], [], [], [], ["b", "a"]),  # only moved in the file
+        (["a"], ["b", "a", "c"], ["b", "c"], [], [], ["a"]),
+        (["a", "b", "c"], ["b"], [], ["a", "c"], [], ["b"]),
+        (["a"], ["b"], ["b"], ["a"], [], []),
+        (["a", "b"], [tag("a", address="i=9"), "b"], [], [], ["a"], ["b"]),
+        (["a", "b"], [tag("a", stream="facts.other"), "b"], [], [], ["a"], ["b"]),
+        (["a", "b"], [tag("a", deadband=0.5), "b"], [], [], ["a"], ["b"]),
+        (["a", "b"], [tag("b", address="i=9"), "c"], ["c"], ["a"], ["b"], []),
+    ],
+)
+def test_the_difference(
+    old: list[str], new: list[str], added: list[str], removed: list[str], changed: list[str], kept: list[str]
+) -> None:
+    """A subject that is new, gone, read differently or the same: each tag is in exactly one part."""
+    change = difference(tags("plc.csv", *old), tags("plc.csv", *new))
+    assert (names(change.added), names(change.removed)) == (added, removed)
+    assert (names(change.changed), names(change.kept)) == (changed, kept)
+    assert change.is_empty == (not added and not removed and not changed)
+
+
+A, B = tags("a.csv", "x", "y"), tags("b.csv", "z")
+
+
+@pytest.mark.parametrize(
+    "candidates, admitted, refused",
+    [
+        ({}, [], []),
+        ({"a": tags("a.csv", "x", "new")}, ["a"], []),
+        ({"b": tags("b.csv", "z", "x")}, [], ["b"]),  # still in a
+        ({"a": tags("a.csv", "y", "z")}, [], ["a"]),  # still in b
+        ({"a": tags("a.csv", "y"), "b": tags("b.csv", "z", "x")}, ["a", "b"], []),  # moved
+        ({"a": tags("a.csv", "z"), "b": tags("b.csv", "x", "y")}, ["a", "b"], []),  # exchanged
+        ({"a": tags("a.csv", "new"), "b": tags("b.csv", "new")}, ["a"], ["b"]),  # both new: the later one
+        ({"a": tags("a.csv", "x", "q"), "b": tags("b.csv", "q", "y")}, ["a"], ["b"]),
+        ({"a": tags("a.csv", "z"), "b": tags("b.csv", "x", "z")}, [], ["a", "b"]),  # b put back brings z back
+    ],
+)
+def test_maps_that_go_together(candidates: dict[str, TagMap], admitted: list[str], refused: list[str]) -> None:
+    """As many new maps as stand together with the rest are taken, whatever the order of the edits; the others are refused."""
+    found = admit({"a": A, "b": B}, candidates)
+    assert (sorted(found.maps), sorted(found.problems)) == (admitted, refused)
+    assert all(found.maps[name] is candidates[name] for name in admitted)
+    assert all(found.problems[name] for name in refused)
+
+
+def test_a_refusal_names_row_and_owner() -> None:
+    """The operator is told which row of which file stands in the way, from whichever side the edit came."""
+    why = "is also in {}, of source {}; a tag comes from one source"
+    found = admit({"a": A, "b": B}, {"b": tags("b.csv", "z", "y")})
+    assert found.problems == {"b": (Problem("b.csv", 3, "tag", "y", why.format("a.csv row 3", "a")),)}
+    found = admit({"a": A, "b": B}, {"a": tags("a.csv", "x", "y", "z")})
+    assert found.problems == {"a": (Problem("a.csv", 4, "tag", "z", why.format("b.csv row 2", "b")),)}

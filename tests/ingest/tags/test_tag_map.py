@@ -1,0 +1,220 @@
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.modbus.address import Register, Table
+from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.sampling import SamplingRule
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.ingest.tags.file import load_tag_map, load_tag_maps
+from agent.ingest.tags.tag_map import TagMap
+
+OPCUA_HEADER = "tag,address\n"
+MODBUS_HEADER = "tag,table,register,type\n"
+
+
+def opcua(folder: Path, data: bytes | str, name: str = "plc") -> TagMap:
+    """The tag map that an OPC UA source reads from these bytes."""
+    file = folder / f"{name}.csv"
+    file.write_bytes(data.encode() if isinstance(data, str) else data)
+    return load_tag_map(OpcuaSourceSettings(name, "opc.tcp://plc:4840", file))
+
+
+def modbus(folder: Path, data: str, base: int = 0, **settings: object) -> TagMap:
+    """The tag map that a Modbus source reads from this text."""
+    file = folder / "meter.csv"
+    file.write_text(data, encoding="utf-8")
+    return load_tag_map(ModbusSourceSettings("meter", "meter", file, base, **settings))  # type: ignore[arg-type]
+
+
+def test_a_full_row(tmp_path: Path) -> None:
+    """Every common column arrives where it belongs."""
+    text = (
+        "tag,address,stream,predicate,unit,description,deadband,min_interval_ms,max_interval_ms\n"
+        'line1/oven,nsu=urn:plc;s=Oven,facts.oven,temperature_sampled,°C,"Oven, left",0.5,100,60000\n'
+    )
+    (tag,) = opcua(tmp_path, text).tags
+    assert (tag.row, tag.stream, tag.point) == (2, "facts.oven", NodeAddress("urn:plc", "Oven"))
+    assert tag.rule == SamplingRule(0.5, min_interval_ns=100_000_000, max_interval_ns=60_000_000_000)
+    definition = tag.definition
+    assert definition.subject == "tag:line1/oven"
+    assert (definition.predicate, definition.unit, definition.description) == (
+        "temperature_sampled",
+        "°C",
+        "Oven, left",
+    )
+    assert (definition.source, definition.address) == ("plc", "nsu=urn:plc;s=Oven")
+
+
+ROW = "a/b;nsu=urn:x;s=y"
+
+
+@pytest.mark.parametrize(
+    "data, note",
+    [
+        ("tag,address,unit\na/b,nsu=urn:x;s=y,°C\n".encode("utf-8-sig"), ""),
+        ('tag;address;unit\r\na/b;"nsu=urn:x;s=y";°C\r\n'.encode(), ""),
+        ('"tag";"address";"unit"\r\n"a/b";"nsu=urn:x;s=y";"°C"\r\n'.encode("cp1252"), "Windows-1252"),
+        ("tag\taddress\tunit\na/b\tnsu=urn:x;s=y\t°C\n".encode("utf-16"), "UTF-16"),
+        ("Tag,Address,Unit,,\r\n\r\na/b,nsu=urn:x;s=y,°C,,\r\n,,,,\r\n".encode(), ""),
+        ("unit,address,tag\n°C,nsu=urn:x;s=y,a/b\n".encode(), ""),
+    ],
+    ids=["bom", "semicolon-crlf", "cp1252", "utf16-tab", "empty-rows-and-columns", "any-order"],
+)
+def test_what_spreadsheets_save(tmp_path: Path, data: bytes, note: str) -> None:
+    """All the shapes in which Excel and its like write a sheet give the same tag; a guessed encoding is told."""
+    found = opcua(tmp_path, data)
+    (tag,) = found.tags
+    assert (tag.definition.subject, tag.definition.unit) == ("tag:a/b", "°C")
+    assert tag.point == NodeAddress("urn:x", "y")
+    assert bool(found.notes) == bool(note)
+    assert all(note in line for line in found.notes)
+
+
+def test_a_decimal_comma_beside_semicolons(tmp_path: Path) -> None:
+    """A German sheet writes 0,5 and 2,5%."""
+    text = 'tag;address;deadband\na/b;"nsu=urn:x;s=1";0,5\na/c;"nsu=urn:x;s=2";2,5%\n'
+    first, second = opcua(tmp_path, text).tags
+    assert first.rule == SamplingRule(0.5)
+    assert second.rule == SamplingRule(2.5, deadband_is_percent=True)
+
+
+@pytest.mark.parametrize(
+    "row, column, why",
+    [
+        (",nsu=urn:x;s=y,,,,,", "tag", "is empty"),
+        ("a b,nsu=urn:x;s=y,,,,,", "tag", "scope/id"),
+        ("a/é,nsu=urn:x;s=y,,,,,", "tag", "printable ASCII"),
+        ("a/b,,,,,,", "address", "is empty"),
+        ("a/b,ns=2;s=y,,,,,", "address", "by number"),
+        ("a/b,nsu=urn:x;s=y,Facts,,,,", "stream", "a-z"),
+        ("a/b,nsu=urn:x;s=y,,ValueSampled,,,", "predicate", "lower_snake_case"),
+        ("a/b,nsu=urn:x;s=y,,,abc,,", "deadband", "is not a number"),
+        ("a/b,nsu=urn:x;s=y,,,-1,,", "deadband", "0 or more"),
+        ("a/b,nsu=urn:x;s=y,,,101%,,", "deadband", "0% to 100%"),
+        ("a/b,nsu=urn:x;s=y,,,nan,,", "deadband", "finite"),
+        ("a/b,nsu=urn:x;s=y,,,,1.5,", "min_interval_ms", "whole number"),
+        ("a/b,nsu=urn:x;s=y,,,,-1,", "min_interval_ms", "outside"),
+        ("a/b,nsu=urn:x;s=y,,,,²,", "min_interval_ms", "whole number"),
+        ("a/b,nsu=urn:x;s=y,,,,200,100", "max_interval_ms", "less than"),
+    ],
+)
+def test_a_bad_cell_is_named(tmp_path: Path, row: str, column: str, why: str) -> None:
+    """Each mistake is told with file, row, column, what stands there, and what to write."""
+    header = "tag,address,stream,predicate,deadband,min_interval_ms,max_interval_ms\nok/ok,nsu=urn:x;s=ok,,,,,\n"
+    with pytest.raises(TagMapError) as caught:
+        opcua(tmp_path, header + row + "\n")
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.row, problem.column) == ("plc.csv", 3, column)
+    assert why in problem.why
+    assert f"plc.csv row 3 column {column}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "base, row, why, column",
+    [
+        (0, "a/b,holding,70000,int16", "outside 0 to 65535", "register"),
+        (1, "a/b,holding,0,int16", "outside 1 to 65536", "register"),
+        (0, "a/b,,5,int16", "write coil", "table"),
+        (0, "a/b,holdings,5,int16", "did you mean holding", "table"),
+        (0, "a/b,holding,5,", "is empty", "type"),
+        (0, "a/b,holding,5,flaot32", "is not a type", "type"),
+        (0, "a/b,coil,5,int16", "must be bool", "type"),
+        (0, "a/b,holding,65535,float32", "beyond the last address", "register"),
+        (40001, "a/b,,20001,int16", "beginning with 0, 1, 3 or 4", "register"),
+        (40001, "a/b,,40000,int16", "no register 0", "register"),
+        (40001, "a/b,input,40001,int16", "contradicts", "table"),
+    ],
+)
+def test_bad_registers(tmp_path: Path, base: int, row: str, why: str, column: str) -> None:
+    """Addresses that do not exist, in each way of counting, and types that do not fit their table."""
+    with pytest.raises(TagMapError) as caught:
+        modbus(tmp_path, f"{MODBUS_HEADER}{row}\n", base)
+    (problem,) = caught.value.problems
+    assert (problem.row, problem.column) == (2, column)
+    assert why in problem.why
+
+
+@pytest.mark.parametrize(
+    "base, table, register, expected",
+    [
+        (0, "holding", "0", (Table.HOLDING, 0)),
+        (1, "holding", "1", (Table.HOLDING, 0)),
+        (1, "input", "65536", (Table.INPUT, 65535)),
+        (40001, "", "40001", (Table.HOLDING, 0)),
+        (40001, "holding", "400001", (Table.HOLDING, 0)),
+        (40001, "", "465536", (Table.HOLDING, 65535)),
+        (40001, "", "30010", (Table.INPUT, 9)),
+        (40001, "", "10001", (Table.DISCRETE, 0)),
+        (40001, "", "1", (Table.COIL, 0)),
+    ],
+)
+def test_ways_to_count_registers(
+    tmp_path: Path, base: int, table: str, register: str, expected: tuple[Table, int]
+) -> None:
+    """The same register in the three ways vendors write it; one off would look right and be wrong."""
+    kind = "" if expected[0].is_bits else "uint16"
+    (tag,) = modbus(tmp_path, f"{MODBUS_HEADER}a/b,{table},{register},{kind}\n", base).tags
+    assert isinstance(tag.point, Register)
+    assert (tag.point.table, tag.point.address) == expected
+
+
+def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
+    """One reading of the file is enough to mend it."""
+    rows = ["a/b,nsu=urn:x;s=1", "a/b,nsu=urn:x;s=2", "a/c,nsu=urn:x;s=1", "a/d,oops", "a/e,nsu=urn:x;s=3,extra"]
+    with pytest.raises(TagMapError) as caught:
+        opcua(tmp_path, OPCUA_HEADER + "\n".join(rows))
+    found = [(problem.row, problem.column, problem.value) for problem in caught.value.problems]
+    assert found == [(3, "tag", "a/b"), (4, "address", "nsu=urn:x;s=1"), (5, "address", "oops"), (6, "", "extra")]
+    assert "5 problems" not in str(caught.value)
+    assert "4 problems" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data, why",
+    [
+        (b"", "is empty"),
+        (b"tag,address\n", "holds no tags"),
+        (b"tag,adress\na/b,i=1\n", "did you mean address?"),
+        (b"tag,address,xyz\na/b,i=1,2\n", "known are"),
+        (b"tag,address,unit,unit\na/b,i=1,2,3\n", "twice"),
+        (b"address\ni=1\n", "add this column"),
+        (b'tag,address\na/b,"i=1\n', "check the quotes"),
+        (b"PK\x03\x04rest", "workbook"),
+        (b"tag,addr\x00ess\n", "not text"),
+    ],
+)
+def test_files_that_are_no_tag_file(tmp_path: Path, data: bytes, why: str) -> None:
+    """An empty file, a wrong header, a workbook: each says what to do, none raises anything else."""
+    with pytest.raises(TagMapError, match=r"plc\.csv") as caught:
+        opcua(tmp_path, data)
+    assert why in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """The message names the file and the source that wants it."""
+    with pytest.raises(TagMapError, match=r"tags\.csv: does not exist; it should hold the tags of source plc"):
+        load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc:4840", tmp_path / "tags.csv"))
+
+
+def test_one_tag_comes_from_one_source(tmp_path: Path) -> None:
+    """Two sources with the same tag are a mistake, told with both rows; problems of all files come together."""
+    sources = []
+    for name, row in (("plc", "a/b,nsu=urn:x;s=1"), ("plc2", "a/b,nsu=urn:x;s=1"), ("plc3", "a/c,oops")):
+        file = tmp_path / f"{name}.csv"
+        file.write_text(f"{OPCUA_HEADER}{row}\n")
+        sources.append(OpcuaSourceSettings(name, "opc.tcp://plc:4840", file))
+    with pytest.raises(TagMapError) as caught:
+        load_tag_maps(tuple(sources))
+    first, second = sorted(caught.value.problems, key=lambda problem: problem.file)
+    assert first == Problem(
+        "plc2.csv", 2, "tag", "a/b", "is also in plc.csv row 2, of source plc; a tag comes from one source"
+    )
+    assert second.file == "plc3.csv"
+
+
+def test_values_longer_than_a_read_are_refused_beforehand(tmp_path: Path) -> None:
+    """The plan never meets a value that it cannot read."""
+    with pytest.raises(TagMapError, match="needs 20 registers, but registers_per_read_max of source meter is 10"):
+        modbus(tmp_path, f"{MODBUS_HEADER}a/b,holding,0,string40\n", registers_per_read_max=10)

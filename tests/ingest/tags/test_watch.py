@@ -1,0 +1,386 @@
+"""Tag files edited while real servers are read: the difference arrives, everything else goes on as if nothing had happened."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from agent import file_hints
+from agent.demo.plant.tags import modbus_tags_csv
+from agent.ingest.lifecycle import State
+from agent.ingest.quality import BAD_OUT_OF_SERVICE
+from agent.ingest.settings import OpcuaSourceSettings
+from agent.ingest.tags import watch
+from agent.ingest.tags.watch import TagWatch, WatchTimes
+from tests.ingest.fakes import FakeStore, Program, in_loop, running
+from tests.ingest.plant import Running, ingesting, modbus, opcua
+from tests.waiting import wait_until_async
+
+SWIFT = WatchTimes(settle_s=0.05, settle_max_s=0.5, missing_s=0.6, reread_s=60.0)
+# Under short names also in coroutines: files as small as these keep nobody waiting.
+link, make, move, read, remove = Path.symlink_to, Path.mkdir, Path.rename, Path.read_bytes, Path.unlink
+HEADER, ROW = "tag,address\n", "plant/{0},nsu=urn:bsfg:demo:plant;s={0}\n"
+
+
+def rows(*names: str) -> str:
+    """A tag file of these variables of the plant."""
+    return HEADER + "".join(ROW.format(name) for name in names)
+
+
+def write(file: Path, text: str) -> None:
+    """Into the file as it is."""
+    file.write_text(text, encoding="utf-8")
+
+
+def put(file: Path, text: str) -> None:
+    """As an editor saves: a new file, renamed into place."""
+    beside = file.with_suffix(".new")
+    write(beside, text)
+    beside.rename(file)
+
+
+@pytest.fixture(name="plc")
+def running_plc() -> Iterator[Program]:
+    """The plant's OPC UA server."""
+    with running("opcua_server") as program:
+        yield program
+
+
+@pytest.fixture(name="meter")
+def running_meter() -> Iterator[Program]:
+    """The plant's Modbus device."""
+    with running("modbus_server") as program:
+        yield program
+
+
+async def wait_problem(run: Running, source: str, part: str) -> None:
+    """Until a source shows this problem; "" for none."""
+    await wait_until_async(
+        lambda: part in run.source(source).tags_problem and bool(part) == bool(run.source(source).tags_problem),
+        f"problem {part!r} of {source}",
+    )
+
+
+@pytest.mark.system
+@in_loop
+async def test_opcua_tags_come_go_and_change_in_a_running_subscription(plc: Program, tmp_path: Path) -> None:
+    """One tag added, one removed, one moved to another node: their values follow, under the numbers they should have. The
+    tags that stay lose and repeat nothing: a second source beside it, never edited, has seen the same values."""
+    witness_tags = rows("count_01", "count_02").replace("plant/", "witness/", 2)
+    sources = (
+        opcua(plc.port, tmp_path, rows("count_01", "count_02", "count_03", "count_04")),
+        opcua(plc.port, tmp_path, witness_tags, name="witness"),
+    )
+    async with ingesting(*sources, times=SWIFT) as run:
+        for tag in ("plant/count_01", "plant/count_04", "witness/count_02"):
+            await run.wait_good(tag, 3)
+        changed = rows("count_02", "count_01", "count_05") + "plant/count_04,nsu=urn:bsfg:demo:plant;s=count_08,\n"
+        put(sources[0].tags_file, changed.replace("tag,address\n", "tag,address,unit\n"))
+        await run.wait_good("plant/count_05", 3)
+        await run.wait_bad("plant/count_03", BAD_OUT_OF_SERVICE)
+        await wait_until_async(lambda: run.store.good("plant/count_04")[-1].value > 8_000_000, "the other node")  # type: ignore[operator]
+        ended = len(run.store.of("plant/count_03"))
+        for tag in ("plant/count_01", "witness/count_02"):
+            await run.wait_good(tag, len(run.store.good(tag)) + 5)
+        assert len(run.store.of("plant/count_03")) == ended
+        moved = {s.tag for s in run.store.of("plant/count_04") if s.value > 8_000_000}  # type: ignore[operator]
+        assert moved == {len(run.store.definitions)}, "a new number for a new definition"
+        assert [s.quality for s in run.store.of("plant/count_04") if s.quality] == []
+        for name in ("count_01", "count_02"):
+            assert_same_values(run.store, f"plant/{name}", f"witness/{name}")
+        for source in ("plc", "witness"):
+            found = run.source(source)
+            assert (found.connects_total, found.errors_total, found.duplicates_total, found.tags_bad) == (1, 0, 0, 0)
+        assert (run.source("plc").tags, run.source("witness").tags) == (4, 2)
+
+
+def assert_same_values(store: FakeStore, one: str, other: str) -> None:
+    """Two readers of one variable have the same history where both were there."""
+    first, second = ([(s.source_time_ns, s.value, s.quality) for s in store.of(tag)] for tag in (one, other))
+    start, end = max(first[0], second[0]), min(first[-1], second[-1])
+    assert [s for s in first if start <= s <= end] == [s for s in second if start <= s <= end]
+    assert len(first) == len(set(first))
+
+
+@pytest.mark.system
+@in_loop
+async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_path: Path) -> None:
+    """A value added in the unit that is read, and a whole unit added and taken away again: the grid of the others stands."""
+    lines = modbus_tags_csv().splitlines(keepends=True)
+    without = [line for line in lines if "unit2." not in line and ".frequency" not in line]
+    source = modbus(meter.port, tmp_path, "".join(without))
+    async with ingesting(source, times=SWIFT) as run:
+        await run.wait_good("plant/unit1.energy", 5)
+        put(source.tags_file, "".join(lines))
+        await run.wait_good("plant/unit1.frequency", 3)
+        await run.wait_good("plant/unit2.torque_1", 3)
+        put(source.tags_file, "".join(without))
+        await run.wait_bad("plant/unit2.torque_1", BAD_OUT_OF_SERVICE)
+        await run.wait_bad("plant/unit1.frequency", BAD_OUT_OF_SERVICE)
+        await run.wait_good("plant/unit1.energy", len(run.store.good("plant/unit1.energy")) + 5)
+        put(source.tags_file, "".join(lines))
+        before = len(run.store.good("plant/unit2.torque_1"))
+        await run.wait_good("plant/unit2.torque_1", before + 3)
+        found = run.source("meter")
+        assert (found.connects_total, found.errors_total, found.tags_bad, found.dropped_total) == (1, 0, 0, 0)
+    samples = run.store.of("plant/unit1.energy")
+    assert [s for s in samples if s.quality] == []
+    assert len({s.tag for s in run.store.of("plant/unit2.torque_1")}) == 1, "the same definition, the same number"
+    # Every slot of the grid gave a value, but for those that a busy machine made it miss, which are counted.
+    slots = (samples[-1].source_time_ns - samples[0].source_time_ns) / 1e8
+    assert abs(len(samples) - 1 + run.source("meter").polls_missed_total - slots) <= 2
+
+
+@pytest.mark.system
+def test_a_broken_file_is_told_once_and_the_map_before_stays(
+    plc: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broken: values go on, every problem is in one log event and the first in the figures. Broken otherwise: told again.
+    Mended: gone, and what the mended file adds is read."""
+
+    @in_loop
+    async def story() -> None:
+        source = opcua(plc.port, tmp_path, rows("count_01"))
+        async with ingesting(source, times=SWIFT) as run:
+            await run.wait_good("plant/count_01", 3)
+            put(source.tags_file, rows("count_01") + "plant/x,ns=4;s=x\nplant/count_01,i=1\n")
+            await wait_problem(run, "plc", "plc.csv row 3 column address: 'ns=4;s=x' names a namespace by number")
+            assert run.source("plc").tags_problem.endswith("(and 1 more)")
+            await run.wait_good("plant/count_01", len(run.store.good("plant/count_01")) + 3)
+            put(source.tags_file, "tag,adress\n")
+            await wait_problem(run, "plc", "did you mean address?")
+            put(source.tags_file, rows("count_01", "count_02"))
+            await wait_problem(run, "plc", "")
+            await run.wait_good("plant/count_02", 3)
+            assert run.source("plc").connects_total == 1
+            assert run.source("plc").errors_total == 0
+
+    with caplog.at_level(logging.INFO, "agent.ingest"):
+        story()
+    told = [record for record in caplog.records if str(getattr(record, "action", "")).startswith("tag_file")]
+    actions = [record.action for record in told]  # type: ignore[attr-defined]
+    assert actions == ["tag_file_refused", "tag_file_refused", "tag_file_changed", "tag_file_mended"]
+    first, second = told[0].problems  # type: ignore[attr-defined]
+    assert first.startswith("plc.csv row 3 column address")
+    assert second == "plc.csv row 4 column tag: 'plant/count_01' is also in row 2; each tag stands once"
+    counts = {name: getattr(told[2], name) for name in ("source", "added", "removed", "changed", "kept")}
+    assert counts == {"source": "plc", "added": 1, "removed": 0, "changed": 0, "kept": 1}
+
+
+@pytest.mark.system
+@in_loop
+async def test_a_tag_moves_from_one_file_to_another(plc: Program, tmp_path: Path) -> None:
+    """Written into the second file first, it is refused there with row and owner; taken out of the first, it is taken over
+    without another edit of the second."""
+    one = opcua(plc.port, tmp_path, rows("count_01", "count_02"))
+    two = opcua(plc.port, tmp_path, rows("count_03"), name="two")
+    async with ingesting(one, two, times=SWIFT) as run:
+        await run.wait_good("plant/count_02", 2)
+        put(two.tags_file, rows("count_03", "count_02"))
+        await wait_problem(run, "two", "two.csv row 3 column tag: 'plant/count_02' is also in plc.csv row 3")
+        put(one.tags_file, rows("count_01"))
+        await wait_problem(run, "two", "")
+        await wait_until_async(
+            lambda: {d.source for d in run.store.definitions if d.subject == "tag:plant/count_02"} == {"plc", "two"},
+            "the tag under its new source",
+        )
+        number = len(run.store.definitions)
+        await wait_until_async(lambda: sum(s.tag == number for s in run.store.of("plant/count_02")) > 3, "its values")
+        assert [found.connects_total for found in run.ingest.statistics()] == [1, 1]
+
+
+@pytest.mark.system
+@in_loop
+async def test_a_file_edited_while_its_source_is_away(tmp_path: Path) -> None:
+    """Nobody answers: the new map waits, and is what is read when the server returns."""
+    with running("opcua_server") as first:
+        source = opcua(first.port, tmp_path, rows("count_01", "count_02"))
+        async with ingesting(source, times=SWIFT) as run:
+            await run.wait_good("plant/count_02", 2)
+            first.kill()
+            await run.wait_state("plc", State.WAITING)
+            put(source.tags_file, rows("count_01", "count_03"))
+            await run.wait_bad("plant/count_02", BAD_OUT_OF_SERVICE)
+            with running("opcua_server", port=first.port):
+                await run.wait_good("plant/count_03", 2)
+                await run.wait_good("plant/count_01", len(run.store.good("plant/count_01")) + 2)
+                assert run.store.of("plant/count_02")[-1].quality == BAD_OUT_OF_SERVICE
+
+
+@pytest.mark.system
+@in_loop
+async def test_a_file_edited_while_the_store_refuses(plc: Program, tmp_path: Path) -> None:
+    """The store takes nothing: the new tags wait for their numbers and nothing that was queued is lost or repeated."""
+    store = FakeStore()
+    sources = (
+        opcua(plc.port, tmp_path, rows("count_01", "count_02"), queue_size=500),
+        opcua(plc.port, tmp_path, HEADER + "witness/count_01,nsu=urn:bsfg:demo:plant;s=count_01\n", name="witness"),
+    )
+    async with ingesting(*sources, store=store, times=SWIFT) as run:
+        await run.wait_good("plant/count_01", 3)
+        await run.wait_good("witness/count_01", 3)
+        store.refusing = True
+        put(sources[0].tags_file, rows("count_01", "count_03"))
+        await wait_until_async(lambda: run.source("plc").store_refused_total > 6, "refusals")
+        await wait_until_async(lambda: run.source("plc").tags == 2, "the new map")
+        store.refusing = False
+        await run.wait_good("plant/count_03", 3)
+        await run.wait_bad("plant/count_02", BAD_OUT_OF_SERVICE)
+        for tag in ("plant/count_01", "witness/count_01"):
+            await run.wait_good(tag, len(store.good(tag)) + 5)
+        assert_same_values(store, "plant/count_01", "witness/count_01")
+        assert [found.dropped_total for found in run.ingest.statistics()] == [0, 0]
+        assert [found.connects_total for found in run.ingest.statistics()] == [1, 1]
+
+
+class Watching:
+    """A watch of one file, and what it said."""
+
+    def __init__(self, file: Path, times: WatchTimes = SWIFT) -> None:
+        self.taken: list[list[str]] = []
+        self.told: list[tuple[str, ...]] = []
+        self.source = OpcuaSourceSettings("plc", "opc.tcp://plc", file)
+        self.first = watch.parse_tag_file(self.source, file.read_bytes())
+        self._watch = TagWatch([self.source], {"plc": self.first}, self._take, self._tell, times)
+        self.looks = 0
+        self._group = asyncio.TaskGroup()
+
+    def _take(self, source: str, found: watch.TagMap) -> None:
+        assert source == "plc"
+        self.taken.append([tag.definition.subject.rpartition("/")[2] for tag in found.tags])
+
+    def _tell(self, source: str, problems: tuple[watch.Problem, ...]) -> None:
+        assert source == "plc"
+        self.told.append(tuple(problem.why for problem in problems))
+
+    async def __aenter__(self) -> Self:
+        read, looked = self._watch._read, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def counted() -> None:
+            read()
+            self.looks += 1
+            loop.call_soon_threadsafe(looked.set)
+
+        self._watch._read = counted  # type: ignore[method-assign]
+        await self._group.__aenter__()
+        self._task = self._group.create_task(self._watch.run(), name="watch")
+        await looked.wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    async def wait_taken(self, *names: str) -> None:
+        """Until the map taken over last has these tags."""
+        await wait_until_async(lambda: self.taken and self.taken[-1] == list(names), f"a map of {names}")
+
+
+@pytest.fixture(name="file")
+def tag_file(tmp_path: Path) -> Path:
+    """A good tag file."""
+    file = tmp_path / "plc.csv"
+    write(file, rows("a"))
+    return file
+
+
+@in_loop
+async def test_the_ways_of_saving(file: Path, tmp_path: Path) -> None:
+    """Written in place, in pieces, renamed into place, moved away and back, through a link: what is there in the end counts,
+    and nobody is told of what was between."""
+    async with Watching(file, WatchTimes(settle_s=0.3, missing_s=5.0)) as watch:
+        write(file, rows("a", "b"))
+        await watch.wait_taken("a", "b")
+        put(file, rows("b"))
+        await watch.wait_taken("b")
+        for piece in (HEADER, HEADER + "plant/c,", HEADER + "plant/c,i=1\n"):
+            write(file, piece)
+            await asyncio.sleep(0)
+        await watch.wait_taken("c")
+        aside = move(file, tmp_path / "plc.csv~")
+        put(file, rows("d"))
+        await watch.wait_taken("d")
+        remove(file)
+        link(file, aside)
+        await watch.wait_taken("c")
+    async with Watching(file) as watch:
+        write(aside, rows("e"))  # what the link leads to
+        await watch.wait_taken("e")
+    assert watch.told == []
+
+
+@in_loop
+async def test_a_file_that_vanishes(file: Path) -> None:
+    """Away for a moment: nothing is said. Away for longer: a problem, the map stays; back: gone, and nothing to take over."""
+    async with Watching(file) as watch:
+        text = rows("a")
+        remove(file)
+        await wait_until_async(lambda: watch.looks >= 2, "a look at nothing")
+        write(file, text)
+        await wait_until_async(lambda: watch.looks >= 3, "a look at the file")
+        assert watch.told == []
+        remove(file)
+        await wait_until_async(lambda: watch.told, "a problem")
+        write(file, text)
+        await wait_until_async(lambda: len(watch.told) == 2, "no problem")
+        assert watch.told == [("does not exist; it should hold the tags of source plc",), ()]
+        assert watch.taken == []
+
+
+@in_loop
+async def test_a_change_between_start_and_watch_is_seen(file: Path) -> None:
+    """The file was edited after the node read it and before anybody watched: the first look finds it."""
+    watch = Watching(file)
+    put(file, rows("a", "late"))
+    async with watch:
+        await watch.wait_taken("a", "late")
+
+
+@in_loop
+async def test_our_own_look_is_no_reason_to_look_again(file: Path, tmp_path: Path) -> None:
+    """Reading the file, and what happens to other files of the folder, gives no hint; else a look would cause the next."""
+    async with Watching(file) as watch:
+        write(file, rows("a", "b"))
+        await watch.wait_taken("a", "b")
+        seen = watch.looks
+        write(tmp_path / "other.csv", "x")
+        read(file)
+        write(file, rows("c"))
+        await watch.wait_taken("c")
+        assert watch.looks <= seen + 2  # one for the change, one if its events came in two parts
+
+
+@in_loop
+async def test_without_events_the_clock_does_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A system that gives no watches costs time, not changes; the log says so once."""
+
+    class Deaf(file_hints.BaseObserver):
+        def __init__(self) -> None:
+            raise OSError(24, "inotify instance limit reached")
+
+    monkeypatch.setattr(file_hints, "Observer", Deaf)
+    async with Watching(file, WatchTimes(0.01, 0.05, 0.05, reread_s=0.05)) as watch:
+        await wait_until_async(lambda: watch.looks >= 3, "looks by the clock")
+        write(file, rows("a", "b"))
+        await watch.wait_taken("a", "b")
+    assert [record.action for record in caplog.records if record.levelno >= logging.WARNING] == ["tag_watch_deaf"]  # type: ignore[attr-defined]
+
+
+@in_loop
+async def test_a_folder_that_is_replaced(file: Path, tmp_path: Path) -> None:
+    """A watch ends with its folder; the next period watches the new one."""
+    folder = tmp_path / "tags.d"
+    make(folder)
+    inside = move(file, folder / "plc.csv")
+    async with Watching(inside, WatchTimes(0.05, 0.5, 5.0, reread_s=0.3)) as watch:
+        move(folder, tmp_path / "old")
+        make(folder)
+        write(inside, rows("a", "b"))
+        await watch.wait_taken("a", "b")
+        assert watch.told == []

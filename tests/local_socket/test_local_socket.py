@@ -1,0 +1,286 @@
+"""The zone's own door: what comes through the socket is what the store did, and nothing wrong gets through."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store.log.errors import UnknownConsumer
+from agent.local_socket import local_socket
+from agent.message import Envelope, Fact
+from tests.waiting import wait_until_async
+
+FACT = Fact("batch:B-1", "step_completed", b'{"step":"mash"}')
+
+
+def request(message_id: str = "m1", fact: Fact = FACT, zone: str = "plant-a", **asked: Any) -> local_socket.AppendFact:
+    """A well-formed append."""
+    return local_socket.AppendFact(
+        "facts.operational", Envelope(message_id, zone, "idmz", 1_700_000_000_000), fact, **asked
+    )
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[FactStore]:
+    """A store with its door open."""
+    with FactStore.open(folder / "facts.db", "plant-a") as store:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(local_socket.serve(local_socket.Door(store), folder))
+            await wait_until_async((folder / local_socket.SOCKET).exists, "the socket")
+            try:
+                yield store
+            finally:
+                task.cancel()
+
+
+async def raw(folder: Path, payload: bytes) -> local_socket.Answer:
+    """Send these bytes as a client might, and read the answer."""
+    with local_socket._address(folder) as address:
+        reader, writer = await asyncio.open_unix_connection(address)
+    writer.write(payload)
+    (length,) = struct.unpack("<I", await reader.readexactly(4))
+    answer: local_socket.Answer = msgspec.json.decode(await reader.readexactly(length), type=local_socket.Answer)
+    writer.close()
+    return answer
+
+
+def framed(payload: bytes) -> bytes:
+    """With the length in front."""
+    return struct.pack("<I", len(payload)) + payload
+
+
+def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) -> None:
+    """Same id and content: the first offset again. Same id, other content: refused, and the log has not grown."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "applied")
+            assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "noop_already_applied")
+            other = request(fact=Fact("batch:B-1", "step_completed", b"{}"))
+            assert await local_socket.ask(tmp_path, other) == local_socket.Appended(1, "conflicting_duplicate")
+            assert store.end_offset("facts.operational") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
+    """AcquireLease gives rising epochs; an append with an older one is answered with the epoch in force; a precondition that
+    cannot be decided is refused by its field."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            acquire = local_socket.AcquireLease("facts.operational", "mes")
+            assert [await local_socket.ask(tmp_path, acquire) for _ in "ab"] == [
+                local_socket.LeaseAcquired(1),
+                local_socket.LeaseAcquired(2),
+            ]
+            fenced = await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=1))
+            assert fenced == local_socket.Appended(0, "rejected_fenced", lease_epoch=2)
+            assert await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=2)) == local_socket.Appended(
+                1, "applied"
+            )
+            for wrong, why in ((request(base_offset=1), "base_offset"), (request(producer="mes"), "lease_epoch")):
+                answer = await local_socket.ask(tmp_path, wrong)
+                assert isinstance(answer, local_socket.Refused)
+                assert why in answer.message
+            assert store.end_offset("facts.operational") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
+    """Registering twice is once; a confirmation moves the frontier, one beyond the log is refused and moves nothing."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            await local_socket.ask(tmp_path, request())
+            register = local_socket.RegisterConsumer("mes", "facts.operational")
+            assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 0)
+            assert await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("mes", 1)) == local_socket.Confirmed(1)
+            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("mes", 2))
+            assert isinstance(refused, local_socket.Refused)
+            assert "2" in refused.message
+            assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 1)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        (request(zone="idmz"), "from_zone"),
+        (request(message_id=""), "message_id"),
+        (request(fact=Fact("B-1", "step_completed", b"{}")), "subject"),
+        (request(fact=Fact("batch:B-1", "Step", b"{}")), "predicate"),
+        (request(fact=Fact("batch:B-1", "step", b'{"b":1,"a":2}')), "canonical"),
+        (local_socket.RegisterConsumer("M E S", "facts.operational"), "consumer_name"),
+        (local_socket.RegisterConsumer("mes", "facts/operational"), "stream"),
+        (local_socket.ConfirmReceipt("nobody", 1), "nobody"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_name(tmp_path: Path, wrong: local_socket.Request, why: str) -> None:
+    """A wrong request names its fault, stores nothing, and the next request is served."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            refused = await local_socket.ask(tmp_path, wrong)
+            assert isinstance(refused, local_socket.Refused)
+            assert why in refused.message + refused.hint
+            assert store.end_offset("facts.operational") == 0
+            assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [framed(b"{}"), framed(b"\xff"), framed(b'{"operation":"Drop"}'), framed(b"[" * 5000), struct.pack("<I", 2**31)],
+)
+def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
+    """Garbage, unknown operations, deep nesting and a huge length get an answer, and the door stays open."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            assert isinstance(await raw(tmp_path, payload), local_socket.Refused)
+            assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
+
+    asyncio.run(scenario())
+
+
+def test_without_a_node_the_caller_is_told_at_once(tmp_path: Path) -> None:
+    """No socket, or one left behind by a killed node, is the signal to open the store oneself."""
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(local_socket.ask(tmp_path, request()))
+
+
+def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
+    """The kernel allows a socket's path 108 bytes; a state folder may be deeper."""
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+
+    async def scenario() -> None:
+        async with serving(deep):
+            assert isinstance(await local_socket.ask(deep, request()), local_socket.Appended)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) -> None:
+    """What follows its length cannot be told from another request, so it is not read as one."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            with local_socket._address(tmp_path) as address:
+                reader, writer = await asyncio.open_unix_connection(address)
+            writer.write(struct.pack("<I", 2**31) + bytes(1000))
+            told = await reader.read()
+            (length,) = struct.unpack_from("<I", told)
+            assert len(told) == 4 + length
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The door closes with clients inside; they see the end, and the log stays quiet."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            with local_socket._address(tmp_path) as address:
+                reader, writer = await asyncio.open_unix_connection(address)
+        assert await reader.read() == b""
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 5))
+    assert not caplog.records
+
+
+def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None:
+    """Its facts would be released although that zone does not have them."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as store:
+            await local_socket.ask(tmp_path, request())
+            await asyncio.wrap_future(store.register_consumer("idmz.ops", "idmz", "facts.operational", "oldest"))
+            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("idmz.ops", 1))
+            assert isinstance(refused, local_socket.Refused)
+            assert "'idmz'" in refused.message
+            assert [consumer.frontier for consumer in store.consumers()] == [0]
+
+    asyncio.run(scenario())
+
+
+def test_a_state_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    """Not a traceback: what is wrong, and what to do."""
+    (tmp_path / "state").write_text("")
+    with pytest.raises(local_socket.StateFolderUnusable, match="Not a directory"):
+        asyncio.run(local_socket.ask(tmp_path / "state", request()))
+
+
+def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
+    """As many as there are places, and none says a word, or only half of one: each is shown out, and the next is answered."""
+
+    async def scenario() -> None:
+        with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(local_socket.serve(local_socket.Door(store), tmp_path, idle_s=0.2))
+                await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
+                writers = []
+                for n in range(local_socket.CONNECTIONS_MAX):
+                    with local_socket._address(tmp_path) as address:
+                        reader, writer = await asyncio.open_unix_connection(address)
+                    writer.write(struct.pack("<I", 100)[: n % 5])
+                    writers.append((reader, writer))
+                assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
+                for reader, writer in writers:
+                    assert await reader.read() == b""
+                    writer.close()
+                task.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
+    """What happened and what to do are two fields: whoever prints both prints nothing twice."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("nobody", 1))
+            assert refused == local_socket.Refused("no consumer 'nobody'", UnknownConsumer.hint)
+
+    asyncio.run(scenario())
+
+
+def test_acks_through_the_door(tmp_path: Path) -> None:
+    """The override reaches the store; `queued` comes back with its warning, and what a write class forbids is refused by name."""
+
+    async def scenario() -> None:
+        streams = [
+            StreamSettings("facts.operational", write_class="local", acks_timeout_ms=1),
+            StreamSettings("b", acks_timeout_ms=1),
+        ]
+        with FactStore.open(tmp_path / "facts.db", "plant-a", streams=streams) as store:
+            door = local_socket.Door(store)
+            refused = await door.answer(changed(request(), acks="all"))
+            assert isinstance(refused, local_socket.Refused)
+            assert "write class is local" in refused.message
+            queued = await door.answer(changed(request(), stream="b", acks="all"))
+            assert isinstance(queued, local_socket.Appended)
+            assert (queued.outcome, queued.offset) == ("queued", 1)
+            assert "none is registered" in queued.warning
+            assert await door.answer(changed(request("m2"), stream="b", acks="none")) == local_socket.Appended(
+                0, "queued"
+            )
+
+    asyncio.run(scenario())
+
+
+def changed(one: local_socket.AppendFact, **changes: object) -> local_socket.AppendFact:
+    """The same request with some fields changed."""
+    return msgspec.structs.replace(one, **changes)

@@ -1,0 +1,53 @@
+"""The node as a whole where no peer and no source is needed: it starts, says why it ends, and stops."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.config import HealthSettings, IdentitySettings, NodeSettings
+from agent.local_socket import local_socket
+from agent.node.node import Node, _first_mistake
+from tests.waiting import wait_until_async
+
+
+async def run(folder: Path, stop: asyncio.Event) -> None:
+    """A node without peers and sources."""
+    settings = NodeSettings(IdentitySettings("plant-a", folder), health=HealthSettings(listen_port=0))
+    mistake = _first_mistake(asyncio.get_running_loop())
+    with local_socket.open_store(settings) as store:
+        await Node(settings, store, {}).run(stop, mistake)
+
+
+def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
+    """asyncio logs what a callback raises and goes on; a part that stands still for it must not look alive."""
+
+    async def scenario() -> None:
+        def mistaken() -> None:
+            raise AssertionError("ours")
+
+        running = asyncio.create_task(run(tmp_path, asyncio.Event()))
+        await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
+        asyncio.get_running_loop().call_soon(mistaken)
+        with pytest.raises(ExceptionGroup) as caught:
+            await running
+        assert caught.group_contains(AssertionError, match="ours")
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    """At the socket and at the health page alike: SIGTERM ends the node whoever is connected."""
+
+    async def scenario() -> None:
+        stop = asyncio.Event()
+        running = asyncio.create_task(run(tmp_path, stop))
+        await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
+        with local_socket._address(tmp_path) as address:
+            reader, writer = await asyncio.open_unix_connection(address)
+        stop.set()
+        await running
+        assert await reader.read() == b""
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -1,0 +1,390 @@
+"""SQL on a store: the same facts as a plain filter finds, few batches opened, nothing but reading, beside a running writer."""
+
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.fact_store import FactStore, StoreReader
+from agent.message import Json, Sample, time_text
+from agent.query.errors import ExtraMissing
+from agent.query.facts import COLUMNS, exact_value, sql_value
+from agent.query.sql.session import SqlSession
+from agent.query.times import compare, time_ns
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, bits, everything, naive
+from tests.query.test_scan import damage
+
+NOW_NS = BASE_NS + 7200 * SECOND_NS
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with everything in it, three times."""
+    return everything(tmp_path_factory.mktemp("sql"), rounds=3)
+
+
+@pytest.fixture(scope="module")
+def facts(file: Path) -> list[dict[str, Any]]:
+    """Its facts, by the plainest code."""
+    return naive(file)
+
+
+@pytest.fixture
+def session(file: Path) -> Iterator[SqlSession]:
+    """A session on it."""
+    with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
+        yield session
+
+
+def ask(session: SqlSession, statement: str) -> list[tuple[Any, ...]]:
+    """All rows of a statement."""
+    return list(session.ask(statement).rows)
+
+
+def test_facts_are_what_the_batches_hold(session: SqlSession, facts: list[dict[str, Any]]) -> None:
+    """Every column of every fact, hidden ones too, equals what the plainest code reads from the batches."""
+    answer = session.ask(f"select {', '.join(COLUMNS)} from facts")
+    assert tuple(answer.columns) == COLUMNS
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in answer.rows]
+    assert len(rows) == len(facts)
+    for row, fact in zip(rows, facts, strict=True):
+        exact = exact_value(row["value_type"], row["value"], row["value_text"])
+        assert bits(exact) == fact["exact"]
+        assert {name: row[name] for name in fact if name in row} == {name: fact[name] for name in fact if name in row}
+
+
+def test_a_star_shows_what_is_mostly_wanted(session: SqlSession) -> None:
+    """`select *` leaves out the hidden columns."""
+    shown = session.ask("select * from facts limit 1").columns
+    assert set(COLUMNS) - set(shown) == {
+        "epoch", "value_text", "message_id", "to_zone", "correlation_id", "causation_id", "labels_json",
+    }  # fmt: skip
+
+
+def test_messages_have_their_envelope(session: SqlSession) -> None:
+    """What an application said in an envelope can be asked for by name, and its object by json functions."""
+    (row,) = ask(
+        session,
+        "select to_zone, correlation_id, causation_id, labels_json, object_json ->> 'n', value_type from facts "
+        "where message_id = 'm1'",
+    )
+    assert row == ("*", "c", "d", '{"a": "1", "b": "2"}', 1, None)
+
+
+TIMES = ("2026-09-21T14:13:20Z", "2026-09-21 14:14", "2026-09-21T16:16:00+02:00", "2026")
+CONDITIONS = {
+    "stream": [f"'{TELEMETRY}'", f"'{OPERATIONAL}'", "'no.such'", "5", "null"],
+    "zone": ["'plant'", "'north'", "'North'"],
+    "kind": ["'sample'", "'message'", "'x'"],
+    "subject": [*(f"'{tag.subject}'" for tag in TAGS), "'order:line1/4'", "'TAG:LINE1/FLOW'", "x'00'"],
+    "predicate": ["'value_sampled'", "'order_released'"],
+    "tag": ["1", "2", "3.0", "2.5", "'2'", "null", "99"],
+    "offset": ["1", "10", "11.5", "'40'", "-3", "1e300", "-9e999", "null", "92"],
+    "source_time_ns": [str(BASE_NS), str(BASE_NS + 5 * SECOND_NS), "1.79e18", "'x'"],
+    "source_time": [*(f"'{text}'" for text in TIMES), "datetime(1790000030, 'unixepoch')", "'x'", "5", "null"],
+    "quality": ["0", "2158755840"],
+    "value": ["1", "1.5", "'text'", "x'00ff'"],
+}
+
+
+@st.composite
+def wheres(draw: st.DrawFn) -> str:
+    """A condition on some columns, as a person might write it, with values of every type."""
+    parts = []
+    for _ in range(draw(st.integers(1, 4))):
+        column = draw(st.sampled_from(list(CONDITIONS)))
+        one, other = (draw(st.sampled_from(CONDITIONS[column])) for _ in range(2))
+        form = draw(
+            st.sampled_from([
+                "{c} = {a}", "{c} > {a}", "{c} >= {a}", "{c} < {a}", "{c} <= {a}", "{c} in ({a}, {b})", "{c} <> {a}",
+                "{c} between {a} and {b}", "not {c} = {a}", "{c} is null", "{c} is {a}", "{c} glob 'tag:line[12]*'",
+                "{c} like 'TAG:line1%'", "{c} = {a} collate nocase", "({c} = {a} or {c} > {b})", "+{c} = {a}",
+            ])
+        )  # fmt: skip
+        parts.append(form.format(c=column, a=one, b=other))
+    return draw(st.sampled_from([" and ", " or "])).join(parts)
+
+
+@settings(deadline=None)
+@given(wheres(), st.sampled_from(["", " order by offset desc", " order by stream, offset", " order by stream desc, offset desc",
+                                  " order by source_time, stream, offset", " order by stream, offset limit 7"]))  # fmt: skip
+def test_a_where_is_a_filter(file: Path, where: str, order: str) -> None:
+    """Whatever is asked, the pruned table answers as an ordinary SQLite table with the same rows and collation does."""
+    columns = "stream, offset, zone, kind, subject, predicate, tag, value, quality, source_time, source_time_ns"
+    with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
+        statement = f"select {columns} from facts where {where}{order}"
+        found = ask(session, statement)
+        expected = _plain_table(session, file).execute(statement).fetchall()
+    if "limit" not in order and "order by offset" not in order and order:
+        assert found == expected, statement
+    elif "limit" not in order:
+        assert sorted(map(repr, found)) == sorted(map(repr, expected)), statement
+    else:
+        assert found == expected, statement
+
+
+def _plain_table(session: SqlSession, file: Path) -> Any:
+    """The same facts in an ordinary table of the same SQLite, in memory."""
+    if str(file) not in _PLAIN:
+        connection = session._apsw.Connection(":memory:")
+        connection.create_collation("moment", compare)
+        connection.execute(
+            "create table facts (stream text, offset integer, zone text, kind text, subject text, predicate text, tag integer, "
+            "value, quality integer, source_time text collate moment, source_time_ns integer)"
+        )
+        rows = [
+            (
+                fact["stream"], fact["offset"], fact["zone"], fact["kind"], fact["subject"], fact["predicate"], fact["tag"],
+                sql_value(_value(fact["exact"])), fact["quality"], fact["source_time"], fact["source_time_ns"],
+            )
+            for fact in naive(file)
+        ]  # fmt: skip
+        connection.executemany("insert into facts values (?,?,?,?,?,?,?,?,?,?,?)", rows)
+        _PLAIN[str(file)] = connection
+    return _PLAIN[str(file)]
+
+
+_PLAIN: dict[str, Any] = {}
+
+
+def _value(exact: tuple[str, Any]) -> Any:
+    kind, found = exact
+    return struct.unpack("<d", found)[0] if kind == "float" else Json(found) if kind == "Json" else found
+
+
+@pytest.mark.parametrize(
+    "where, opened",
+    [
+        ("1", 21),
+        (f"stream = '{TELEMETRY}'", 12),
+        (f"stream in ('{OPERATIONAL}', 'other')", 9),
+        ("zone = 'north'", 2),
+        ("kind = 'message'", 9),
+        (f"stream = '{TELEMETRY}' and offset between 12 and 13", 1),
+        (f"stream = '{TELEMETRY}' and offset in (12, 13)", 1),
+        ("source_time >= '2026-09-21T14:18' and kind = 'sample'", 1),
+        ("source_time_ns < ns('2026-09-21T14:13:25Z') and zone = 'plant' and kind = 'sample'", 1),
+        ("tag = 4", 1),
+        ("subject = 'tag:line2/silent' and kind = 'sample'", 1),
+        ("subject = 'tag:nobody/has' and kind = 'sample'", 0),
+        ("subject glob 'tag:nobody/*' and kind = 'sample'", 0),
+        ("subject like 'tag:Line2/sil%' and kind = 'sample'", 1),
+        ("value = 7.25", 21),
+        ("subject = 'tag:LINE2/silent' collate nocase and kind = 'sample'", 12),
+    ],
+)
+def test_what_cannot_matter_stays_closed(session: SqlSession, where: str, opened: int) -> None:
+    """A condition on stream, zone, kind, offset, time or tag opens the batches that may hold a match, and no other."""
+    ask(session, f"select offset from facts where {where}")
+    assert session.scanner.effort.batches_opened == opened
+
+
+def test_another_collation_finds_what_it_should(session: SqlSession) -> None:
+    """A condition that compares in another way than the column does rules nothing out."""
+    assert ask(session, "select count(*) from facts where subject = 'TAG:LINE1/FLOW' collate nocase") == ask(
+        session, "select count(*) from facts where subject = 'tag:line1/flow'"
+    )
+
+
+def test_the_last_facts_cost_one_batch(session: SqlSession) -> None:
+    """ORDER BY offset DESC LIMIT reads backwards and stops."""
+    rows = ask(session, f"select offset from facts where stream = '{TELEMETRY}' order by offset desc limit 2")
+    assert rows == [(99,), (98,)]
+    assert session.scanner.effort.batches_opened == 1
+
+
+def test_other_tables(tmp_path: Path) -> None:
+    """Definitions, streams, consumers and incidents are there, and join with facts."""
+    file = everything(tmp_path)
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        done(store.register_consumer("mes", "plant", TELEMETRY))
+        done(store.confirm("mes", 5))
+        south = Elsewhere("south")
+        south.put(store, [south.seal(1)])
+        south.seal(2)
+        south.put(store, [south.seal(3)])
+    with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
+        streams = {one.name: one for one in reader.streams()}
+        telemetry = streams[TELEMETRY]
+        assert ask(session, f"select * from streams where name = '{TELEMETRY}'") == [
+            (TELEMETRY, 1, telemetry.end_offset, telemetry.end_offset, telemetry.bytes)
+        ]
+        assert ask(session, "select name, stream, state, frontier, behind_facts from consumers") == [
+            ("mes", TELEMETRY, "offline", 5, telemetry.end_offset - 5)
+        ]
+        assert ask(session, "select count(*) from incidents where last_time >= '2020-01-01'") == [(1,)]
+        assert ask(session, "select tag, subject, unit from definitions where zone = 'plant' and tag in (1, 4)") == [
+            (1, "tag:line1/flow", "l/min"),
+            (4, "tag:line1/flow", "m3/h"),
+        ]
+        assert ask(
+            session, "select value, unit, mode from latest where zone = 'plant' and subject = 'tag:line1/flow'"
+        ) == [(7.25, "m3/h", "degraded")]
+        assert ask(session, "select value_type, source_time, offset from latest where subject like '%silent'") == [
+            (None, None, None)
+        ]
+        joined = ask(
+            session,
+            "select distinct d.source from facts f join definitions d using (zone, epoch, tag) where f.value = 7.25",
+        )
+        assert joined == [("plc1",)]
+
+
+@pytest.mark.parametrize(
+    "statement, why",
+    [
+        ("selec 1", "syntax error"),
+        ("select colour from facts", "no such column: colour"),
+        ("select * from batch", "no such table: batch"),
+        ("select 1; select 2", "one statement"),
+        ("attach 'x.db' as x", "more than read"),
+        ("create table x (y)", "more than read"),
+        ("insert into facts (stream) values ('x')", "more than read"),
+        ("delete from facts", "may not be modified"),
+        ("vacuum into 'x.db'", "more than read"),
+        ("pragma journal_mode = delete", "more than read"),
+        ("select load_extension('x')", "not authorized"),
+        ("select ns('soon')", "no time"),
+    ],
+)
+def test_nothing_but_reading(session: SqlSession, statement: str, why: str) -> None:
+    """What is no SELECT, or no SQL, is refused with SQLite's words and what to do, and makes no file."""
+    with pytest.raises(Exception, match=why):
+        ask(session, statement)
+    assert not Path("x.db").exists()
+
+
+def test_the_extra_is_named_where_it_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without apsw the error says what to install."""
+    monkeypatch.setitem(sys.modules, "apsw", None)
+    with closing(StoreReader(file)) as reader, pytest.raises(ExtraMissing) as caught:
+        SqlSession(reader, NOW_NS)
+    assert "bsfg-agent[sql]" in caught.value.hint
+
+
+def test_apsw_never_opens_the_store(file: Path) -> None:
+    """While a question runs, the store's file is open only by descriptors that the standard library's SQLite opened."""
+    program = (
+        "import sys, os, apsw\nfrom pathlib import Path\nfrom agent.fact_store import StoreReader\n"
+        "from agent.query.sql.session import SqlSession\n"
+        "reader = StoreReader(Path(sys.argv[1]))\n"
+        "def held(): return sum(os.path.realpath(f'/proc/self/fd/{n}') == sys.argv[1] for n in os.listdir('/proc/self/fd'))\n"
+        "before = held()\nsession = SqlSession(reader, 0)\n"
+        "rows = session.ask('select * from facts').rows\nnext(rows)\n"
+        "print(before, held(), len(apsw.connections()), [one.filename for one in apsw.connections()])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1", "1", "['']"]
+
+
+def test_a_question_beside_a_writer(tmp_path: Path) -> None:
+    """While a writer of another process appends, every answer is a dense prefix of the log, and nothing disturbs the writer."""
+    file = everything(tmp_path)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    try:
+        assert writer.stdout.readline() == "READY\n"
+        last = 0
+        with closing(StoreReader(file)) as reader:
+            for _ in range(30):
+                with closing(SqlSession(reader, NOW_NS)) as session:
+                    statement = f"select count(*), min(offset), max(offset) from facts where stream = '{TELEMETRY}'"
+                    ((count, least, greatest),) = ask(session, statement)
+                    assert (count, least) == (greatest, 1)
+                    assert greatest >= last
+                    last = greatest
+        writer.stdin.close()
+        assert int(writer.stdout.readline()) >= last
+        assert writer.wait(20) == 0
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+
+
+_WRITER = """
+import sys, threading
+from pathlib import Path
+from agent.fact_store import FactStore, StoreSettings
+from agent.message import Sample
+with FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
+    print("READY", flush=True)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set())).start()
+    number = 0
+    while not ended.is_set():
+        number += 1
+        samples = [Sample(1, number * 1000 + k, float(k)) for k in range(100)]
+        store.append_samples("facts.telemetry", samples, awaited=True).result()
+    print(store.end_offset("facts.telemetry"), flush=True)
+"""
+
+
+def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
+    """In the middle of an answer no read mark is held: 20 MB of appends go by and the write-ahead log stays as small as ever."""
+    file = everything(tmp_path, rounds=5)
+    noise = random.Random(1)
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
+        session = SqlSession(reader, NOW_NS)
+        rows = session.ask("select offset from facts").rows
+        next(rows)
+        for _ in range(50):
+            large = [Sample(1, n, noise.randbytes(50_000)) for n in range(8)]
+            done(store.append_samples(TELEMETRY, large, awaited=True))
+        assert file.with_name("facts.db-wal").stat().st_size < 10_000_000
+        assert sum(1 for _ in rows) > 100
+        session.close()
+
+
+def test_damage_does_not_end_an_answer(tmp_path: Path) -> None:
+    """A batch that no longer reads is left out and named; the rest is answered."""
+    file = everything(tmp_path)
+    damage(file, 11)
+    with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
+        statement = f"select count(*) from facts where stream = '{TELEMETRY}' and zone = 'plant'"
+        assert ask(session, statement) == [(22,)]
+        assert [hole.first_offset for _, hole in session.scanner.effort.holes] == [11]
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(-(2**62), 2**62))
+def test_times_as_texts_are_ordered_as_times(one_ns: int, other_ns: int) -> None:
+    """Our own form reads back to the nanosecond, and texts compare as the times they name."""
+    one, other = time_text(one_ns), time_text(other_ns)
+    assert time_ns(one) == one_ns
+    assert compare(one, other) == (one_ns > other_ns) - (one_ns < other_ns)
+    assert compare(one.replace("T", " ").removesuffix("Z"), one) == 0
+    if "." in one and len(one) < 30:
+        assert compare(one.removesuffix("Z") + "0Z", one) == 0
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("2026-09-21", 1_789_948_800_000_000_000),
+        ("2026-09-21T14:13:20Z", BASE_NS),
+        ("2026-09-21 14:13:20", BASE_NS),
+        ("2026-09-21T14:13:20.000000001Z", BASE_NS + 1),
+        ("2026-09-21T16:13:20+02:00", BASE_NS),
+        ("2026-09-21T09:43:20-0430", BASE_NS),
+        ("2026-09-21T14:13", BASE_NS - 20 * SECOND_NS),
+        ("2026-02-30", None),
+        ("yesterday", None),
+        ("", None),
+        ("2026-09-21T25:00", None),
+    ],
+)
+def test_times_as_people_write_them(text: str, expected: int | None) -> None:
+    """ISO 8601 and SQLite's own form; what names no time is none."""
+    assert time_ns(text) == expected

@@ -1,0 +1,343 @@
+"""Reloading a real broker: only files that leave it a broker are handed to it, and a zone that is shut out is out at once."""
+
+import asyncio
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.cli import bsfg
+from agent.replication import pki
+from agent.replication.broker.config import BrokerPlan, PeerLink, render_acl
+from agent.replication.broker.config_lint import acl_findings, config_findings, parse_config, without_zones
+from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.folder import write_broker_folder
+from agent.replication.broker.reload import check_broker_files, deny_zones, find_brokers, reload_broker
+from agent.replication.protocol.errors import NotAuthorized
+from agent.replication.protocol.messages import ListStreams
+from tests.replication.nodes import STREAM, Node
+from tests.support.mosquitto import HOST, Mosquitto
+from tests.waiting import wait_until, wait_until_async
+
+NOW = datetime.now(UTC)
+# Clean start, keep-alive 60 s, no properties, a client identifier from the broker (MQTT 5, 3.1).
+CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
+LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
+
+
+def bad(findings: list[Finding]) -> list[str]:
+    """What was found wrong."""
+    return [finding.what for finding in findings if finding.outcome is Outcome.BAD]
+
+
+# --- texts -------------------------------------------------------------------------------------------------------------
+
+
+def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
+    """The other zones' blocks are untouched, to the byte; denying twice changes nothing; an unknown zone is denied too."""
+    acl = render_acl(LINKS)
+    denied = without_zones(acl, ["idmz", "stranger"])
+    assert without_zones(denied, ["idmz", "stranger"]) == denied
+    blocks = {block.split("\n")[0]: block for block in acl.strip().split("\n\n")[1:]}
+    after = {block.split("\n")[0]: block for block in denied.strip().split("\n\n")[1:]}
+    assert after["user idmz"] == "user idmz\ntopic deny #"
+    assert after["user stranger"] == "user stranger\ntopic deny #"
+    assert {name: after[name] for name in blocks if name != "user idmz"} == {
+        name: block for name, block in blocks.items() if name != "user idmz"
+    }
+    assert list(acl_findings(denied)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "# nobody\n", "user a\ntopic fly x\n", "user\n", "user a\ntopic read\n", "garbage", "user a b\n", "\0\1"],
+)
+def test_acl_that_mosquitto_would_not_take(text: str) -> None:
+    """An empty list and lines that are no rule are found."""
+    assert list(acl_findings(text))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["cafile", "certfile", "keyfile", "crlfile", "acl_file", "require_certificate", "use_identity_as_username"],
+)
+def test_configuration_without_a_protection(setting: str) -> None:
+    """Each setting on which identities rest is missed when it is gone."""
+    settings = {name: f"/x/{name}" for name in ("cafile", "certfile", "keyfile", "crlfile", "acl_file")}
+    settings |= {"require_certificate": "true", "use_identity_as_username": "true", "allow_anonymous": "false"}
+    assert list(config_findings(settings)) == []
+    del settings[setting]
+    assert [setting in finding.what for finding in config_findings(settings)] == [True]
+
+
+def test_last_setting_counts() -> None:
+    """As Mosquitto reads it; comments and blank lines do not count."""
+    assert parse_config("# a b\n\nuser x\n  user y \nflag\n") == {"user": "y", "flag": ""}
+
+
+# --- a real broker -----------------------------------------------------------------------------------------------------
+
+
+def reload(broker: Mosquitto) -> list[Finding]:
+    """As bsfg broker reload does."""
+    return list(reload_broker(broker.files.config_file, broker.pid, _pause))
+
+
+def _pause(seconds: float) -> None:
+    """The proof waits before it looks; a broker that is not busy has read its files long before."""
+    threading.Event().wait(seconds)
+
+
+@pytest.mark.system
+def test_renewed_broker_certificate(tmp_path: Path) -> None:
+    """A renewed certificate is shown after the reload, and sessions that stand go on."""
+    with Mosquitto.started(tmp_path) as broker:
+
+        async def run() -> None:
+            plant = Node.open(broker, "plant-a", tmp_path / "store")
+            plant.serve({"idmz": [STREAM]})
+            async with plant.running():
+                pki.renew(broker.pki_folder, "private", NOW, broker=True)
+                plan = BrokerPlan(LINKS, "", HOST, broker.port, pwd.getpwuid(os.geteuid()).pw_name)
+                write_broker_folder(broker.files.folder, broker.pki_folder, "private", plan)
+                findings = await asyncio.to_thread(reload, broker)
+                assert bad(findings) == []
+                assert findings[-1].what == "it shows the certificate that lies in its file"
+                assert plant.link.statistics().connects == 1
+                assert plant.link.connection is not None
+            plant.store.close()
+
+        asyncio.run(run())
+        assert find_brokers(broker.files.config_file) == [broker.pid]
+
+
+def test_brokers_are_told_apart_by_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two brokers, each started in its own folder with the same relative path: only the one whose file it is is found, by any way of
+    writing that path. (Told by the words alone, another site's broker was signalled and the right one kept a revoked zone.)"""
+    started = []
+    for site in ("north", "south"):
+        config = tmp_path / site / "broker/mosquitto.conf"
+        config.parent.mkdir(parents=True)
+        config.touch()
+        words = [
+            "mosquitto",
+            "-",
+            "broker/mosquitto.conf",
+        ]  # a program that waits for its input, under Mosquitto's name
+        started.append(subprocess.Popen(words, executable="/bin/cat", stdin=subprocess.PIPE, cwd=tmp_path / site))
+    try:
+        for each in started:  # a program that has just begun has no command line for a moment
+            wait_until(Path(f"/proc/{each.pid}/cmdline").read_bytes, "its command line")
+        assert find_brokers(tmp_path / "south/broker/mosquitto.conf") == [started[1].pid]
+        monkeypatch.chdir(tmp_path / "north")
+        assert find_brokers(Path("broker/mosquitto.conf")) == [started[0].pid]
+        assert find_brokers(Path("broker/../../south/broker/mosquitto.conf")) == [started[1].pid]
+        assert find_brokers(Path("mosquitto.conf")) == []
+    finally:
+        for each in started:
+            each.communicate(timeout=10)
+
+
+def _resign_crl(folder: Path, target: Path) -> None:
+    pki.reissue_crl(folder, NOW - timedelta(days=9), days=5)
+    shutil.copy(folder / "ca.crl", target)
+
+
+def _foreign_crl(folder: Path, target: Path) -> None:
+    pki.create_authority(folder.parent / "other", NOW)
+    shutil.copy(folder.parent / "other/ca.crl", target)
+
+
+SPOILS: list[tuple[str, Callable[[Path, Path], object], str]] = [
+    ("zones.crl", lambda _, file: file.unlink(), "No such file"),
+    ("zones.crl", lambda _, file: file.write_text("rubbish"), "not a revocation list"),
+    ("zones.crl", _resign_crl, "the list ended at"),
+    ("zones.crl", _foreign_crl, "which is not in"),
+    ("broker.pem", lambda _, file: file.write_text("rubbish"), "not a certificate"),
+    ("broker.pem", lambda _, file: file.unlink(), "No such file"),
+    ("broker.key", lambda folder, file: shutil.copy(folder / "zones/idmz.key", file), "does not fit"),
+    ("broker.key", lambda _, file: file.chmod(0o644), "open to others"),
+    ("zones-ca.pem", lambda _, file: file.write_text(""), "not a certificate"),
+    ("acl", lambda _, file: file.write_text(""), "names no user"),
+    ("acl", lambda _, file: file.write_text("user idmz\nrubbish"), "is no rule"),
+    ("mosquitto.conf", lambda _, file: file.write_text("listener 8883"), "revoked certificates come in"),
+]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
+    """One broker that must live through everything below."""
+    with Mosquitto.started(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name,spoil,says", SPOILS, ids=[f"{name}: {says}" for name, _, says in SPOILS])
+def test_nothing_is_sent_when_a_file_is_wrong(
+    broker: Mosquitto, tmp_path: Path, name: str, spoil: Callable[[Path, Path], object], says: str
+) -> None:
+    """Whatever would let revoked ones in or turn everybody away is found first; the broker is not told to read it."""
+    kept = shutil.copytree(broker.files.folder, tmp_path / "kept")
+    reloads = broker.log_text().count("Reloading config.")
+    site = shutil.copytree(broker.pki_folder, tmp_path / "pki")
+    try:
+        spoil(site, broker.files.folder / name)
+        found = bad(reload(broker))
+    finally:
+        for file in kept.iterdir():
+            shutil.copy2(file, broker.files.folder / file.name)
+    assert any(says in each for each in found), found
+    assert found[-1] == "nothing was sent to the broker"
+    assert broker.log_text().count("Reloading config.") == reloads
+    assert bad(reload(broker)) == []
+
+
+@pytest.mark.system
+def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
+    """Mosquitto reads as the user it runs as, not as the one who reloads; the file, or the folder before it, is named."""
+    user = "nobody"
+    with tempfile.TemporaryDirectory() as name:  # whose parents everybody may enter, unlike pytest's own
+        Path(name).chmod(0o755)
+        folder = shutil.copytree(broker.files.folder, Path(name) / "b")
+        folder.chmod(0o755)
+        config = folder / "mosquitto.conf"
+        text = config.read_text().replace(str(broker.files.folder), str(folder))
+        config.write_text("\n".join(f"user {user}" if line.startswith("user ") else line for line in text.splitlines()))
+        for file in folder.iterdir():
+            file.chmod(0o600 if file.suffix == ".key" else 0o644)
+        assert bad(list(check_broker_files(config))) == [f"{user} may not read {folder / 'broker.key'} (mode 0600)"]
+        folder.chmod(0o700)
+        (closed,) = bad(list(check_broker_files(config)))  # once, though five files lie in it
+        assert f"{user} may not enter {folder} " in closed
+
+
+@pytest.mark.system
+def test_ends_are_told_beforehand(broker: Mosquitto) -> None:
+    """A month before list or certificate end it is worth a note, with what to do."""
+    later = NOW + timedelta(days=pki.LEAF_DAYS - 10)
+    notes = [each for each in check_broker_files(broker.files.config_file, now=later) if each.outcome is Outcome.NOTE]
+    assert ["the broker's certificate ends in 9 days" in each.what or "10 days" in each.what for each in notes] == [
+        True
+    ]
+    assert "bsfg pki renew" in notes[0].hint
+
+
+# --- shut out ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system
+def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
+    """A connected zone that is denied and revoked gets no further answer and cannot come back; the others notice nothing.
+
+    plant-a -> idmz -> enterprise, all running.  enterprise is shut out: what it asks is refused by the broker, what was on its
+    way to it does not arrive, and once its connection ends it is told that it is on the list.  idmz goes on pulling from
+    plant-a over the connections both had.
+    """
+    with Mosquitto.started(tmp_path) as broker:
+
+        async def run() -> None:
+            plant, idmz, enterprise = (
+                Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz", "enterprise")
+            )
+            plant.serve({"idmz": [STREAM]})
+            idmz.serve({"enterprise": [STREAM]})
+            idmz.pull("plant-a")
+            enterprise.pull("idmz", relays=["plant-a"])
+            async with plant.running(), idmz.running(), enterprise.running():
+                await plant.append(1, 100)
+                await enterprise.wait_end(100)
+
+                pki.revoke(broker.pki_folder, "enterprise", NOW, reason="key-compromise")
+                shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)
+                deny_zones(broker.files.config_file, ["enterprise"])
+                assert bad(await asyncio.to_thread(reload, broker)) == []
+
+                with pytest.raises(NotAuthorized):
+                    await enterprise.asker("idmz").ask(ListStreams(), 5)
+                await plant.append(101, 100)
+                await idmz.wait_end(200)
+                assert enterprise.link.connection is not None
+                await enterprise.link.connection.close()
+                await wait_until_async(
+                    lambda: "revocation list" in (enterprise.link.statistics().down_reason or ""), "it is told why"
+                )
+                failures = enterprise.link.statistics().failures
+                await wait_until_async(lambda: enterprise.link.statistics().failures > failures, "it tries again")
+                assert enterprise.link.statistics().connects == 1
+                assert enterprise.store.end_offset(STREAM) == 100
+                await plant.append(201, 100)
+                await idmz.wait_end(300)
+                assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
+            for node in (plant, idmz, enterprise):
+                node.store.close()
+
+        asyncio.run(run())
+
+
+@pytest.mark.system
+def test_no_way_back_on_a_ticket_from_before(tmp_path: Path) -> None:
+    """TLS lets a client resume without showing its certificate; after the reload a revoked one cannot use that."""
+    with Mosquitto.started(tmp_path) as broker:
+        mine = broker.identity("idmz")
+        context = pki.client_context(mine.ca_file, mine.cert_file, mine.key_file)
+
+        def enter(ticket: ssl.SSLSession | None) -> tuple[bool, bool, ssl.SSLSession | None]:
+            """Whether we got in, whether by the ticket, and the next ticket."""
+            with (
+                socket.create_connection((HOST, broker.port), 20) as plain,
+                context.wrap_socket(plain, server_hostname=HOST, session=ticket) as channel,
+            ):
+                with contextlib.suppress(OSError):
+                    channel.sendall(CONNECT)
+                try:
+                    answer = channel.recv(4)
+                except ssl.SSLError:
+                    answer = b""
+                return answer[:1] == b"\x20", bool(channel.session_reused), channel.session
+
+        tickets = [enter(None)[2] for _ in range(2)]
+        assert enter(tickets[0])[:2] == (True, True)
+        pki.revoke(broker.pki_folder, "idmz", NOW)
+        shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)
+        assert bad(reload(broker)) == []
+        assert [enter(ticket)[0] for ticket in (tickets[1], None)] == [False, False]
+
+
+@pytest.mark.system
+def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
+    """reload, deny and check say what they found; exit status 1 when something is wrong, 2 for bad usage."""
+    kept = shutil.copytree(broker.files.folder, tmp_path / "kept")
+    config = str(broker.files.config_file)
+
+    def call(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(bsfg, ["broker", *words])
+        return result.exit_code, result.output
+
+    try:
+        assert call("reload", "--config", config)[0] == 0
+        code, said = call("deny", "plant-b", "--config", config)
+        assert (code, "plant-b may do nothing" in said) == (0, True)
+        assert "user plant-b\ntopic deny #" in broker.files.acl_file.read_text()
+        code, said = call("check", "--files", config, "--json")
+        assert (code, '"outcome": "good"' in said) == (0, True)
+        broker.files.crl_file.unlink()
+        assert call("check", "--files", config)[0] == 1
+        code, said = call("reload", "--config", config, "--pid", str(broker.pid))
+        assert (code, "nothing was sent" in said) == (1, True)
+        assert call("check")[0] == 2
+        assert call("deny", "Not A Zone", "--config", config)[0] == 2
+    finally:
+        for file in kept.iterdir():
+            shutil.copy2(file, broker.files.folder / file.name)
+        reload(broker)

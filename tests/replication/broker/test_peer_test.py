@@ -1,0 +1,212 @@
+"""bsfg peer test against a real broker and real nodes: what it says when all is well, and at each step that can fail."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.cli import bsfg
+from agent.replication import pki
+from agent.replication.broker import peer_test
+from agent.replication.broker.diagnostic import Outcome
+from agent.replication.broker.peer_diagnosis import Step
+from agent.replication.broker.peer_test import Peer, check_peer
+from agent.replication.broker.session import Access
+from tests.replication.nodes import STREAM, Node
+from tests.support.mosquitto import HOST, Mosquitto, free_port
+
+pytestmark = pytest.mark.system
+
+NOW = datetime.now(UTC)
+ALL_STEPS = ["configuration", "name", "tcp", "tls", "identity", "session", "rights", "answer", "protocol", "round trip"]
+ALL_STEPS += ["clock", "streams"]
+PLANT = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
+
+
+def access(broker: Mosquitto, zone: str = "idmz") -> Access:
+    """How the zone enters, for a check."""
+    mine = broker.identity(zone)
+    return Access(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
+
+
+def tried(wanted: Access, peer: Peer = PLANT) -> list[Step]:
+    """Every step told."""
+    return list(check_peer(wanted, peer))
+
+
+def last_bad(steps: list[Step]) -> tuple[str, str]:
+    """Name and words of the step that failed, which ends with what to do."""
+    bad = [step for step in steps if step.finding.outcome is Outcome.BAD]
+    assert len(bad) == 1, steps
+    assert bad[0].finding.hint
+    return bad[0].name, bad[0].finding.what
+
+
+def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
+    """Every step is good, in order, with figures; the nodes that run meanwhile keep their connections and go on."""
+
+    async def run() -> None:
+        plant, idmz = (Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz"))
+        plant.serve({"idmz": [STREAM]})
+        idmz.pull("plant-a")
+        async with plant.running(), idmz.running():
+            await plant.append(1, 100)
+            steps = await asyncio.to_thread(tried, access(broker))
+            assert [step.name for step in steps] == ALL_STEPS
+            assert {step.finding.outcome for step in steps} == {Outcome.GOOD}
+            figures = {name: value for step in steps for name, value in step.figures.items()}
+            assert figures["epoch"] == plant.store.epoch.hex()
+            assert figures["packet_bytes_max"] == 1_048_576
+            assert figures["exports"] == [STREAM]
+            assert float(str(figures["round_trip_ms_p50"])) > 0
+            assert abs(float(str(figures["clock_ahead_ms"]))) < 1000
+            await plant.append(101, 100)
+            await idmz.wait_end(200)
+            assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
+            assert [consumer.name for consumer in plant.store.consumers()] == [f"idmz.{STREAM}"]
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
+    """Nothing is asked of it; our right to answer is tried, and where to look for the rest is said."""
+    steps = tried(access(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
+    assert [step.finding.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
+    assert steps[-1].finding.hint == "try the other direction there: bsfg peer test idmz"
+
+
+def _ended(wanted: Access, folder: Path, _: Mosquitto) -> Access:
+    site = Path(shutil.copytree(wanted.ca_file.parent, folder / "site"))
+    issued = pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True)
+    return replace(wanted, cert_file=issued.cert_file, key_file=issued.key_file)
+
+
+def _no_name(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+    return replace(wanted, host="nowhere.invalid")
+
+
+def _nobody_there(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+    return replace(wanted, port=free_port())
+
+
+def _other_name(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+    return replace(wanted, host="127.1")  # the same place under a name that no certificate has
+
+
+def _stranger(wanted: Access, folder: Path, _: Mosquitto) -> Access:
+    pki.create_authority(folder / "other", NOW)
+    issued = pki.issue_zone(folder / "other", "idmz", NOW)
+    both = folder / "both.pem"
+    both.write_bytes(wanted.ca_file.read_bytes() + issued.ca_file.read_bytes())
+    return replace(wanted, ca_file=both, cert_file=issued.cert_file, key_file=issued.key_file)
+
+
+def _not_connected(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+    return wanted
+
+
+@pytest.mark.parametrize(
+    "change,step,says",
+    [
+        (_ended, "configuration", "the certificate ended at"),
+        (_no_name, "name", "its name is unknown"),
+        (_nobody_there, "tcp", "cannot be reached"),
+        (_other_name, "tls", "is not the broker we trust"),
+        (_stranger, "identity", "an authority that the broker does not know"),
+        (_not_connected, "rights", "no node of plant-a is connected"),
+    ],
+)
+def test_the_step_that_fails_is_the_last_and_is_named(
+    broker: Mosquitto, tmp_path: Path, change: Callable[[Access, Path, Mosquitto], Access], step: str, says: str
+) -> None:
+    """Everything before it is good; nothing after it is guessed."""
+    steps = tried(change(access(broker), tmp_path, broker))
+    name, what = last_bad(steps)
+    assert (name, says in what) == (step, True)
+    assert steps[-1].finding.outcome is Outcome.BAD
+    assert [each.name for each in steps[:-1]] == ALL_STEPS[: ALL_STEPS.index(step)]
+
+
+def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
+    """The access list forbids asking: that is configuration, told as such."""
+    with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as lacking:
+        name, what = last_bad(tried(access(lacking)))
+        assert (name, what) == ("rights", "may ask plant-a: no, not authorized")
+
+
+def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is connected and silent; a stream it does not export is another fault, and told after it answered."""
+    monkeypatch.setattr(peer_test, "WAIT_S", 0.3)
+
+    async def run(exports: dict[str, list[str]]) -> list[Step]:
+        plant = Node.open(broker, "plant-a", tmp_path / str(len(exports)))
+        plant.serve({"enterprise": [STREAM], **exports})
+        await plant.append(1, 1)
+        # Listening for idmz although it is no peer, as a node does whose configuration was changed under it.
+        plant.link._routes.setdefault("bsfg/1/plant-a/idmz/req", lambda _: None)
+        async with plant.running():
+            steps = await asyncio.to_thread(tried, access(broker))
+        plant.store.close()
+        return steps
+
+    name, what = last_bad(asyncio.run(run({})))
+    assert (name, "did not answer" in what) == ("answer", True)
+    steps = asyncio.run(run({"idmz": ["facts.other"]}))
+    name, what = last_bad(steps)
+    assert (name, what) == ("streams", f"plant-a does not export {STREAM} to us, which we pull")
+    assert [step.name for step in steps] == ALL_STEPS
+
+
+def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
+    """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for bad usage."""
+    mine = broker.identity("idmz")
+    config = tmp_path / "node.toml"
+    config.write_text(
+        f"""
+        [node]
+        zone = "idmz"
+        [health]
+        listen_port = {free_port()}
+        [[broker]]
+        name = "site"
+        host = "{HOST}"
+        port = {broker.port}
+        ca_file = "{mine.ca_file}"
+        cert_file = "{mine.cert_file}"
+        key_file = "{mine.key_file}"
+        [[peer]]
+        zone = "plant-a"
+        broker = "site"
+        pulls = ["{STREAM}"]
+        """
+    )
+
+    def call(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(bsfg, ["peer", *words, "--config", str(config)])
+        return result.exit_code, result.output
+
+    assert call("list")[1].startswith("plant-a")
+    assert json.loads(call("list", "--json")[1])["pulls"] == [STREAM]
+    code, said = call("test", "plant-a")
+    assert code == 1
+    assert "ok      tls           TLSv1.3, CN=broker private" in said
+    assert "failed  rights" in said
+    steps = [json.loads(line)["step"] for line in call("test", "plant-a", "--json")[1].splitlines()]
+    assert steps == ALL_STEPS[: ALL_STEPS.index("rights") + 1]
+    code, said = call("test", "elsewhere")
+    assert (code, "it names plant-a" in said) == (2, True)
+
+
+def test_the_page_names_every_step() -> None:
+    """docs/operate/peers.md shows each step that the command has, under its name and in its order."""
+    page = (Path(__file__).parents[3] / "docs/operate/peers.md").read_text("utf-8")
+    shown = [line[10:23].strip() for line in page.splitlines() if line.startswith("  ok      ")]
+    assert shown == ALL_STEPS

@@ -1,0 +1,135 @@
+"""The page is enough: two clients that share no code with this project fetch and confirm from a real server."""
+
+import asyncio
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.batch import open_messages, parse
+from tests.replication.nodes import STREAM, Node, sealed
+from tests.support.mosquitto import Mosquitto
+
+pytestmark = pytest.mark.system
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs/reference/protocol.md"
+LIMIT_S = 60
+
+
+async def serving(broker: Mosquitto, folder: Path, facts: int) -> Node:
+    """plant-a with facts of one tag, for idmz."""
+    plant = Node.open(broker, "plant-a", folder)
+    plant.serve({"idmz": [STREAM]})
+    await plant.append(1, facts)
+    return plant
+
+
+def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
+    """Written from the page alone and importing nothing of `agent`, it gets every batch byte for byte, in pages, confirms
+    them, and understands two refusals."""
+    mine = broker.identity("idmz")
+    words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
+    script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
+    command = [sys.executable, "-I", script, *words, "plant-a", "idmz", STREAM]
+
+    async def run() -> dict[str, object]:
+        plant = await serving(broker, tmp_path / "store", 5_000)
+        digests = [hashlib.sha256(each).hexdigest() for each in sealed(plant.store)]
+        async with plant.running():
+            done = await asyncio.to_thread(
+                subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            told = json.loads(done.stdout)
+            assert told["digests"] == digests
+            (consumer,) = plant.store.consumers()
+            assert (consumer.name, consumer.frontier) == (f"idmz.{STREAM}", 5_000)
+        plant.store.close()
+        return dict(told)
+
+    told = asyncio.run(run())
+    assert told["streams"] == [STREAM]
+    assert told["definitions"] == ["tag:line1/temperature"]
+    assert (told["end_offset"], told["advanced_to"], told["frontier"]) == (5_000, 5_000, 5_000)
+    assert (told["refused"], told["beyond"]) == ("unknown_consumer", ["confirm_beyond_log", False])
+    assert int(str(told["pages"])) > 3
+
+
+def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
+    """Written from the page alone, it appends, is told of its repetitions, fenced, and refused by name; what it appended is there,
+    in canonical form, and nothing else."""
+    mine = broker.identity("idmz")
+    words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
+    script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
+    command = [sys.executable, "-I", script, *words, "plant-a", "idmz", "facts.orders", "append"]
+
+    async def run() -> dict[str, list[object]]:
+        plant = Node.open(broker, "plant-a", tmp_path / "store")
+        plant.serve({}, {"idmz": ["facts.orders"]})
+        async with plant.running():
+            done = await asyncio.to_thread(
+                subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        messages = [one for each in sealed(plant.store, "facts.orders") for one in open_messages(parse(each))]
+        assert [one.fact.object_json for one in messages] == ['{"a":"ä","b":1}'.encode(), b"2.5"]
+        plant.store.close()
+        return dict(json.loads(done.stdout))
+
+    told = asyncio.run(run())
+    assert told["applied"] == [["applied", 1], ["applied", 2]]
+    assert told["again"] == [["noop_already_applied", 1], ["noop_already_applied", 2], ["conflicting_duplicate", 1]]
+    assert told["leases"] == [1, 2]
+    assert told["fenced"] == [{"outcome": "rejected_fenced", "offset": 0, "lease_epoch": 2}]
+    codes, messages = zip(*told["refused"], strict=True)  # type: ignore[misc]
+    assert codes == ("bad_request", "append_not_allowed", "bad_request")
+    assert "messages[1]: from_zone" in messages[0]
+
+
+def commands_of_the_page() -> list[list[str]]:
+    """The mosquitto_rr lines that the page shows, continued lines joined."""
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    return [shlex.split(command) for command in block.replace("\\\n", " ").splitlines() if command.strip()]
+
+
+def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
+    """The two commands that the page shows fetch a page and confirm it, with Debian's own client and a shell's means."""
+    if shutil.which("mosquitto_rr") is None:
+        pytest.skip("mosquitto-clients is not installed")
+    mine = broker.identity("idmz")
+    here = {
+        "broker.idmz.example": broker.host,
+        "8883": str(broker.port),
+        "ca.pem": str(mine.ca_file),
+        "idmz.pem": str(mine.cert_file),
+        "idmz.key": str(mine.key_file),
+    }
+    fetch, confirm = ([here.get(word, word) for word in command] for command in commands_of_the_page())
+
+    async def ask(command: list[str]) -> tuple[dict[str, object], bytes]:
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        (length,) = struct.unpack_from("<I", done.stdout)
+        return json.loads(done.stdout[4 : 4 + length]), done.stdout[4 + length :]
+
+    async def run() -> None:
+        plant = await serving(broker, tmp_path / "store", 1)
+        async with plant.running():
+            header, attachment = await ask(fetch)
+            assert (header["status"], header["end_offset"], header["batches"]) == ("ok", 1, [[1, 1, len(attachment)]])
+            assert attachment == sealed(plant.store)[0]
+            header, attachment = await ask(confirm)
+            assert (header["cursor_advanced_to"], attachment) == (1, b"")
+            (consumer,) = plant.store.consumers()
+            assert consumer.frontier == 1
+        plant.store.close()
+
+    asyncio.run(run())

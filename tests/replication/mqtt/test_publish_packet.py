@@ -1,0 +1,67 @@
+"""Our PUBLISH against paho's own, both ways, and garbage."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paho.mqtt.client import Client
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from agent.replication.mqtt.publish_packet import BadPacket, PackedProperties, parse_publish
+from agent.replication.mqtt.tls_client import TlsClient
+
+topics = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=150)
+correlations = st.binary(max_size=200)
+
+
+def packet(topic: str, properties: bytes, payload: bytes, identifier: bytes = b"") -> bytes:
+    """What follows the length of a PUBLISH."""
+    encoded = topic.encode()
+    return len(encoded).to_bytes(2) + encoded + identifier + properties + payload
+
+
+@given(correlations, st.integers(0, 2**32 - 1), st.none() | topics)
+def test_paho_reads_our_properties(correlation: bytes, expiry_s: int, answer_to: str | None) -> None:
+    """What we pack, paho unpacks."""
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.unpack(PackedProperties(correlation, expiry_s, answer_to).pack())
+    assert properties.CorrelationData == correlation
+    assert properties.MessageExpiryInterval == expiry_s
+    assert getattr(properties, "ResponseTopic", None) == answer_to
+
+
+@given(topics, correlations, topics, st.binary(max_size=300), st.integers(0, 1), st.integers(0, 1))
+def test_we_read_pahos_packets(
+    topic: str, correlation: bytes, answer_to: str, payload: bytes, retained: int, qos: int
+) -> None:
+    """What paho packs, with properties we do not use among them, we read."""
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.PayloadFormatIndicator = 1
+    properties.UserProperty = [("a", "b"), ("c", "")]
+    properties.ContentType = "application/json"
+    properties.CorrelationData = correlation
+    properties.ResponseTopic = answer_to
+    properties.MessageExpiryInterval = 77
+    properties.SubscriptionIdentifier = 300
+    sent = packet(topic, properties.pack(), payload, b"\x12\x34" if qos else b"")
+    incoming, got_qos, identifier = parse_publish(0x30 | qos << 1 | retained, sent)
+    assert incoming == (topic, payload, answer_to, correlation, 77, bool(retained))
+    assert (got_qos, identifier) == (qos, 0x1234 if qos else 0)
+
+
+@given(st.integers(0x30, 0x3F), st.binary(max_size=80))
+def test_any_bytes(command: int, data: bytes) -> None:
+    """Garbage either is a packet or raises the one error."""
+    try:
+        parse_publish(command, data)
+    except BadPacket:
+        return
+
+
+@pytest.mark.parametrize(
+    "name", ["_ssl_wrap_socket", "_sock_recv", "_handle_publish", "_packet_queue", "_send_puback", "_do_on_publish"]
+)
+def test_what_we_override_exists(name: str) -> None:
+    """The private methods of paho that this project replaces or uses are still there."""
+    assert callable(getattr(Client, name))
+    assert hasattr(TlsClient, name)

@@ -1,0 +1,103 @@
+"""A plant put back to an old copy of its store over the real broker: it finds out, and what it recorded since arrives, once."""
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.batch import open_samples, parse
+from agent.fact_store import FactStore
+from agent.fact_store.log.errors import StoreForked
+from agent.replication.protocol.pull_events import Settings
+from tests.replication.nodes import STREAM, Node, sealed
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+IMPATIENT = Settings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500, blocked_ms=500)
+
+
+def values(store: FactStore) -> list[float]:
+    """All that is in the stream."""
+    return [float(value) for one in sealed(store) for value in open_samples(parse(one)).values]  # type: ignore[arg-type]
+
+
+def plant_at(broker: Mosquitto, folder: Path) -> Node:
+    """The plant's node, which serves idmz."""
+    node = Node.open(broker, "plant-a", folder)
+    node.serve({"idmz": [STREAM]})
+    return node
+
+
+def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
+    """Put back from 200 facts to 100, and grown to 400 before its reader comes: the plant ends its store by itself, goes on under a new
+    epoch, and the reader, which was never restarted, has what was there before and what was recorded since, nothing twice."""
+
+    async def scenario() -> None:
+        plant = plant_at(broker, tmp_path)
+        await plant.append(0, 100)
+        plant.store.close()
+        image = shutil.copy(tmp_path / "plant-a.db", tmp_path / "image")
+        plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)
+        await plant.append(100, 100)
+        puller = idmz.pull("plant-a", receiver=IMPATIENT)
+        async with idmz.running():
+            async with plant.running():
+                await idmz.wait_end(200)
+            plant.store.close()
+            shutil.copy(image, tmp_path / "plant-a.db")
+            plant = plant_at(broker, tmp_path)
+            await plant.append(1_000, 300, 70)
+            old = plant.store.epoch
+            async with plant.running():
+                await wait_until_async(plant.store.ended.done, "the store to end")
+                assert isinstance(plant.store.failure, StoreForked)
+            plant.store.close()
+            plant = plant_at(broker, tmp_path)
+            assert plant.store.epoch != old
+            async with plant.running():
+                await idmz.wait_end(500)
+                await wait_until_async(lambda: puller.statistics().frontier == 400, "confirmation")
+        numbers = [*range(200), *range(1_000, 1_300)]
+        assert values(idmz.store) == [float(number) for number in numbers]
+        assert values(plant.store) == [float(number) for number in numbers[:100] + numbers[200:]]
+        assert idmz.store.incidents() == []
+        (incident,) = plant.store.incidents()
+        assert f"300 of {STREAM} from offset 101" in incident.detail
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_begins_at_the_end_accuses_nobody(broker: Mosquitto, tmp_path: Path) -> None:
+    """A reader whose place is the end of the log, of which it was handed nothing, and a plant that is started again in between and grows:
+    the epoch stays, no incident, and all that is new comes."""
+
+    async def scenario() -> None:
+        plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)
+        await plant.append(0, 100)
+        epoch = plant.store.epoch
+        puller = idmz.pull("plant-a", receiver=replace(IMPATIENT, start="end"))
+        async with idmz.running():
+            async with plant.running():
+                await wait_until_async(lambda: puller.statistics().offset == 100, "the end to be known")
+                answered_ms = puller.statistics().last_answer_ms
+                await wait_until_async(
+                    lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to who was told"
+                )
+            plant.store.close()
+            for first in (100, 150):
+                plant = plant_at(broker, tmp_path)
+                await plant.append(first, 50)
+                async with plant.running():
+                    await idmz.wait_end(first - 50)
+                assert (plant.store.epoch, plant.store.incidents()) == (epoch, [])
+                plant.store.close()
+        assert values(idmz.store) == [float(number) for number in range(100, 200)]
+        idmz.store.close()
+
+    asyncio.run(scenario())

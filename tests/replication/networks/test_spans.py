@@ -1,0 +1,363 @@
+"""The spans of a pull and of who serves it: how each ends, decided by events alone, and all of them once on the real broker.
+
+Seen to catch, with the product broken on purpose: a fetch that is never ended when it is given up, waiting counted as serving.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.message import Envelope
+from agent.replication.protocol.errors import PeerRefused
+from agent.replication.protocol.messages import (
+    AcquireLease,
+    AppendFact,
+    Confirm,
+    FetchFacts,
+    FetchRange,
+    GetDigests,
+    GetLatest,
+    NewFact,
+    NewMessage,
+    Request,
+)
+from agent.replication.protocol.pull_events import (
+    Appended,
+    AppendFailed,
+    ArrivedPage,
+    Event,
+    FetchFailed,
+    LinkDown,
+    LinkUp,
+    PageArrived,
+    Settings,
+    Tick,
+)
+from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
+from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
+from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.operations.fetch import Fetching
+from agent.replication.serving.operations.first_readings import FirstReadings
+from agent.replication.serving.sender import Caller
+from agent.telemetry import Side, Span, SpanStatistics, Telemetry
+from tests.replication.nodes import STORE_ERRORS, STREAM, Node
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+ONE, TWO = "1" * 32, "2" * 32
+PATIENCE = Settings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400)
+
+
+class Pull:
+    """A receiver, its spans, and a clock."""
+
+    def __init__(self, epoch: str | None = ONE) -> None:
+        self.core = Receiver(PATIENCE, epoch, 0)
+        self.telemetry = Telemetry()
+        self.spans = PullSpans(self.telemetry, "plant-a", STREAM, is_new=epoch is None)
+        self.now_ms = 0
+
+    def __call__(self, *events: Event, after_ms: int = 1) -> None:
+        for event in events:
+            self.now_ms += after_ms
+            effects = self.core.handle(event, self.now_ms, 0.5)
+            self.spans.after(event, self.core, end_offset=20)
+            for effect in effects:
+                self.spans.carried_out(effect)
+
+    def ends(self, span: Span) -> tuple[int, int, int, int]:
+        """Started, stopped, failed, discarded."""
+        return ends(self.telemetry, span)
+
+
+def ends(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: str = "") -> tuple[int, int, int, int]:
+    """Started, stopped, failed, discarded."""
+    one = of(telemetry, span, side, operation)
+    return one.started, one.stopped, one.failed, one.discarded
+
+
+def of(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: str = "") -> SpanStatistics:
+    """What was counted of one step."""
+    return next(one for one in telemetry.statistics() if one.step == (span, side, operation))
+
+
+def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0) -> ArrivedPage:
+    """A page of one run of offsets."""
+    return ArrivedPage(epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more)
+
+
+@pytest.mark.parametrize(
+    "events, fetches",
+    [
+        ([PageArrived(1, page(1, 10))], (1, 1, 0, 0)),
+        ([PageArrived(1, page(1, 10, more=True))], (2, 1, 0, 0)),
+        ([PageArrived(1, page(5, 10))], (1, 0, 0, 1)),
+        ([FetchFailed(1, "busy", "busy", is_retryable=True)], (1, 0, 1, 0)),
+        ([FetchFailed(1, "fenced", "fenced", is_retryable=False)], (1, 0, 1, 0)),
+        ([LinkDown("gone")], (1, 0, 1, 0)),
+        ([Tick()], (1, 0, 1, 0)),
+        ([Tick(), Tick(), PageArrived(1, page(1, 10))], (2, 0, 1, 1)),
+        ([PageArrived(1, page(1, 10, more=True)), AppendFailed("forged", is_retryable=False)], (2, 1, 0, 1)),
+    ],
+)
+def test_how_a_fetch_ends(events: list[Event], fetches: tuple[int, int, int, int]) -> None:
+    """By its page, by a refusal, by time, with the connection, overtaken by an earlier one's answer, or because what it would
+    continue was refused; one that nobody ended is open."""
+    pull = Pull()
+    pull(LinkUp())
+    pull(*events, after_ms=1_500)
+    assert pull.ends(Span.FETCH) == fetches
+
+
+def test_how_an_append_ends() -> None:
+    """A page that is durable, one that the store could not take now, and the same again later are three."""
+    pull = Pull()
+    pull(LinkUp(), PageArrived(1, page(1, 10)), AppendFailed("full", is_retryable=True))
+    assert pull.ends(Span.APPEND) == (1, 0, 1, 0)
+    pull(Tick(), after_ms=60_000)
+    pull(Appended())
+    assert pull.ends(Span.APPEND) == (2, 1, 1, 0)
+
+
+def test_how_a_first_reading_ends() -> None:
+    """When nothing is outstanding for the first time, and durable; a store that was replaced begins another; a peer that refuses
+    for good fails it. A pull that goes on where it was has none."""
+    pull = Pull(epoch=None)
+    pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20)))
+    assert pull.ends(Span.BOOTSTRAP) == (1, 0, 0, 0)
+    pull(Appended())
+    assert pull.ends(Span.BOOTSTRAP) == (1, 1, 0, 0)
+    fetch_id = pull.core.open_fetch_id
+    assert fetch_id is not None
+    pull(FetchFailed(fetch_id, "epoch_changed", "another", is_retryable=True, epoch=TWO))
+    assert pull.ends(Span.BOOTSTRAP) == (2, 1, 0, 0)
+    pull(FetchFailed(fetch_id + 1, "stream_not_exported", "no", is_retryable=False))
+    assert pull.ends(Span.BOOTSTRAP) == (2, 1, 1, 0)
+    assert Pull().ends(Span.BOOTSTRAP) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "events, confirms",
+    [
+        ([], (1, 0, 0, 0)),
+        ([PageArrived(2, page(0, 0, frontier=10))], (1, 1, 0, 0)),
+        ([PageArrived(2, page(11, 20, more=True)), PageArrived(3, page(0, 0, frontier=10))], (1, 1, 0, 0)),
+        ([FetchFailed(2, "busy", "busy", is_retryable=True)], (1, 0, 1, 0)),
+        ([FetchFailed(2, "fenced", "fenced", is_retryable=False)], (1, 0, 1, 0)),
+        ([LinkDown("gone")], (1, 0, 1, 0)),
+        ([Tick()], (1, 0, 1, 0)),
+        ([Tick(), Tick(), PageArrived(3, page(0, 0, frontier=10))], (2, 1, 1, 0)),
+        ([FetchFailed(2, "epoch_changed", "another", is_retryable=True, epoch=TWO)], (1, 0, 0, 1)),
+    ],
+)
+def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, int, int]) -> None:
+    """It is there when the peer says so, with this answer or a later one; without an answer nobody knows, and it is sent again; of a store
+    that was replaced it is of no use."""
+    pull = Pull()
+    pull(LinkUp(), PageArrived(1, page(1, 10)), Appended())
+    pull(*events, after_ms=1_600)
+    assert pull.ends(Span.CONFIRM) == confirms
+
+
+def test_confirmations_that_are_never_told_are_not_kept() -> None:
+    """A peer that takes each and whose frontier stays: a few are under way, the older are discarded."""
+    pull = Pull()
+    pull(LinkUp())
+    for number in range(20):
+        asked = pull.core.open_fetch_id
+        assert asked is not None
+        pull(PageArrived(asked, page(number + 1, number + 1, more=True)), Appended())
+    started, stopped, failed, discarded = pull.ends(Span.CONFIRM)
+    assert (stopped, failed) == (0, 0)
+    assert started - discarded == CONFIRMS_MAX
+
+
+def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
+    """One of each: a fetch, a page on its way to disk, what was confirmed, and a first reading."""
+    pull = Pull(epoch=None)
+    pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20, more=True)))
+    pull(Appended(), PageArrived(3, page(21, 30, more=True)))
+    pull.spans.stopped()
+    for span in (Span.FETCH, Span.APPEND, Span.CONFIRM, Span.BOOTSTRAP):
+        started, stopped, failed, discarded = pull.ends(span)
+        assert (failed, discarded) == (0, started - stopped), span
+        assert discarded > 0, span
+
+
+def test_how_a_first_reading_ends_for_who_serves_it() -> None:
+    """At the end of the log; by a refusal that somebody has to mend, not by one that passes; when the consumer registers itself again."""
+    telemetry = Telemetry()
+    readings = FirstReadings(telemetry)
+
+    def told() -> tuple[int, int, int, int]:
+        return ends(telemetry, Span.BOOTSTRAP, Side.SERVING)
+
+    readings.reached_the_end("idmz.a")
+    readings.began("idmz.a", "idmz", STREAM)
+    readings.refused("idmz.a", "busy")
+    assert told() == (1, 0, 0, 0)
+    readings.reached_the_end("idmz.a")
+    readings.reached_the_end("idmz.a")
+    assert told() == (1, 1, 0, 0)
+    for _ in range(2):
+        readings.began("idmz.b", "idmz", STREAM)
+    assert told() == (3, 1, 0, 1)
+    readings.refused("idmz.b", "batch_exceeds_packet")
+    assert told() == (3, 1, 1, 1)
+
+
+def test_how_a_confirmation_ends_for_who_serves_it() -> None:
+    """Durable, refused by the store, or given up because the node stops."""
+    ended = [Future[int]() for _ in range(3)]
+
+    class Store:
+        epoch, zone = b"", "plant-a"
+
+        def confirm(self, *_: object, **__: object) -> Future[int]:
+            return ended[at]
+
+    telemetry = Telemetry()
+    caller = Caller("idmz", "5f3a", b"")
+
+    async def scenario() -> None:
+        nonlocal at
+        fetching = Fetching(Context(None, Store(), {}, telemetry))  # type: ignore[arg-type]
+        for at in range(3):
+            waiting = fetching._start_confirm(caller, "idmz.a", None, Confirm(last_offset=1))
+            assert waiting is not None
+            [lambda: ended[0].set_result(1), lambda: ended[1].set_exception(ValueError("no")), waiting.cancel][at]()
+            await asyncio.wait([waiting])
+
+    at = 0
+    asyncio.run(scenario())
+    assert ends(telemetry, Span.CONFIRM, Side.SERVING) == (3, 1, 1, 1)
+
+
+@pytest.mark.system
+def test_the_log_tells_each_step_on_both_sides(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level debug a pull of a new stream and a comparison leave a start and a stop of each step, with side and peer; what was asked
+    of the other side is a serve of that operation."""
+    caplog.set_level(logging.DEBUG, "agent.telemetry")
+
+    async def scenario() -> None:
+        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
+        plant.serve({"idmz": [STREAM]})
+        puller = idmz.pull("plant-a", page_bytes_max=2_048)
+        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
+        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
+        await plant.append(0, 1_000, 50)
+        async with plant.running(), idmz.running():
+            await idmz.wait_end(1_000)
+            await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")
+            await comparer.compare(STREAM, repair=False)
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+    for event in ("span_start", "span_stop"):
+        told = {
+            (one.__dict__["span"], one.__dict__["side"], one.__dict__.get("operation", ""), one.__dict__["peer"])
+            for one in caplog.records
+            if one.message == event
+        }
+        asked = {
+            (span, "asking", "", "plant-a") for span in ("fetch", "append", "confirm", "bootstrap", "anti_entropy")
+        }
+        served = {("serve", "serving", operation, "idmz") for operation in ("FetchFacts", "GetDigests")}
+        seen = {("confirm", "serving", "", "idmz"), ("bootstrap", "serving", "", "idmz")}
+        assert asked | served | seen <= told, event
+    assert all(one.__dict__["took_ms"] >= 0 for one in caplog.records if one.message == "span_stop")
+
+
+@pytest.mark.system
+def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
+    """Appends, leases, ranges and latest values: answered ones stop on either side, refused ones fail on both, one nobody waits for any
+    more is discarded by who asked; a request that cannot be read has no operation."""
+
+    async def scenario() -> tuple[Telemetry, Telemetry]:
+        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
+        server = plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
+        asking = Telemetry()
+        asker = PayingAsker(idmz.asker("plant-a"), telemetry=asking)
+        envelope = Envelope("a", "idmz", "*", 1)
+        fact = NewFact(subject="order:1", predicate="done", object=msgspec.Raw(b"1"))
+        good: list[Request] = [
+            AppendFact(stream=STREAM, messages=[NewMessage(envelope=envelope, fact=fact)]),
+            AcquireLease(stream=STREAM, producer="idmz.mes"),
+            FetchRange(stream=STREAM, first_offset=1, last_offset=1, limit=10),
+            GetLatest(stream=STREAM),
+            GetDigests(stream=STREAM),
+        ]
+        async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
+            for request in good:
+                await asker.ask(request, 5)
+                with pytest.raises(PeerRefused):
+                    await asker.ask(msgspec.structs.replace(request, stream="facts.unknown"), 5)
+            idle = group.create_task(
+                asker.ask(FetchFacts(consumer_name="idmz.c", stream=STREAM, limit=1, wait_ms=60_000, after_offset=1), 5)
+            )
+            await wait_until_async(lambda: server.statistics().parked, "the fetch to wait")
+            idle.cancel()
+            await asyncio.wait([idle])
+            idmz.link.require().publish_request(
+                request_topic("plant-a", "idmz"), b"{", response_topic("plant-a", "idmz", "none"), b"x" * 16, 10
+            )
+            await wait_until_async(lambda: ends(server._telemetry, Span.SERVE, Side.SERVING)[2], "the unreadable one")
+        for node in (plant, idmz):
+            node.store.close()
+        return asking, server._telemetry
+
+    asking, serving = asyncio.run(scenario())
+    for operation in ("AppendFact", "AcquireLease", "FetchRange", "GetLatest", "GetDigests"):
+        assert ends(asking, Span.ASK, Side.ASKING, operation) == (2, 1, 1, 0), operation
+        assert ends(serving, Span.SERVE, Side.SERVING, operation) == (2, 1, 1, 0), operation
+    assert ends(asking, Span.ASK, Side.ASKING, "FetchFacts") == (1, 0, 0, 1)
+    assert ends(serving, Span.SERVE, Side.SERVING, "FetchFacts") == (1, 0, 0, 1), "the node was stopped meanwhile"
+    assert ends(serving, Span.SERVE, Side.SERVING) == (1, 0, 1, 0)
+
+
+@pytest.mark.system
+def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pull of 1,000 facts and a wait of two seconds at the end: every step is counted on its side, the waiting is in no serving
+    time, and the log says nothing of it at level info."""
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> tuple[Telemetry, Telemetry]:
+        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
+        server = plant.serve({"idmz": [STREAM]})
+        puller = idmz.pull("plant-a", page_bytes_max=2_048)
+        await plant.append(0, 1_000, 50)
+        async with plant.running(), idmz.running():
+            await idmz.wait_end(1_000)
+            await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")
+            waited = ends(puller._telemetry, Span.FETCH)[1] + 1
+            await wait_until_async(
+                lambda: ends(puller._telemetry, Span.FETCH)[1] > waited, "a fetch to come back empty"
+            )
+        plant.store.close()
+        idmz.store.close()
+        return puller._telemetry, server._telemetry
+
+    asking, serving = asyncio.run(scenario())
+    pages, stored, _, _ = ends(asking, Span.APPEND)
+    assert pages == stored > 1
+    assert ends(asking, Span.BOOTSTRAP)[:2] == (1, 1)
+    assert ends(asking, Span.FETCH)[1] > pages
+    served = ends(serving, Span.SERVE, Side.SERVING, "FetchFacts")
+    assert served[1] >= ends(asking, Span.FETCH)[1]
+    assert ends(serving, Span.CONFIRM, Side.SERVING)[1] > 0
+    assert ends(serving, Span.BOOTSTRAP, Side.SERVING) == (1, 1, 0, 0)
+    assert ends(asking, Span.CONFIRM)[1] > 0
+    assert ends(asking, Span.CONFIRM)[2] == 0
+    # What is served lies within what is fetched; so however slow the machine is, the difference is what was waited.
+    assert of(asking, Span.FETCH).sum_s - of(serving, Span.SERVE, Side.SERVING, "FetchFacts").sum_s > 1
+    assert not [record for record in caplog.records if record.message.startswith("span")]

@@ -1,0 +1,254 @@
+"""Certificates replaced under running nodes, with a real broker: taken over once, refused without harm, and named."""
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from agent.file_hints import WatchTimes
+from agent.replication import pki
+from agent.replication.mqtt.carrier import Access
+from agent.replication.mqtt.link import UNACCEPTED_TOLD, Link
+from agent.replication.mqtt.transport import Connection
+from agent.replication.pki.identity import Identity, IdentityWatch
+from agent.replication.protocol.errors import ConnectionRefused
+from tests.replication.nodes import STREAM, Node, access, sealed
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+NOW = datetime.now(UTC)
+EAGER = WatchTimes(settle_s=0.05, settle_max_s=0.5, reread_s=0.5)
+
+
+class Files:
+    """The three files of one zone's node, in a folder of their own, and what may become of them."""
+
+    def __init__(self, broker: Mosquitto, zone: str, folder: Path) -> None:
+        self.zone, self.folder = zone, folder
+        self.site = Path(shutil.copytree(broker.pki_folder, folder / "site"))
+        self.cert, self.key, self.ca = folder / "own.pem", folder / "own.key", folder / "ca.pem"
+        shutil.copy(broker.ca_file, self.ca)
+        self.bring(pki.issue_zone(self.site, zone, NOW, force=True))
+        self.identity = Identity("private", zone, self.ca, self.cert, self.key)
+        wanted = Access("private", zone, broker.host, broker.port, self.identity.context)
+        self.link = Link(wanted, identity=self.identity)
+        self.watch = IdentityWatch([self.identity], EAGER)
+
+    def bring(self, issued: pki.Issued) -> None:
+        """As somebody copies them: first the one, then the other."""
+        shutil.copy(issued.key_file, self.key)
+        shutil.copy(issued.cert_file, self.cert)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The watch alone; the link runs with its node."""
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self.watch.run())
+            yield
+            watching.cancel()
+
+
+def serial(file: Path) -> str:
+    """Of the certificate in the file."""
+    return f"{pki.load_certificates(file)[0].serial_number:x}"
+
+
+def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While facts flow the receiver's identity is renewed three times: one reconnect each, every fact once and in order.
+
+    Once with a new key, once with the same key, once rolled back; nobody restarts and the serving side keeps its connection.
+    """
+    caplog.set_level("INFO", "agent.replication")
+
+    async def run() -> None:
+        mine = Files(broker, "idmz", tmp_path / "idmz")
+        plant = Node.open(broker, "plant-a", tmp_path / "plant")
+        plant.serve({"idmz": [STREAM]})
+        idmz = Node.open(broker, "idmz", tmp_path / "store")
+        idmz.link = mine.link
+        idmz.pull("plant-a")
+        acts: list[Callable[[], pki.Issued]] = [
+            lambda: pki.renew(mine.site, "idmz", NOW),
+            lambda: pki.renew(mine.site, "idmz", NOW, same_key=True),
+            lambda: pki.roll_back(mine.site, "idmz", NOW),
+        ]
+        async with mine.running(), plant.running(), idmz.running():
+            for number, act in enumerate(acts, 1):
+
+                async def taken_over(number: int = number) -> bool:
+                    await plant.append(plant.store.end_offset(STREAM) + 1, 10)
+                    return mine.link.statistics().connects > number
+
+                mine.bring(act())
+                await wait_until_async(taken_over, f"identity {number} in force")
+            await plant.append(plant.store.end_offset(STREAM) + 1, 500)
+            await idmz.wait_end(plant.store.end_offset(STREAM))
+            assert sealed(idmz.store) == sealed(plant.store)
+            assert mine.link.statistics().connects == 4
+            assert mine.link.statistics().identity_trouble == ""
+            assert plant.link.statistics().connects == 1
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+    told = [record.serial for record in caplog.records if record.message == "identity_taken_over"]  # type: ignore[attr-defined]
+    assert (len(told), told[0] != told[1], told[0] == told[2]) == (3, True, True)
+    assert [record for record in caplog.records if record.message == "broker_lost"] == []
+
+
+def _half(files: Files) -> None:
+    shutil.copy(pki.renew(files.site, files.zone, NOW).cert_file, files.cert)
+
+
+def _ended(files: Files) -> None:
+    files.bring(pki.issue_zone(files.site, files.zone, NOW - timedelta(days=9), days=5, force=True))
+
+
+def _not_begun(files: Files) -> None:
+    files.bring(pki.issue_zone(files.site, files.zone, NOW + timedelta(days=2), force=True))
+
+
+def _another_zone(files: Files) -> None:
+    files.bring(pki.issue_zone(files.site, "plant-b", NOW, force=True))
+
+
+def _another_authority(files: Files) -> None:
+    pki.create_authority(files.folder / "other", NOW)
+    files.bring(pki.issue_zone(files.folder / "other", files.zone, NOW))
+
+
+def _a_servers(files: Files) -> None:
+    issued = pki.issue_broker(files.site, files.zone, ["localhost"], NOW)
+    files.bring(issued)
+
+
+def _gone(files: Files) -> None:
+    files.key.unlink()
+
+
+def _open_to_others(files: Files) -> None:
+    files.bring(pki.renew(files.site, files.zone, NOW))
+    files.key.chmod(0o644)
+
+
+def _all_of_another_authority(files: Files) -> None:
+    """Whole and good by our own checks; only the broker can know better."""
+    _another_authority(files)
+    shutil.copy(files.folder / "other/ca.pem", files.folder / "both.pem")
+    files.ca.write_bytes(files.ca.read_bytes() + (files.folder / "both.pem").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "spoil,says",
+    [
+        (_half, "the key does not fit"),
+        (_ended, "the certificate ended at"),
+        (_not_begun, "the certificate begins at"),
+        (_another_zone, "its common name is 'plant-b'"),
+        (_another_authority, "was signed by"),
+        (_a_servers, "not for a client (extended key usage)"),
+        (_gone, "No such file"),
+        (_open_to_others, "open to others"),
+        (_all_of_another_authority, "an authority that the broker does not know"),
+    ],
+)
+def test_bad_files_change_nothing_and_are_named(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Files], None], says: str
+) -> None:
+    """The connection stands on, the reason names which, once in the log; good files afterwards are taken over."""
+
+    async def run() -> None:
+        mine = Files(broker, "idmz", tmp_path)
+        async with mine.running(), asyncio.TaskGroup() as group:
+            linking = group.create_task(mine.link.run())
+            await mine.link.wait_up()
+            first = mine.link.connection
+            spoil(mine)
+            await wait_until_async(lambda: says in mine.link.statistics().identity_trouble, f"{says} is told")
+            assert mine.link.connection is first
+            # A lost connection comes back with what is in force.
+            broker_side = mine.link.statistics().connects
+            assert first is not None
+            await first.close()
+            await wait_until_async(lambda: mine.link.statistics().connects > broker_side, "connected again")
+            assert says in mine.link.statistics().identity_trouble
+            mine.key.unlink(missing_ok=True)
+            mine.bring(pki.issue_zone(mine.site, "idmz", NOW, force=True))
+            mine.ca.write_bytes(broker.ca_file.read_bytes())
+            await wait_until_async(lambda: mine.link.statistics().identity_trouble == "", "the good files are in force")
+            assert mine.link.statistics().identity_ends is not None
+            linking.cancel()
+
+    asyncio.run(run())
+    told = [record.reason for record in caplog.records if record.message == "identity_refused"]  # type: ignore[attr-defined]
+    assert sum(says in reason for reason in told) == 1
+
+
+@pytest.mark.parametrize(
+    "make,says",
+    [
+        (lambda site: pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True), "it has ended"),
+        (lambda site: pki.issue_zone(site, "idmz", NOW + timedelta(days=2), force=True), "not yet valid"),
+        (lambda site: pki.issue_broker(site, "idmz", ["localhost"], NOW), "not meant for a client"),
+    ],
+    ids=["ended", "not begun", "a server's"],
+)
+def test_refused_handshake_says_why(
+    broker: Mosquitto, tmp_path: Path, make: Callable[[Path], pki.Issued], says: str
+) -> None:
+    """What the broker finds wrong travels in a TLS alert; the error names it instead of 'closed'."""
+    site = Path(shutil.copytree(broker.pki_folder, tmp_path / "site"))
+    issued = make(site)
+
+    def unchecked() -> ssl.SSLContext:
+        return pki.client_context(broker.ca_file, issued.cert_file, issued.key_file)
+
+    async def run() -> None:
+        wanted = Access("b", "idmz", broker.host, broker.port, unchecked)
+        connection = await Connection.open(wanted, lambda _: None)
+        await connection.close()
+
+    with pytest.raises(ConnectionRefused, match=says) as caught:
+        asyncio.run(run())
+    assert caught.value.hint
+
+
+def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.LogCaptureFixture) -> None:
+    """Connections that end before CONNACK, again and again, are meant for us: one line says so, with what it may be."""
+
+    async def slammed(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def run() -> None:
+        files = broker.pki_folder / "brokers"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files / "private.pem", files / "private.key")
+        server = await asyncio.start_server(slammed, broker.host, 0, ssl=context)
+        async with server:
+            door = access(broker, "idmz")
+            port = server.sockets[0].getsockname()[1]
+            link = Link(Access("b", "idmz", broker.host, port, door.make_context), chance=lambda: 0.0)
+            async with asyncio.TaskGroup() as group:
+                linking = group.create_task(link.run())
+                await wait_until_async(lambda: link.statistics().failures > UNACCEPTED_TOLD, "several refusals")
+                linking.cancel()
+
+    asyncio.run(run())
+    (told,) = [record for record in caplog.records if record.message == "broker_refuses_us"]
+    assert "revoked, expired" in told.reason  # type: ignore[attr-defined]
+
+
+def test_expired_in_use_says_so_before_connecting(tmp_path: Path) -> None:
+    """A certificate that ends while a node runs is named by the node itself, clock and all, before it asks the broker."""
+    pki.create_authority(tmp_path, NOW - timedelta(days=10))
+    issued = pki.issue_zone(tmp_path, "idmz", NOW - timedelta(days=9), days=5)
+    identity = Identity("b", "idmz", issued.ca_file, issued.cert_file, issued.key_file)
+    with pytest.raises(pki.PkiError, match=r"the certificate ended at .* the clock here says"):
+        identity.context()

@@ -1,0 +1,661 @@
+"""Certificates: what is made, what is refused, and that a key is nobody else's for a single moment."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
+from cryptography.x509.oid import NameOID
+
+from agent.cli import bsfg
+from agent.demo.processes import Child, accepts, free_port
+from agent.errors import BsfgError
+from agent.replication import pki
+from agent.replication.pki import PkiError
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority with two zones and a broker, made once; tests that change it work on a copy."""
+    folder = tmp_path_factory.mktemp("made") / "pki"
+    pki.create_authority(folder, NOW)
+    pki.issue_zone(folder, "plant-a", NOW)
+    pki.issue_zone(folder, "idmz", NOW)
+    pki.issue_broker(folder, "b1", ["localhost", "127.0.0.1", "::1", "Broker.IDMZ.example"], NOW)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, to spoil."""
+    return Path(shutil.copytree(made, tmp_path / "pki"))
+
+
+# --- making ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_certificates_say(made: Path) -> None:
+    """Zones are clients and no servers, brokers servers and no clients, and nobody below the root may sign."""
+    root = pki.describe(pki.load_certificates(made / "ca.pem")[0], NOW)
+    zone = pki.describe(pki.load_certificates(made / "zones/idmz.pem")[0], NOW)
+    broker = pki.describe(pki.load_certificates(made / "brokers/b1.pem")[0], NOW)
+    assert (root.is_ca, zone.is_ca, broker.is_ca) == (True, False, False)
+    assert (zone.zone, broker.zone, root.zone) == ("idmz", "", "")
+    assert (zone.purposes, broker.purposes) == (("client",), ("server",))
+    assert broker.hosts == ("localhost", "127.0.0.1", "::1", "broker.idmz.example")
+    assert zone.issuer == broker.issuer == root.subject
+    assert (zone.days_left, root.days_left) == (pki.LEAF_DAYS, pki.CA_DAYS)
+    assert zone.valid_now
+    assert zone.not_before == NOW - pki.BACKDATED
+
+
+@pytest.mark.parametrize("who,purpose", [("zones/idmz", "sslclient"), ("brokers/b1", "sslserver")])
+def test_openssl_agrees(made: Path, who: str, purpose: str) -> None:
+    """Another implementation builds the chain in its strict mode, with the revocation list, for the purpose meant."""
+    command = ["openssl", "verify", "-x509_strict", "-crl_check", "-purpose", purpose]
+    command += ["-CAfile", str(made / "ca.pem"), "-CRLfile", str(made / "ca.crl"), str(made / f"{who}.pem")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_handshake_in_memory(made: Path) -> None:
+    """Zone and broker shake hands with TLS 1.3 and nothing less, both sides checking strictly; the name must fit."""
+    assert _shake_hands(made, "localhost") == "TLSv1.3"
+    assert _shake_hands(made, "127.0.0.1") == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _shake_hands(made, "elsewhere")
+
+
+def _shake_hands(folder: Path, host: str) -> str | None:
+    client_context = pki.client_context(folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key")
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(folder / "brokers/b1.pem", folder / "brokers/b1.key")
+    server_context.load_verify_locations(folder / "ca.pem")
+    server_context.verify_mode = ssl.CERT_REQUIRED
+    for context in (client_context, server_context):
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(down, up, server_hostname=host)
+    server = server_context.wrap_bio(up, down, server_side=True)
+    for side in (client, server, client, server):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    assert server.getpeercert()["subject"] == ((("commonName", "idmz"),),)  # type: ignore[index]
+    return client.version()
+
+
+def test_crl_lasts_as_long_as_its_authority(made: Path) -> None:
+    """A broker refuses everybody once its list has ended, so the list does not end before the authority."""
+    crl = pki.load_crl(made / "ca.crl")
+    assert crl.next_update_utc == pki.load_certificates(made / "ca.pem")[0].not_valid_after_utc
+    assert list(crl) == []
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_rights_of_files(tmp_path: Path, umask: int) -> None:
+    """Keys are 0600, folders 0700, certificates readable, whatever the umask of the person at the keyboard."""
+    before = os.umask(umask)
+    try:
+        pki.create_authority(tmp_path / "pki", NOW)
+        issued = pki.issue_zone(tmp_path / "pki", "idmz", NOW)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "pki").iterdir()}
+    assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "ca.crl": 0o644, "issued": 0o700, "zones": 0o700}
+    assert stat.S_IMODE(issued.key_file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(issued.cert_file.stat().st_mode) == 0o644
+
+
+def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a key is being written nobody else may read it; if the disk fails, the old file stays and nothing else."""
+    target = tmp_path / "a.key"
+    target.write_bytes(b"old")
+    seen: list[int] = []
+    opened = os.open
+
+    def watch(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        descriptor = opened(path, flags, mode, **more)
+        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = os.umask(0)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", watch)
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="No space left"):
+                pki.write_file(target, b"new", 0o640)
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.key": b"old"}
+
+
+def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses ends in one error that names the folder and what to look at."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PkiError, match=r"pki: No space left on device") as caught:
+        pki.create_authority(tmp_path / "pki", NOW)
+    assert "free space" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda folder, force: pki.create_authority(folder, NOW, force=force),
+        lambda folder, force: pki.issue_zone(folder, "idmz", NOW, force=force),
+        lambda folder, force: pki.issue_broker(folder, "b1", ["localhost"], NOW, force=force),
+    ],
+    ids=["authority", "zone", "broker"],
+)
+def test_nothing_is_overwritten_unless_forced(folder: Path, again: Callable[[Path, bool], object]) -> None:
+    """A second call changes no byte and names --force; with it the files are new and fit each other."""
+    before = _contents(folder)
+    with pytest.raises(PkiError, match="exist already") as caught:
+        again(folder, False)
+    assert "--force" in caught.value.hint
+    assert _contents(folder) == before
+    again(folder, True)
+    assert _contents(folder) != before
+    pki.load_authority(folder)
+
+
+@pytest.mark.parametrize("left", ["zones/idmz.pem", "zones/idmz.key"])
+def test_half_an_identity_is_not_overwritten(folder: Path, left: str) -> None:
+    """A certificate without its key, or the other way round, is somebody's: it is not replaced without --force."""
+    for file in ("zones/idmz.pem", "zones/idmz.key"):
+        if file != left:
+            (folder / file).unlink()
+    with pytest.raises(PkiError, match=re.escape(left)):
+        pki.issue_zone(folder, "idmz", NOW)
+
+
+def test_every_certificate_stays_known(folder: Path) -> None:
+    """What was once signed can be named for revocation, also after it was replaced."""
+    old = pki.load_certificates(folder / "zones/idmz.pem")[0]
+    pki.issue_zone(folder, "idmz", NOW, force=True)
+    issued = {pki.load_certificates(file)[0].serial_number: file.stem for file in (folder / "issued").iterdir()}
+    assert len(issued) == 4
+    assert issued[old.serial_number] == f"{old.serial_number:x}"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- refusing to make --------------------------------------------------------------------------------------------------
+
+BAD_NAMES = ["", "A", "plant_a", "plant a", "plant/a", "+", "#", "../idmz", "a" * 33, "plänt", "idmz\n", "a\x00b", "."]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_names(folder: Path, name: str) -> None:
+    """What cannot be one topic level and one user name becomes no certificate, and no file anywhere."""
+    before = _contents(folder.parent)
+    with pytest.raises(PkiError, match="cannot name a zone"):
+        pki.issue_zone(folder, name, NOW)
+    with pytest.raises(PkiError, match="cannot name a broker"):
+        pki.issue_broker(folder, name, ["localhost"], NOW)
+    assert _contents(folder.parent) == before
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [],
+        [""],
+        ["localhost:8883"],
+        ["mqtts://localhost"],
+        ["*.example"],
+        ["-a.example"],
+        ["a..example"],
+        ["a" * 64],
+        ["büro.example"],
+        ["10.0.0.0/8"],
+        ["a b"],
+        ["localhost\n"],
+        [".".join(["a" * 60] * 5)],
+        ["localhost"] * 33,
+    ],
+)
+def test_bad_hosts(folder: Path, hosts: list[str]) -> None:
+    """A broker's certificate names hosts as clients will look them up, and at least one."""
+    with pytest.raises(PkiError, match="host"):
+        pki.issue_broker(folder, "b2", hosts, NOW)
+    assert not (folder / "brokers/b2.key").exists()
+
+
+@pytest.mark.parametrize("days", [0, -1, pki.DAYS_MAX + 1])
+def test_bad_days(folder: Path, days: int) -> None:
+    """A life of no days, or of more than a plant's, is a slip."""
+    with pytest.raises(PkiError, match="no life of a certificate"):
+        pki.issue_zone(folder, "new", NOW, days=days)
+    with pytest.raises(PkiError, match="no life of a certificate"):
+        pki.create_authority(folder / "other", NOW, days=days)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a,CN=b", "-a", "a" * 65, " a", "ä"])
+def test_bad_authority_names(tmp_path: Path, name: str) -> None:
+    """The authority's name is shown to people and stands in every certificate: one plain line."""
+    with pytest.raises(PkiError, match="cannot name an authority"):
+        pki.create_authority(tmp_path / "pki", NOW, name=name)
+
+
+@pytest.mark.parametrize(
+    "later_days,hint", [(pki.CA_DAYS - 100, "use --days 100, or"), (pki.CA_DAYS + 1, "bsfg pki ca --pki")]
+)
+def test_no_certificate_outlives_its_authority(folder: Path, later_days: int, hint: str) -> None:
+    """Near the authority's end the error says how many days there are to give, or that a new one is due."""
+    with pytest.raises(PkiError, match="the authority itself ends") as caught:
+        pki.issue_zone(folder, "new", NOW + timedelta(days=later_days))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "spoil,says,hint",
+    [
+        (shutil.rmtree, "holds no authority", "bsfg pki ca"),
+        (lambda f: (f / "ca.key").unlink(), "No such file", "path"),
+        (lambda f: (f / "ca.pem").unlink(), "No such file", "path"),
+        (lambda f: (f / "ca.key").chmod(0o644), "open to others", "chmod 0600"),
+        (lambda f: shutil.copy(f / "zones/idmz.key", f / "ca.key"), "not the key of", "backup"),
+        (lambda f: (f / "ca.pem").write_text("rubbish"), "not a certificate", "BEGIN CERTIFICATE"),
+    ],
+)
+def test_bad_authority(folder: Path, spoil: Callable[[Path], object], says: str, hint: str) -> None:
+    """With an incomplete, foreign or exposed authority nothing is signed."""
+    spoil(folder)
+    with pytest.raises(PkiError, match=says) as caught:
+        pki.issue_zone(folder, "new", NOW)
+    assert hint in caught.value.hint
+
+
+# --- checking ----------------------------------------------------------------------------------------------------------
+
+
+def _check(folder: Path, zone: str = "idmz", now: datetime = NOW) -> list[str]:
+    files = folder / "zones/idmz.pem", folder / "zones/idmz.key", folder / "ca.pem"
+    problems = pki.check_identity(*files, zone, now=now)
+    assert all(problem.hint for problem in problems)
+    return [str(problem) for problem in problems]
+
+
+def test_good_identities(made: Path) -> None:
+    """What we issue passes our own checks, at the first second and at the last, with the real clock too."""
+    assert _check(made) == []
+    assert _check(made, now=NOW - pki.BACKDATED) == []
+    assert _check(made, now=NOW + timedelta(days=pki.LEAF_DAYS)) == []
+    assert pki.check_identity(made / "zones/idmz.pem", made / "zones/idmz.key", made / "ca.pem", "idmz") == []
+    assert pki.check_broker_identity(made / "brokers/b1.pem", made / "brokers/b1.key", made / "ca.pem") == []
+    assert pki.check_crl(made / "ca.crl", made / "ca.pem") == []
+
+
+def _protected(folder: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write_key(folder, key, serialization.BestAvailableEncryption(b"secret"))
+
+
+def _write_key(folder: Path, key: Any, protection: Any = None) -> None:
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "zones/idmz.key").write_bytes(key.private_bytes(*form, protection or serialization.NoEncryption()))
+
+
+def _foreign(folder: Path, name: str = "") -> None:
+    pki.create_authority(folder / "other", NOW, name=name)
+    shutil.copy(folder / "other/ca.pem", folder / "ca.pem")
+
+
+def _namesake(folder: Path) -> None:
+    _foreign(folder, pki.load_certificates(folder / "ca.pem")[0].subject.rfc4514_string().removeprefix("CN="))
+
+
+def _fifo(folder: Path) -> None:
+    (folder / "zones/idmz.pem").unlink()
+    os.mkfifo(folder / "zones/idmz.pem")
+
+
+@pytest.mark.parametrize(
+    "spoil,says",
+    [
+        (lambda f: (f / "zones/idmz.pem").unlink(), r"idmz.pem: .*No such file"),
+        (lambda f: (f / "zones/idmz.key").unlink(), r"idmz.key: .*No such file"),
+        (lambda f: (f / "ca.pem").unlink(), r"ca.pem: .*No such file"),
+        (lambda f: (f / "zones/idmz.pem").write_bytes(b""), "not a certificate in PEM"),
+        (lambda f: (f / "zones/idmz.pem").write_bytes(b"\x00\xff" * 500), "not a certificate in PEM"),
+        (lambda f: (f / "zones/idmz.pem").write_bytes(bytes(pki.FILE_BYTES_MAX + 1)), "larger than 262144 bytes"),
+        (lambda f: shutil.copy(f / "zones/idmz.key", f / "zones/idmz.pem"), "not a certificate in PEM"),
+        (_fifo, "is not a file"),
+        (lambda f: (f / "zones/idmz.key").write_bytes(b"rubbish"), "not a private key in PEM"),
+        (lambda f: shutil.copy(f / "zones/idmz.pem", f / "zones/idmz.key"), "not a private key in PEM|open to others"),
+        (lambda f: (f / "zones/idmz.key").chmod(0o644), "chmod 0600"),
+        (lambda f: (f / "zones/idmz.key").chmod(0o604), "chmod 0600"),
+        (lambda f: (f / "zones/idmz.key").chmod(0o660), "chmod 0600"),
+        (_protected, "password"),
+        (lambda f: _write_key(f, rsa.generate_private_key(65537, 1024)), "RSA key of 1024 bits"),  # noqa: S505 so it is
+        (lambda f: _write_key(f, dsa.generate_private_key(2048)), "a kind of key that is not used"),
+        (lambda f: shutil.copy(f / "zones/plant-a.key", f / "zones/idmz.key"), "key does not fit"),
+        (
+            lambda f: shutil.copy(f / "zones/plant-a.pem", f / "zones/idmz.pem"),
+            "common name is 'plant-a', and the zone is 'idmz'",
+        ),
+        (lambda f: shutil.copy(f / "brokers/b1.pem", f / "zones/idmz.pem"), "not for a client"),
+        (_foreign, r"signed by CN=bsfg zones \w+, and .*ca.pem holds CN=bsfg zones \w+"),
+        (_namesake, "another authority that is also called"),
+        (lambda f: shutil.copy(f / "zones/plant-a.pem", f / "ca.pem"), "signed by .* holds CN=plant-a"),
+    ],
+)
+def test_bad_identity(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
+    """Each thing that can be wrong with three files is named with the file, and what to do."""
+    spoil(folder)
+    problems = _check(folder)
+    assert any(re.search(says, problem) for problem in problems), problems
+
+
+def test_all_problems_at_once(folder: Path) -> None:
+    """Three files wrong give three problems, not the first one."""
+    for file in ("zones/idmz.pem", "zones/idmz.key", "ca.pem"):
+        (folder / file).unlink()
+    assert len(_check(folder)) == 3
+
+
+def test_group_may_read_a_key(folder: Path) -> None:
+    """0640 is what a broker's key has, and 0400 what systemd makes of a credential: both are fine."""
+    for mode in (0o640, 0o440, 0o400, 0o600):
+        (folder / "zones/idmz.key").chmod(mode)
+        assert _check(folder) == [], oct(mode)
+
+
+@pytest.mark.parametrize(
+    "now,says",
+    [
+        (datetime(1970, 1, 1, 0, 1, tzinfo=UTC), "begins at .* clock here says 1970-01-01 00:01:00 UTC; set the clock"),
+        (
+            NOW + timedelta(days=pki.LEAF_DAYS, seconds=1),
+            "ended at .* clock here says .*; if the clock is right, issue",
+        ),
+    ],
+)
+def test_time_names_the_clock(made: Path, now: datetime, says: str) -> None:
+    """Before and after its time both moments are told, because on a gateway it is as often the clock that is wrong."""
+    problems = _check(made, now=now)
+    assert problems
+    assert re.search(says, problems[0])
+
+
+def test_ended_authority(tmp_path: Path) -> None:
+    """A valid certificate below an ended root is refused in the name of the root's file."""
+    folder = tmp_path / "pki"
+    pki.create_authority(folder, NOW, days=10)
+    pki.issue_zone(folder, "idmz", NOW, days=10)
+    problems = _check(folder, now=NOW + timedelta(days=11))
+    assert [problem.partition(":")[0] for problem in problems] == [
+        str(folder / "zones/idmz.pem"),
+        str(folder / "ca.pem"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "spoil,says",
+    [
+        (lambda f: (f / "ca.crl").unlink(), "No such file"),
+        (lambda f: (f / "ca.crl").write_text("rubbish"), "not a revocation list"),
+        (lambda f: shutil.copy(f / "ca.pem", f / "ca.crl"), "not a revocation list"),
+        (_foreign, "was signed by"),
+        (_namesake, "was signed by"),
+    ],
+)
+def test_bad_crl(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
+    """A list that would let revoked zones in, or nobody, is named before a broker gets it."""
+    spoil(folder)
+    assert [problem for problem in pki.check_crl(folder / "ca.crl", folder / "ca.pem") if says in problem.why]
+
+
+def test_ended_crl(made: Path) -> None:
+    """Past its end a list shuts everybody out; the message says that, and names the clock."""
+    (problem,) = pki.check_crl(made / "ca.crl", made / "ca.pem", now=NOW + timedelta(days=pki.CA_DAYS + 1))
+    assert "refuse everybody" in problem.why
+    assert "clock" in problem.hint
+
+
+# --- a site's own authority --------------------------------------------------------------------------------------------
+
+_Signer = tuple[x509.Certificate, Any]
+
+
+def _sign(name: str, issuer: _Signer | None, key: Any, *, is_ca: bool, names: int = 1) -> x509.Certificate:
+    """A certificate as some other tool makes it: few extensions."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] * names)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer[0].subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - timedelta(hours=1))
+        .not_valid_after(NOW + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+    )
+    signer = issuer[1] if issuer else key
+    return builder.sign(signer, None if isinstance(signer, ed25519.Ed25519PrivateKey) else hashes.SHA256())
+
+
+def _pem(*certificates: x509.Certificate) -> bytes:
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+
+
+@pytest.mark.parametrize(
+    "make_key",
+    [lambda: rsa.generate_private_key(65537, 2048), ed25519.Ed25519PrivateKey.generate],
+    ids=["RSA 2048", "Ed25519"],
+)
+@pytest.mark.parametrize("intermediate_in", ["cert_file", "ca_file", "neither"])
+def test_chain_of_a_site(tmp_path: Path, make_key: Callable[[], Any], intermediate_in: str) -> None:
+    """Root, intermediate and zone of another tool pass with the intermediate in either file, and not without it."""
+    keys = [make_key() for _ in range(3)]
+    root = _sign("site root", None, keys[0], is_ca=True)
+    middle = _sign("site plant", (root, keys[0]), keys[1], is_ca=True)
+    leaf = _sign("idmz", (middle, keys[1]), keys[2], is_ca=False)
+    (tmp_path / "zones").mkdir()
+    (tmp_path / "zones/idmz.pem").write_bytes(_pem(leaf, *([middle] if intermediate_in == "cert_file" else [])))
+    (tmp_path / "ca.pem").write_bytes(_pem(root, *([middle] if intermediate_in == "ca_file" else [])))
+    _write_key(tmp_path, keys[2])
+    (tmp_path / "zones/idmz.key").chmod(0o600)
+    problems = _check(tmp_path)
+    assert [bool(re.search("signed by CN=site plant", problem)) for problem in problems] == (
+        [True] if intermediate_in == "neither" else []
+    )
+
+
+def test_chains_that_prove_nothing(tmp_path: Path) -> None:
+    """A leaf that signs, two authorities that sign each other, a root nobody trusts, two common names: all refused."""
+    key, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    root = _sign("root", None, key, is_ca=True)
+    leaf = _sign("plant-a", (root, key), other, is_ca=False)
+    below_leaf = _sign("idmz", (leaf, other), key, is_ca=False)
+    one = _sign("one", (_sign("two", None, other, is_ca=True), other), key, is_ca=True)
+    two = _sign("two", (one, key), other, is_ca=True)
+    below_circle = _sign("idmz", (one, key), key, is_ca=False)
+    (tmp_path / "zones").mkdir()
+    _write_key(tmp_path, key)
+    (tmp_path / "zones/idmz.key").chmod(0o600)
+    twice = _sign("idmz", (root, key), key, is_ca=False, names=2)
+    for chain, trusted, says in (
+        ((below_leaf, leaf), root, "which is no authority"),
+        ((below_circle, one, two), root, "no root within 8"),
+        ((_sign("idmz", None, key, is_ca=True),), root, "signed by CN=idmz"),
+        ((twice,), root, "no single common name"),
+    ):
+        (tmp_path / "zones/idmz.pem").write_bytes(_pem(*chain))
+        (tmp_path / "ca.pem").write_bytes(_pem(trusted))
+        assert any(says in problem for problem in _check(tmp_path)), says
+
+
+def test_broker_without_hosts(folder: Path) -> None:
+    """A broker's certificate without names would be refused by every node, one by one; told once, here."""
+    authority = pki.load_authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    (folder / "brokers/b1.pem").write_bytes(
+        _pem(_sign("broker b1", (authority.certificate, authority.key), key, is_ca=False))
+    )
+    problems = pki.check_broker_identity(folder / "brokers/b1.pem", folder / "brokers/b1.key", folder / "ca.pem")
+    assert {problem.why.partition(",")[0] for problem in problems} >= {"the certificate names no host"}
+
+
+@pytest.mark.parametrize("spoil", [_protected, _foreign, lambda f: (f / "zones/idmz.key").chmod(0o644)])
+def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]) -> None:
+    """Connecting with bad files raises and never asks for a password; a foreign authority only shows at the handshake."""
+    spoil(folder)
+    files = folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key"
+    if spoil is _foreign:
+        assert pki.client_context(*files).verify_mode is ssl.CERT_REQUIRED
+        return
+    with pytest.raises(PkiError):
+        pki.client_context(*files)
+
+
+# --- bsfg pki ----------------------------------------------------------------------------------------------------------
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(bsfg, [str(argument) for argument in arguments])
+
+
+def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
+    """Three commands make a site's certificates; each says what to do next, and show finds them all usable."""
+    folder = tmp_path / "pki"
+    for arguments in (
+        ["ca", "--pki", folder],
+        ["issue", "plant-a", "idmz", "--pki", folder],
+        ["issue", "--broker", "b1", "--host", "localhost", "--pki", folder],
+    ):
+        result = _run("pki", *arguments)
+        assert result.exit_code == 0, result.output
+        assert "next:" in result.output or "b1:" in result.output
+    shown = _run("pki", "show", "--json", "--pki", folder)
+    assert shown.exit_code == 0
+    rows = [json.loads(line) for line in shown.output.splitlines()]
+    assert [Path(row["file"]).name for row in rows] == ["ca.pem", "b1.pem", "idmz.pem", "plant-a.pem", "ca.crl"]
+    assert [row["zone"] for row in rows[:-1]] == ["", "", "idmz", "plant-a"]
+    assert rows[-1]["crl_number"] == 1
+    assert all(row["problems"] == [] and row["days_left"] > 300 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "arguments,says",
+    [
+        (["issue"], "Missing argument"),
+        (["issue", "Plant_A"], "a name is 1 to 32"),
+        (["issue", "idmz", "--days", "0"], "--days"),
+        (["issue", "idmz", "--host", "localhost"], "only a broker has hosts"),
+        (["issue", "--broker", "b1"], "needs --host"),
+        (["issue", "--broker", "b1", "b2", "--host", "localhost"], "one broker at a time"),
+        (["show", "missing.pem"], "does not exist"),
+        (["renewal"], "No such command"),
+    ],
+)
+def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
+    """What is wrong with the command itself ends with status 2 and makes no file."""
+    result = _run("pki", *arguments, *([] if arguments == ["renewal"] else ["--pki", tmp_path / "pki"]))
+    assert result.exit_code == 2
+    assert says in result.output
+    assert not (tmp_path / "pki").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments,hint",
+    [
+        (["ca"], "--force"),
+        (["issue", "idmz"], "--force"),
+        (["issue", "new", "--days", "7000"], "use --days 36"),
+        (["issue", "--broker", "b2", "--host", "a b"], "without port"),
+    ],
+)
+def test_cli_bad_result(folder: Path, arguments: list[str], hint: str) -> None:
+    """What cannot be done ends in an error that says what to do; the root command prints it and exits with 1."""
+    result = _run("pki", *arguments, "--pki", folder)
+    assert isinstance(result.exception, BsfgError)
+    assert hint in result.exception.hint
+
+
+def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
+    """An ended certificate and a key that does not fit turn the status to 1, each beside its certificate."""
+    pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)
+    shutil.copy(folder / "zones/plant-a.key", folder / "zones/idmz.key")
+    result = _run("pki", "show", "--pki", folder)
+    assert result.exit_code == 1
+    assert re.search(r"idmz.pem\n(  .*\n)+  PROBLEM the key does not fit", result.output)
+    assert re.search(r"plant-a.pem\n(  .*\n)+  PROBLEM the certificate ended at", result.output)
+    assert _run("pki", "show", folder / "zones/idmz.pem").exit_code == 0
+    assert _run("pki", "show", folder / "zones/plant-a.pem").exit_code == 1
+
+
+# --- what the page shows -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system
+def test_commands_of_the_page(tmp_path: Path) -> None:
+    """Every command of docs/operate/certificates.md, in order, in an empty folder, does what the page says.
+
+    Only the port and the broker's folder are exchanged, because those of the page may be in use here.
+    """
+    text = (REPOSITORY / "docs/operate/certificates.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert len(commands) >= 6
+    port, user = free_port(), subprocess.check_output(["id", "-un"], text=True).strip()
+    broker: Child | None = None
+    try:
+        for command in commands:
+            here = command.replace("/etc/mosquitto/bsfg", str(tmp_path / "etc")).replace("8883", str(port))
+            words = shlex.split(here)
+            if words[0] == "mosquitto":
+                program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+                broker = Child("mosquitto", [str(program), *words[1:]], tmp_path / "log")
+                broker.start()
+                broker.wait_ready(lambda: accepts(port))
+                continue
+            if words[:3] == ["bsfg", "broker", "config"]:
+                words += ["--user", user]
+            if words[0] == "cp":
+                shutil.copy(tmp_path / words[1], words[2])
+                continue
+            assert words[0] == "bsfg", command
+            done = subprocess.run(
+                [sys.executable, "-m", "agent.cli", *words[1:]],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+    finally:
+        if broker is not None:
+            broker.kill()
+    assert broker is not None

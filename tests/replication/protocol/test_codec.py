@@ -1,0 +1,394 @@
+"""The words on the wire: what is written is read back, and what is not a message is refused in one way only."""
+
+import json
+import re
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.message import Envelope
+from agent.replication.protocol import codec
+from agent.replication.protocol.codec import (
+    REQUEST_BYTES_MAX,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_error,
+    encode_request,
+)
+from agent.replication.protocol.errors import ERRORS, MalformedMessage
+from agent.replication.protocol.messages import (
+    BYTES_MAX_MAX,
+    LIMIT_MAX,
+    MESSAGES_MAX,
+    OFFSET_MAX,
+    WAIT_MS_MAX,
+    AcquireLease,
+    AppendFact,
+    Confirm,
+    ConfirmReceipt,
+    DefinitionEntry,
+    ErrorAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetBounds,
+    GetCursor,
+    ListStreams,
+    NewFact,
+    NewMessage,
+    StreamEntry,
+    StreamsAnswer,
+)
+
+EPOCH = "0123456789abcdef" * 2
+names = st.from_regex(r"\A[a-z0-9._-]{1,64}\Z")
+zones = st.from_regex(r"\A[a-z0-9-]{1,32}\Z")
+offsets = st.integers(0, OFFSET_MAX)
+positions = st.integers(1, OFFSET_MAX)
+epochs = st.binary(min_size=16, max_size=16).map(bytes.hex)
+confirms = st.builds(Confirm, last_offset=positions)
+fetches = st.builds(
+    FetchFacts,
+    consumer_name=names,
+    limit=st.integers(1, LIMIT_MAX),
+    bytes_max=st.integers(1024, BYTES_MAX_MAX),
+    wait_ms=st.integers(0, WAIT_MS_MAX),
+    stream=st.none() | names,
+    start=st.sampled_from(["oldest", "end", "2026-11-21T06:00:00Z", 1_700_000_000_000]),
+    epoch=st.none() | epochs,
+    after_offset=st.none() | offsets,
+    confirm=st.none() | confirms,
+    definitions_known=st.dictionaries(st.builds("{}/{}".format, zones, epochs), offsets, max_size=3),
+)
+new_messages = st.builds(
+    NewMessage,
+    envelope=st.builds(Envelope, st.text(), zones, st.text(), st.integers(0, 2**53), labels=st.just({"line": "1"})),
+    fact=st.builds(NewFact, subject=st.text(), predicate=st.text(), object=st.just(msgspec.Raw(b'{"a":[1,2.5]}'))),
+    producer=st.none() | st.text(),
+    lease_epoch=st.none() | positions,
+    base_offset=st.none() | offsets,
+)
+requests = (
+    fetches
+    | st.builds(ConfirmReceipt, consumer_name=names, offset=positions, epoch=st.none() | epochs)
+    | st.builds(GetCursor, consumer_name=names)
+    | st.builds(GetBounds, stream=names)
+    | st.builds(ListStreams)
+    | st.builds(
+        AppendFact,
+        stream=names,
+        messages=st.lists(new_messages, min_size=1, max_size=3),
+        acks=st.sampled_from([None, "none", "local", "quorum", "all"]),
+    )
+    | st.builds(AcquireLease, stream=names, producer=names)
+)
+
+
+def request_with(**fields: object) -> bytes:
+    """A FetchFacts as a careless client might write it."""
+    head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts"}
+    return json.dumps({**head, "consumer_name": "idmz.facts", "limit": 10, **fields}).encode()
+
+
+def answer_with(attachment: bytes = b"", **fields: object) -> bytes:
+    """A FetchFacts answer with some fields replaced."""
+    header = {
+        "protocol": "bsfg.replication",
+        "version": "1.0",
+        "operation": "FetchFacts",
+        "status": "ok",
+        "store_zone": "plant-a",
+        "epoch": EPOCH,
+        "stream": "facts",
+        "frontier": 0,
+        "end_offset": 9,
+        **fields,
+    }
+    encoded = json.dumps(header).encode()
+    return struct.pack("<I", len(encoded)) + encoded + attachment
+
+
+@given(requests)
+def test_request_round_trip(request: codec.Request) -> None:
+    """Every request is read back as it was written."""
+    assert decode_request(encode_request(request)) == request
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.binary(min_size=1, max_size=40), st.booleans()), max_size=8), offsets)
+def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: int) -> None:
+    """Batches of any sizes, omitted ranges between them, and definitions come back exactly, in order."""
+    end, batches, omitted, attachment = 0, [], [], []
+    for count, data, is_omitted in runs:
+        if is_omitted:
+            omitted.append((end + 1, end + count))
+        else:
+            batches.append((end + 1, end + count, len(data)))
+            attachment.append(data)
+        end += count
+    body = b'{"subject":"tag:x","a" : [1, 2]}'
+    entry = DefinitionEntry(zone="plant-a", epoch=EPOCH, number=1, definition=msgspec.Raw(body))
+    answer = FetchAnswer(
+        store_zone="plant-a",
+        epoch=EPOCH,
+        stream="facts",
+        frontier=frontier,
+        end_offset=end,
+        batches=batches,
+        omitted=omitted,
+        definitions=[entry],
+    )
+    decoded, found = decode_answer(encode_answer(answer, attachment))
+    assert isinstance(decoded, FetchAnswer)
+    assert found == attachment
+    assert (decoded.batches, decoded.omitted, decoded.frontier) == (batches, omitted, frontier)
+    assert bytes(decoded.definitions[0].definition) == body
+    assert decoded.covered() == ((1, end) if runs else None)
+
+
+def test_streams_answer_round_trip() -> None:
+    """An answer without attachment."""
+    entry = StreamEntry(name="facts.telemetry", first_offset=1, end_offset=0)
+    answer = StreamsAnswer(store_zone="plant-a", epoch=EPOCH, streams=[entry])
+    assert decode_answer(encode_answer(answer, [])) == (answer, [])
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_error_round_trip(code: str) -> None:
+    """Each row of the error table travels with its hint and whether to retry."""
+    answer, batches = decode_answer(encode_error("plant-a", EPOCH, "FetchFacts", code, "limit is 0"))
+    assert isinstance(answer, ErrorAnswer)
+    assert batches == []
+    assert (answer.error.code, answer.error.message) == (code, "limit is 0")
+    assert (answer.error.retryable, answer.error.hint) == (ERRORS[code].retryable, ERRORS[code].hint)
+
+
+def test_error_for_an_unreadable_request_can_be_sent() -> None:
+    """Whatever name an operation claimed to have, the answer to it can be written and read."""
+    answer, _ = decode_answer(encode_error("plant-a", EPOCH, "x" * 500, "unknown_operation", "y" * 5000))
+    assert isinstance(answer, ErrorAnswer)
+
+
+@pytest.mark.parametrize(
+    "payload, code, said",
+    [
+        (b"", "bad_request", "truncated"),
+        (b"{", "bad_request", "truncated"),
+        (b"[]", "bad_request", "object"),
+        (b"\xff\xfe", "bad_request", "malformed"),
+        (b"[" * 50_000, "bad_request", "object"),
+        (b" " * (REQUEST_BYTES_MAX + 1), "request_too_large", "65536"),
+        (request_with(version="2.0"), "unsupported_version", "'2.0', this node 'bsfg.replication' '1.0'"),
+        (request_with(version="0.9"), "unsupported_version", "'0.9'"),
+        (request_with(version="one"), "unsupported_version", "'one'"),
+        (request_with(protocol="mesh"), "unsupported_version", "'mesh'"),
+        (request_with(operation="DropFacts"), "unknown_operation", "'DropFacts'"),
+        (request_with(limit=0), "limit_out_of_range", "limit is 0, must be 1 to 1000000"),
+        (request_with(limit=-1), "limit_out_of_range", "limit is -1"),
+        (request_with(limit=10**30), "limit_out_of_range", "beyond 64 bits"),
+        (request_with(limit="10"), "bad_request", "$.limit"),
+        (request_with(limit=True), "bad_request", "$.limit"),
+        (request_with(bytes_max=1), "limit_out_of_range", "bytes_max is 1"),
+        (request_with(bytes_max=10**9), "limit_out_of_range", "bytes_max"),
+        (request_with(wait_ms=-5), "limit_out_of_range", "wait_ms is -5"),
+        (request_with(wait_ms=10**9), "limit_out_of_range", "wait_ms"),
+        (request_with(consumer_name="a/b"), "bad_request", "$.consumer_name"),
+        (request_with(consumer_name="a" * 65), "bad_request", "$.consumer_name"),
+        (request_with(consumer_name="a\n"), "bad_request", "$.consumer_name"),
+        (request_with(after_offset=-1), "bad_request", "$.after_offset"),
+        (request_with(after_offset=2**63), "bad_request", "$.after_offset"),
+        (request_with(confirm={"last_offset": 0}), "bad_request", "$.confirm.last_offset"),
+        (request_with(confirm={"last_offset": 3, "first_offset": 4}), "bad_request", "backwards"),
+        (request_with(epoch="xyz"), "bad_request", "$.epoch"),
+        (request_with(definitions_known={"plant-a": 1}), "bad_request", "$.definitions_known"),
+    ],
+)
+def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
+    """Each kind of bad request has its code and a text that names the thing."""
+    with pytest.raises(MalformedMessage, match=re.escape(said)) as raised:
+        decode_request(payload)
+    assert raised.value.code == code
+
+
+def test_an_answer_in_another_version_says_what_to_do() -> None:
+    """Who reads it is a command or a puller of this node, and nobody sends it the table's advice."""
+    with pytest.raises(MalformedMessage, match=r"'2\.0'") as raised:
+        decode_answer(encode_error("plant-a", "11" * 16, "", "busy", "x").replace(b'"1.0"', b'"2.0"'))
+    assert raised.value.hint == ERRORS["unsupported_version"].hint
+
+
+def test_higher_minor_version_is_read() -> None:
+    """Fields of a later minor version are ignored, wherever they stand."""
+    request = decode_request(request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "why": []}))
+    assert isinstance(request, FetchFacts)
+    assert request.confirm == Confirm(last_offset=2)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\x00\x00\x00",
+        struct.pack("<I", 100) + b"{}",
+        struct.pack("<I", 2**32 - 1) + b"{}",
+        answer_with(version="2.0"),
+        answer_with(status="maybe"),
+        answer_with(operation="Unheard"),
+        answer_with(batches=[[1, 2, 3]]),
+        answer_with(b"abcd", batches=[[1, 2, 3]]),
+        answer_with(b"abc", batches=[[2, 1, 3]]),
+        answer_with(b"abc", batches=[[1, 2, 1], [4, 5, 2]]),
+        answer_with(b"abc", batches=[[1, 2, 1], [2, 3, 2]]),
+        answer_with(b"abc", batches=[[1, 10, 3]]),
+        answer_with(b"abc", batches=[[1, 3, 3]], omitted=[[3, 4]]),
+        answer_with(b"", batches=[[1, 1, 0]]),
+        answer_with(b"abc", batches=[[0, 1, 3]]),
+        answer_with(omitted=[[1, 1]] * 3000),
+        answer_with(holes=[[1, 3, "expired"]], omitted=[[3, 4]]),
+        answer_with(holes=[[4, 3, "expired"]]),
+        answer_with(holes=[[1, 3, "Not A Reason"]]),
+        answer_with(holes=[[1, 3]]),
+        answer_with(holes=[[1, 3, "expired"], [5, 6, "expired"]]),
+        answer_with(epoch="short"),
+        answer_with(store_zone="Plant A"),
+        b"\x00" * (codec.ANSWER_BYTES_MAX + 1),
+    ],
+)
+def test_bad_answer_is_refused(payload: bytes) -> None:
+    """Lengths, order and overlap of a page are checked before anybody looks at its batches."""
+    with pytest.raises(MalformedMessage):
+        decode_answer(payload)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=300) | st.builds(lambda text: b'{"protocol":' + text, st.binary(max_size=100)))
+def test_any_bytes_as_request(payload: bytes) -> None:
+    """Garbage either is a request or raises the one error."""
+    try:
+        decode_request(payload)
+    except MalformedMessage:
+        return
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+fields = st.dictionaries(
+    st.sampled_from(["limit", "confirm", "epoch", "after_offset", "definitions_known", "wait_ms", "stream", "x"]),
+    json_values,
+)
+
+
+@settings(max_examples=300)
+@given(fields)
+def test_any_fields_as_request(fields: dict[str, object]) -> None:
+    """Well-formed JSON with absurd values, too."""
+    try:
+        decode_request(request_with(**fields))
+    except MalformedMessage:
+        return
+
+
+@settings(max_examples=300)
+@given(
+    st.binary(max_size=300)
+    | st.builds(lambda size, rest: struct.pack("<I", size) + rest, st.integers(0, 400), st.binary(max_size=400))
+)
+def test_any_bytes_as_answer(payload: bytes) -> None:
+    """The same for answers."""
+    try:
+        decode_answer(payload)
+    except MalformedMessage:
+        return
+
+
+@settings(max_examples=200)
+@given(
+    st.dictionaries(
+        st.sampled_from(["batches", "omitted", "definitions", "end_offset", "epoch", "status", "error", "operation"]),
+        json_values,
+    ),
+    st.binary(max_size=20),
+)
+def test_any_fields_as_answer(fields: dict[str, object], attachment: bytes) -> None:
+    """And for answers of well-formed JSON."""
+    try:
+        decode_answer(answer_with(attachment, **fields))
+    except MalformedMessage:
+        return
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_flipped_byte(data: st.DataObject) -> None:
+    """A good answer with one byte changed is read, or refused with the one error."""
+    answer = FetchAnswer(
+        store_zone="plant-a", epoch=EPOCH, stream="facts", frontier=1, end_offset=20, batches=[(1, 10, 3), (11, 20, 4)]
+    )
+    good = bytearray(encode_answer(answer, [b"abc", b"defg"]))
+    at = data.draw(st.integers(0, len(good) - 1))
+    good[at] ^= data.draw(st.integers(1, 255))
+    try:
+        decode_answer(bytes(good))
+    except MalformedMessage:
+        return
+
+
+@pytest.mark.parametrize(
+    "start, found",
+    [
+        ("oldest", "oldest"),
+        ("end", "end"),
+        (0, 0),
+        (1_700_000_000_123, 1_700_000_000_123),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-14T23:13:20.123456+01:00", 1_700_000_000_123),
+    ],
+)
+def test_where_a_consumer_may_start(start: object, found: object) -> None:
+    """The oldest fact, the end, or a time in either spelling."""
+    request = decode_request(request_with(start=start))
+    assert isinstance(request, FetchFacts)
+    assert request.starts == found
+
+
+@pytest.mark.parametrize(
+    "start", ["noon", "", "2023-11-14T22:13:20", "1969-12-31T23:59:59Z", -1, 1.5, True, 2**63, "9" * 41, []]
+)
+def test_a_start_that_is_no_time(start: object) -> None:
+    """A time without a zone could mean any hour, so it is refused like what is no time at all."""
+    with pytest.raises(MalformedMessage) as raised:
+        decode_request(request_with(start=start))
+    assert raised.value.code == "bad_request"
+
+
+@pytest.mark.parametrize("count, is_good", [(1, True), (MESSAGES_MAX, True), (0, False), (MESSAGES_MAX + 1, False)])
+def test_an_append_has_some_messages_and_not_too_many(count: int, *, is_good: bool) -> None:
+    """The number of messages is a limit of its own, below what fits in bytes."""
+    envelope = {"message_id": "a", "from_zone": "b", "to_zone": "c", "produced_at_unix_ms": 1}
+    one = {"envelope": envelope, "fact": {"subject": "a:b", "predicate": "c", "object": 1}}
+    head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": "facts"}
+    payload = json.dumps({**head, "messages": [one] * count}).encode()
+    assert len(payload) <= REQUEST_BYTES_MAX
+    if is_good:
+        assert len(decode_request(payload).messages) == count  # type: ignore[union-attr]
+        return
+    with pytest.raises(MalformedMessage) as refused:
+        decode_request(payload)
+    assert refused.value.code == "bad_request"
+
+
+def test_what_is_too_large_is_not_sent() -> None:
+    """A request beyond the limit is refused where it is made, with the same code."""
+    fact = NewFact(subject="a:b", predicate="c", object=msgspec.Raw(b'"' + b"x" * REQUEST_BYTES_MAX + b'"'))
+    message = NewMessage(envelope=Envelope("a", "b", "c", 1), fact=fact)
+    with pytest.raises(MalformedMessage) as refused:
+        encode_request(AppendFact(stream="facts", messages=[message]))
+    assert refused.value.code == "request_too_large"
+    assert (
+        refused.value.hint == ERRORS["request_too_large"].hint
+    )  # a command prints it: nobody answers what is not sent

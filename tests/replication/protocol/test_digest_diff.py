@@ -1,0 +1,136 @@
+"""The core of comparing: exactly what is missing is asked for, a fork is named where it begins, and few questions are enough."""
+
+import math
+import random
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import ranges
+from agent.replication.protocol.digest_diff import (
+    DigestRange,
+    Forked,
+    Interval,
+    known_end,
+    missing,
+    narrow,
+    shared,
+    spread,
+)
+
+Batch = tuple[int, int, bytes]  # first and last sequence, digest
+
+
+def history(sizes: list[int], salt: int = 0, prefix: tuple[Batch, ...] = ()) -> list[Batch]:
+    """A chain of batches of these sizes behind a prefix, each digest of its own."""
+    found = list(prefix)
+    for size in sizes:
+        first = found[-1][1] + 1 if found else 1
+        found.append((first, first + size - 1, random.Random(f"{salt} {first} {size} {found[-1:]}").randbytes(16)))
+    return found
+
+
+def held(batches: list[Batch]) -> list[DigestRange]:
+    """The ranges that some batches of one chain make."""
+    found = list[DigestRange]()
+    for first, last, digest in batches:
+        if found and found[-1].last_sequence + 1 == first:
+            first = found.pop().first_sequence  # noqa: PLW2901 - the joined range takes its place
+        found.append(DigestRange(first, last, digest))
+    return found
+
+
+def search(ours: list[Batch], theirs: list[Batch], count: int) -> tuple[Forked, int]:
+    """Where two chains that differ in the last batch of both fork, and how many questions it took."""
+    own = {last: digest for _, last, digest in ours}
+    lasts = [last for _, last, _ in theirs]
+    interval: Interval | Forked = Interval(0, lasts[-1])
+    asked = 0
+    while isinstance(interval, Interval):
+        asked += 1
+        places = {bisect_left(lasts, one) for one in spread(interval.equal + 1, interval.different, count)}
+        there = {theirs[place][1]: theirs[place][2] for place in places}
+        interval = narrow(interval, {one: own.get(one, b"") for one in there}, there)
+    return interval, asked
+
+
+CHAIN = st.lists(st.integers(1, 50), min_size=1, max_size=40)
+
+
+@given(CHAIN, st.randoms(use_true_random=False))
+def test_exactly_the_missing_is_asked_for(sizes: list[int], choice: random.Random) -> None:
+    """Of one history, with batches lost at random on either side: what they have and we do not, sequence by sequence, and nothing
+    else; behind our last one only when we have had everything they had."""
+    chain = history(sizes)
+    ours, theirs = ([one for one in chain if choice.random() < 0.6] for _ in range(2))
+    here = {n for first, last, _ in ours for n in range(first, last + 1)}
+    there = {n for first, last, _ in theirs for n in range(first, last + 1)}
+
+    def numbers(found: list[ranges.Span]) -> set[int]:
+        return {n for first, last in found for n in range(first, last + 1)}
+
+    level = missing(held(ours), held(theirs), is_level=True)
+    assert numbers(level) == there - here
+    assert ranges.count(level) == len(there - here)
+    behind = missing(held(ours), held(theirs), is_level=False)
+    assert numbers(behind) == {n for n in there - here if n < max(here, default=0)}
+    late = missing(held(ours), held(theirs), is_level=True, is_from_start=False)
+    assert numbers(late) == {n for n in there - here if here and n > min(here)}
+    both = shared(held(ours), held(theirs))
+    assert numbers(both) == there & here
+    for first, last in both:
+        assert len([one for one in held(ours) if one.first_sequence <= first <= last <= one.last_sequence]) == 1
+        assert len([one for one in held(theirs) if one.first_sequence <= first <= last <= one.last_sequence]) == 1
+
+
+@given(CHAIN, CHAIN, st.integers(0, 40), st.integers(1, 20))
+def test_a_fork_is_named_at_its_first_batch(sizes: list[int], others: list[int], kept: int, count: int) -> None:
+    """Two chains with a common beginning: the search ends at the first batch of theirs that we do not have, whatever is asked at once."""
+    ours = history(sizes)
+    theirs = history(others, 1, tuple(ours[:kept]))
+    end = min(ours[-1][1], theirs[-1][1])
+    theirs_till = [one for one in theirs if one[1] <= end]
+    different = [one for one in theirs_till if one not in ours]
+    if not different or theirs_till[-1][1] != end:
+        return  # nothing to compare at the end: no search begins
+    found, _ = search(ours, theirs_till, count)
+    assert (found.first_sequence, found.last_sequence) == different[0][:2]
+
+
+@pytest.mark.parametrize("count", [4, 64])
+@pytest.mark.parametrize("batches", [1_000, 30_000])
+def test_a_search_takes_few_questions(batches: int, count: int) -> None:
+    """The number of exchanges grows with the logarithm of the facts, to the base of what is asked for at once."""
+    sizes = [random.Random(n).randint(1, 2_000) for n in range(batches)]
+    for at in (0, 1, batches // 3, batches - 1):
+        ours = history(sizes)
+        theirs = [(first, last, digest[::-1] if n >= at else digest) for n, (first, last, digest) in enumerate(ours)]
+        found, asked = search(ours, theirs, count)
+        assert found.first_sequence == ours[at][0]
+        assert asked <= math.log(ours[-1][1], count) + 2
+
+
+def test_the_end_of_a_range_is_known_without_its_batch() -> None:
+    """What retention has released still vouches at the end of a range."""
+    assert known_end([DigestRange(1, 10, b"a"), DigestRange(20, 30, b"b")], 30) == b"b"
+    assert known_end([DigestRange(1, 10, b"a")], 9) is None
+
+
+@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
+def test_spans_are_sets(left: set[int], right: set[int]) -> None:
+    """Common and without are what they are for sets of numbers."""
+
+    def runs(numbers: set[int]) -> list[ranges.Span]:
+        found = list[ranges.Span]()
+        for n in sorted(numbers):
+            found.append((found.pop()[0], n) if found and found[-1][1] == n - 1 else (n, n))
+        return found
+
+    def numbers(found: list[ranges.Span]) -> set[int]:
+        return {n for first, last in found for n in range(first, last + 1)}
+
+    assert numbers(ranges.common(runs(left), runs(right))) == left & right
+    assert numbers(ranges.without(runs(left), runs(right))) == left - right
+    assert ranges.count(runs(left)) == len(left)

@@ -1,0 +1,125 @@
+"""What a receiver checks of a page: a peer that sends what it should not is named, and nothing of it is stored."""
+
+import hashlib
+import re
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from agent.batch import Batch, Definitions, Link, Origin, cut, seal_samples
+from agent.replication.protocol.messages import CursorAnswer, DefinitionEntry, FetchAnswer
+from agent.replication.protocol.page_check import (
+    DEFINITION_BYTES_MAX,
+    PageContent,
+    PageRefused,
+    check_batches,
+    check_page,
+)
+
+STREAM = "facts.telemetry"
+EPOCH = bytes(16)
+DEFINITION = b'{"predicate":"value_sampled","subject":"tag:a"}'
+ORIGINS = frozenset({"plant-a"})
+
+
+def sealed(zone: str = "plant-a", stream: str = STREAM, count: int = 10) -> Batch:
+    """One batch of a plant."""
+    rows = [(1, number, float(number), 0) for number in range(count)]
+    return seal_samples(Link(stream, Origin(zone, EPOCH)), rows, Definitions().extended(DEFINITION))
+
+
+def entry(zone: str = "plant-a", body: bytes = DEFINITION) -> DefinitionEntry:
+    """One definition of a plant."""
+    return DefinitionEntry(zone=zone, epoch=EPOCH.hex(), number=1, definition=msgspec.Raw(body))
+
+
+def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
+    """A page of one batch."""
+    good = {
+        "store_zone": "plant-a",
+        "epoch": EPOCH.hex(),
+        "stream": STREAM,
+        "frontier": 0,
+        "end_offset": 99,
+        "batches": [(1, last, len(data))],
+        "definitions": [entry()],
+        "more": True,
+    }
+    return FetchAnswer(**{**good, **fields})
+
+
+def test_good_page() -> None:
+    """A page as it should be, with its content and the definitions' numbers."""
+    batch = sealed()
+    page = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, ORIGINS)
+    assert (page.first_offset, page.last_offset, page.more, page.end_offset) == (1, 10, True, 99)
+    assert page.definitions == {str(batch.header.origin): 1}
+    assert isinstance(page.content, PageContent)
+    assert list(page.content.sealed) == [batch.sealed]
+    assert page.content.definitions[0].body == DEFINITION
+
+
+def test_page_of_omitted_facts() -> None:
+    """Our own facts were left out: the page covers offsets and holds nothing."""
+    page = check_page(answer(b"", batches=[], omitted=[(1, 7)]), [], "plant-a", STREAM, ORIGINS)
+    assert (page.first_offset, page.last_offset) == (1, 7)
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit changed on the way."""
+    return data[:100] + bytes([data[100] ^ 1]) + data[101:]
+
+
+def check(page: FetchAnswer, data: bytes) -> None:
+    """Both steps."""
+    check_page(page, [data], "plant-a", STREAM, ORIGINS)
+    check_batches(page.batches, [data], STREAM, ORIGINS, is_opened=True)
+
+
+def lying(batch: Batch) -> bytes:
+    """A batch whose digest is right and whose content is not what its header promises."""
+    sealed_bytes = bytearray(batch.sealed[:-16])
+    sealed_bytes[36:44] = (-5).to_bytes(8, "little", signed=True)  # the earliest time
+    return bytes(sealed_bytes) + hashlib.blake2b(sealed_bytes, digest_size=16).digest()
+
+
+@pytest.mark.parametrize(
+    "data, fields, said",
+    [
+        (sealed().sealed, {"store_zone": "plant-b"}, "answer of zone plant-b"),
+        (sealed().sealed, {"stream": "facts.audit"}, "page of stream 'facts.audit'"),
+        (sealed(stream="facts.audit").sealed, {}, "is of stream 'facts.audit'"),
+        (cut(sealed(count=12), 0, 10).sealed, {}, "the peer's store is an old copy"),
+        (sealed(count=9).sealed, {}, "holds 9 facts, the page says 10"),
+        (sealed(zone="idmz").sealed, {}, "of zone idmz, which this peer may not relay"),
+        (sealed().sealed, {"definitions": [entry("idmz")]}, "definition 1 is of zone idmz"),
+        (sealed().sealed, {"definitions": [entry(body=b'"' + b"x" * DEFINITION_BYTES_MAX + b'"')]}, "at most 65536"),
+        (flipped(sealed().sealed), {}, "digest"),
+        (lying(sealed()), {}, "times"),
+        (b"BSFB", {}, "batch at offset 1"),
+        (b"", {}, "batch at offset 1"),
+    ],
+)
+def test_bad_page_is_named(data: bytes, fields: dict[str, object], said: str) -> None:
+    """Each thing a peer may not send is refused, naming it."""
+    with pytest.raises(PageRefused, match=re.escape(said)):
+        check(answer(data, **fields), data)
+
+
+def test_answer_to_another_question() -> None:
+    """A cursor where a page was asked for."""
+    cursor = CursorAnswer(
+        store_zone="plant-a", epoch=EPOCH.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
+    )
+    with pytest.raises(PageRefused, match="another operation"):
+        check_page(cursor, [], "plant-a", STREAM, ORIGINS)
+
+
+def test_relayed_origins_are_taken_when_allowed() -> None:
+    """The configuration's word is what counts."""
+    batch = sealed(zone="plant-b")
+    origins = frozenset({"plant-b"})
+    page = check_page(answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins)
+    check_batches([(1, 10, len(batch.sealed))], [batch.sealed], STREAM, origins, is_opened=True)
+    assert replace(page, content=None).last_offset == 10

@@ -1,0 +1,71 @@
+"""How large a page is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.replication.protocol.page_size import BYTES_MAX, BYTES_MIN, BYTES_START, QUICK_MS, SLOW_MS, PageSize
+from agent.replication.protocol.pull_events import Appended, ArrivedPage, Event, Fetch, LinkUp, PageArrived, Settings
+from agent.replication.pulling.receiver import Receiver
+
+
+def test_pages_grow_while_they_come_at_once_and_stop_at_the_largest() -> None:
+    """Each quick page is followed by one twice as large, up to what a broker lets through."""
+    size, asked = PageSize(), []
+    for _ in range(4):
+        asked.append(size.bytes)
+        size.arrived(QUICK_MS)
+    assert asked == [BYTES_START, 2 * BYTES_START, BYTES_MAX, BYTES_MAX]
+
+
+def test_pages_shrink_while_they_take_long_and_stop_at_the_smallest() -> None:
+    """A page that took half the patience, or more than all of it, is followed by a smaller one, never by none."""
+    size = PageSize()
+    size.arrived(SLOW_MS)
+    assert size.bytes == BYTES_START // 2
+    for _ in range(10):
+        size.timed_out()
+    assert size.bytes == BYTES_MIN
+
+
+def test_a_long_way_does_not_make_pages_small() -> None:
+    """Between quick and slow nothing changes: a satellite's 600 ms are no reason to fetch in small pieces."""
+    size = PageSize()
+    for _ in range(10):
+        size.arrived(600)
+    assert size.bytes == BYTES_START
+
+
+@pytest.mark.parametrize("bytes_per_ms", [2, 8, 125, 12_500])
+def test_on_any_way_pages_settle_at_what_comes_in_time(bytes_per_ms: int) -> None:
+    """16 kbit/s to 100 Mbit/s: after a few pages each one asked for comes within the patience of 3 s, where the smallest can."""
+    size = PageSize()
+    for _ in range(20):
+        took_ms = size.bytes // bytes_per_ms
+        size.arrived(took_ms) if took_ms < 3_000 else size.timed_out()
+    assert size.bytes // bytes_per_ms < 3_000 or size.bytes == BYTES_MIN
+
+
+def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
+    """A page that waited at the peer for facts took long for another reason, however much there was in the end; one with more behind
+    it that was asked for while there was more took as long as its way is."""
+    receiver = Receiver(Settings(), None, 0)
+    asked: list[Fetch] = []
+    now_ms = 0
+
+    def happens(event: Event, after_ms: int = 0) -> None:
+        nonlocal now_ms
+        now_ms += after_ms
+        asked.extend(effect for effect in receiver.handle(event, now_ms, 0.5) if isinstance(effect, Fetch))
+
+    def page(first: int, last: int, *, more: bool) -> PageArrived:
+        found = ArrivedPage(epoch="00" * 16, frontier=0, first_offset=first, last_offset=last, more=more)
+        return PageArrived(asked[-1].fetch_id, found)
+
+    happens(LinkUp())
+    happens(page(1, 10, more=False), 1)
+    happens(Appended())
+    happens(page(11, 20, more=True), SLOW_MS)  # it lay at the peer until there were facts
+    assert asked[-1].bytes_max == BYTES_START
+    happens(page(21, 30, more=True), SLOW_MS)
+    assert asked[-1].bytes_max == BYTES_START // 2

@@ -1,0 +1,150 @@
+"""docs/reference/protocol.md and DESIGN.md say what the code says: the error table, the worked example, the two states.
+
+Run this file as a program to write the generated parts anew.
+"""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.batch import Definitions, Link, Origin, seal_samples
+from agent.message import TagDefinition
+from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_request
+from agent.replication.protocol.errors import ERRORS
+from agent.replication.protocol.messages import (
+    ANSWERS,
+    REQUESTS,
+    Confirm,
+    DefinitionEntry,
+    FetchAnswer,
+    FetchFacts,
+    operation_of,
+)
+from agent.replication.protocol.pull_events import ASKING_TRANSITIONS, STORING_TRANSITIONS
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/reference/protocol.md"
+DESIGN = ROOT / "agent/replication/DESIGN.md"
+EPOCH = bytes(range(16))
+DEFINITION = TagDefinition(subject="tag:line1/temperature", unit="degC").to_json()
+
+
+def request() -> bytes:
+    """The example's first request."""
+    return encode_request(
+        FetchFacts(
+            consumer_name="idmz.facts.telemetry", stream="facts.telemetry", limit=65536, wait_ms=2000, after_offset=0
+        )
+    )
+
+
+def following_request() -> bytes:
+    """The example's second request."""
+    return encode_request(
+        FetchFacts(
+            consumer_name="idmz.facts.telemetry",
+            stream="facts.telemetry",
+            limit=65536,
+            wait_ms=2000,
+            epoch=EPOCH.hex(),
+            after_offset=1,
+            confirm=Confirm(last_offset=1),
+            definitions_known={f"plant-a/{EPOCH.hex()}": 1},
+        )
+    )
+
+
+def answer() -> bytes:
+    """The example's answer, one batch attached."""
+    definitions = Definitions().extended(DEFINITION)
+    link = Link("facts.telemetry", Origin("plant-a", EPOCH))
+    sealed = seal_samples(link, [(1, 1_700_000_000_000_000_000, 21.5, 0)], definitions).sealed
+    entry = DefinitionEntry(zone="plant-a", epoch=EPOCH.hex(), number=1, definition=msgspec.Raw(DEFINITION))
+    page = FetchAnswer(
+        store_zone="plant-a",
+        epoch=EPOCH.hex(),
+        stream="facts.telemetry",
+        frontier=0,
+        end_offset=1,
+        batches=[(1, 1, len(sealed))],
+        definitions=[entry],
+    )
+    return encode_answer(page, [sealed])
+
+
+def hexdump(data: bytes) -> str:
+    """Lines of 32 bytes, with what is readable beside them."""
+    lines = []
+    for at in range(0, len(data), 32):
+        part = data[at : at + 32]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{part.hex(' ', -4):71}  {text}")
+    return "\n".join(lines)
+
+
+def generated() -> dict[str, str]:
+    """The parts of the page that follow from the code, by the comment that stands before each."""
+    rows = "\n".join(
+        f"| `{row.code}` | {row.fault.value} | {'yes' if row.retryable else 'no'} | {row.meaning} | {row.hint} |"
+        for row in ERRORS.values()
+    )
+    return {
+        "errors: from agent/replication/protocol/errors.py": (
+            f"| code | whose | retry | meaning | what to do |\n| --- | --- | --- | --- | --- |\n{rows}"
+        ),
+        "example: request": f"```json\n{request().decode()}\n```",
+        "example: answer": f"```text\n{hexdump(answer())}\n```",
+        "example: next": f"```json\n{following_request().decode()}\n```",
+    }
+
+
+def written(page: str) -> str:
+    """The page with its generated parts as they should be."""
+    for name, text in generated().items():
+        pattern = rf"(<!-- {re.escape(name)} -->\n)\n?(?:(?:\|[^\n]*\n)+|```.*?\n```\n)?\n*"
+        page, found = re.subn(pattern, lambda match, text=text: match[1] + "\n" + text + "\n\n", page, flags=re.DOTALL)
+        assert found == 1, name
+    return page.rstrip() + "\n"
+
+
+def test_page_is_the_code() -> None:
+    """The error table and the example's bytes on the page are those of the code."""
+    page = PAGE.read_text("utf-8")
+    assert page == written(page), "run: python -m tests.replication.protocol.test_protocol_page"
+
+
+@pytest.mark.parametrize("message", [*REQUESTS, *ANSWERS], ids=lambda message: message.__name__)
+def test_every_operation_and_field_is_described(message: type[msgspec.Struct]) -> None:
+    """What the code takes and gives, the page names, in the part of its operation."""
+    page = PAGE.read_text("utf-8")
+    assert re.search(rf"^(### .*|\| `){operation_of(message)}\b", page, re.MULTILINE)
+    missing = [field.name for field in msgspec.structs.fields(message) if f"`{field.name}`" not in page]
+    assert not missing
+
+
+def test_example_is_read() -> None:
+    """What the page shows is what the decoders take."""
+    assert isinstance(decode_request(request()), FetchFacts)
+    assert isinstance(decode_request(following_request()), FetchFacts)
+    shown = bytes.fromhex("".join(line[:71] for line in hexdump(answer()).splitlines()))
+    decoded, batches = decode_answer(shown)
+    assert isinstance(decoded, FetchAnswer)
+    assert len(batches) == 1
+
+
+def test_states_are_drawn_from_the_tables() -> None:
+    """The diagram in DESIGN.md has exactly the transitions of the two tables."""
+    drawn = set(re.findall(r"^ +([A-Z]+) --> ([A-Z]+)$", DESIGN.read_text("utf-8"), re.MULTILINE))
+    tables = {
+        (source.name, target.name)
+        for table in (ASKING_TRANSITIONS, STORING_TRANSITIONS)
+        for source, targets in table.items()
+        for target in targets
+    }
+    assert drawn == tables
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")

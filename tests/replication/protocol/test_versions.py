@@ -1,0 +1,172 @@
+"""Peers of other versions on the real broker: a later minor one is understood, both ways, and another major one is named.
+
+Seen to catch, with the product broken on purpose: a decoder that forbids unknown fields, a version that is not looked at.
+"""
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.cli import status as status_command
+from agent.health.snapshot import NodeSnapshot, PeerFigures
+from agent.replication.broker.diagnostic import Outcome
+from agent.replication.broker.peer_test import Peer, check_peer
+from agent.replication.broker.session import Access
+from agent.replication.mqtt import requester
+from agent.replication.protocol.errors import PeerRefused
+from agent.replication.protocol.messages import GetBounds, ListStreams
+from agent.replication.protocol.pull_events import Asking
+from agent.replication.pulling.puller import Puller
+from agent.replication.serving import server
+from tests.replication.nodes import STREAM, Node, sealed
+from tests.support.mosquitto import HOST, Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+Encode = Callable[..., bytes]
+Rewrite = Callable[[dict[str, Any]], dict[str, Any]]
+LATER: dict[str, Any] = {"patience": {"unit": "ms", "values": [1, None]}, "mood": True}
+VERBATIM = {"definitions_known", "definition"}  # a map by origin, and bytes that are not the sender's
+
+
+def in_1_7(message: Any) -> Any:
+    """The same message as a later minor version might say it: fields nobody here knows, in every object."""
+    if isinstance(message, list):
+        return [in_1_7(each) for each in message]
+    if not isinstance(message, dict):
+        return message
+    grown = {name: value if name in VERBATIM else in_1_7(value) for name, value in message.items()}
+    return {**LATER, **grown, **({"version": "1.7"} if "version" in message else {})}
+
+
+def in_2_0(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of another major version, which is free to mean something else by every other word."""
+    return {"protocol": message["protocol"], "version": "2.0", "operation": 7, "what": message["operation"]}
+
+
+def rewritten(encode: Encode, rewrite: Rewrite, *, is_answer: bool) -> Encode:
+    """An encoder that says it in other words."""
+
+    def other(*arguments: object) -> bytes:
+        payload = encode(*arguments)
+        if not is_answer:
+            return msgspec.json.encode(rewrite(msgspec.json.decode(payload)))
+        length = struct.unpack_from("<I", payload)[0]
+        header = msgspec.json.encode(rewrite(msgspec.json.decode(payload[4 : 4 + length])))
+        return struct.pack("<I", len(header)) + header + payload[4 + length :]
+
+    return other
+
+
+@pytest.fixture
+def speaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Has the asking or the serving side of this process speak otherwise."""
+
+    def speak(rewrite: Rewrite, *, asks: bool = False, serves: bool = False) -> None:
+        if asks:
+            monkeypatch.setattr(
+                requester, "encode_request", rewritten(requester.encode_request, rewrite, is_answer=False)
+            )
+        if serves:
+            for name in ("encode_answer", "encode_error"):
+                monkeypatch.setattr(server, name, rewritten(getattr(server, name), rewrite, is_answer=True))
+
+    yield speak
+    monkeypatch.undo()
+
+
+def pulled(broker: Mosquitto, folder: Path, until: Callable[[Node, Node, Puller], Any]) -> None:
+    """idmz pulls 500 facts of plant-a, until what the test waits for."""
+
+    async def run() -> None:
+        plant, idmz = (Node.open(broker, zone, folder) for zone in ("plant-a", "idmz"))
+        plant.serve({"idmz": [STREAM]})
+        puller = idmz.pull("plant-a")
+        await plant.append(0, 500)
+        async with plant.running(), idmz.running():
+            await until(plant, idmz, puller)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("side", ["asks", "serves"])
+def test_a_later_minor_version_is_understood(
+    broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], side: str
+) -> None:
+    """A peer that speaks 1.7, with fields nobody here knows in every object of its requests, or of its answers and errors:
+    facts, definitions, confirmations and the lease go through, and a refusal keeps its code."""
+    speaking(in_1_7, **{side: True})
+
+    async def until(plant: Node, idmz: Node, puller: Puller) -> None:
+        await idmz.wait_end(500)
+        await wait_until_async(lambda: puller.statistics().frontier == 500, "the confirmation")
+        assert puller.statistics().lease == 1
+        assert sealed(idmz.store) == sealed(plant.store)
+        with pytest.raises(PeerRefused) as raised:
+            await idmz.askers["plant-a"].ask(GetBounds(stream="facts.other"), 5)
+        assert raised.value.code == "stream_not_exported"
+
+    pulled(broker, tmp_path, until)
+
+
+def test_another_major_version_is_named_to_who_asks(
+    broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer that answers in 2.0, where nothing but protocol and version need mean the same: the log says so once, naming both
+    versions and what to do, the pull is blocked with these words, `bsfg status` and `bsfg peer test` print them."""
+    caplog.set_level(logging.WARNING)
+    speaking(in_2_0, serves=True)
+    both = "the peer speaks 'bsfg.replication' '2.0', this node 'bsfg.replication' '1.0'"
+
+    async def until(_plant: Node, _idmz: Node, puller: Puller) -> None:
+        await wait_until_async(lambda: puller.statistics().asking is Asking.BLOCKED, "the refusal")
+        reason = puller.statistics().lost_reason or ""
+        assert both in reason
+        assert "Update the older of the two nodes." in reason
+        mine = broker.identity("idmz")
+        access = Access(HOST, broker.port, "idmz", mine.ca_file, mine.cert_file, mine.key_file)
+        peer = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
+        steps = await asyncio.to_thread(lambda: list(check_peer(access, peer)))
+        bad = [step for step in steps if step.finding.outcome is Outcome.BAD]
+        assert [step.name for step in bad] == ["protocol"]
+        assert both in bad[0].finding.what
+        assert bad[0].finding.hint == "Update the older of the two nodes."
+        figures = NodeSnapshot(
+            "idmz", "e", 0, 0, None, peers=(PeerFigures("plant-a", STREAM, False, 0, 0, trouble=reason),)
+        )
+        shown = {**figures.to_json(), "summary": "", "reasons": []}
+        assert both in status_command.text(shown)
+
+    pulled(broker, tmp_path, until)
+    lines = [record for record in caplog.records if both in str(getattr(record, "reason", ""))]
+    assert [record.message for record in lines] == ["peer_refuses"]
+
+
+def test_another_major_version_is_named_to_who_serves(
+    broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer that asks in 2.0 is refused with both versions each time, and the serving node's log says so once."""
+    caplog.set_level(logging.WARNING)
+    speaking(in_2_0, asks=True)
+
+    async def until(plant: Node, idmz: Node, _puller: Puller) -> None:
+        for _ in range(3):
+            with pytest.raises(PeerRefused) as raised:
+                await idmz.askers["plant-a"].ask(ListStreams(), 5)
+            assert raised.value.code == "unsupported_version"
+            assert "'2.0', this node 'bsfg.replication' '1.0'" in raised.value.message
+        assert plant.server is not None
+        assert plant.server.statistics().requests == {}
+
+    pulled(broker, tmp_path, until)
+    lines = [record for record in caplog.records if record.message == "peer_version_unsupported"]
+    assert [record.__dict__["peer"] for record in lines] == ["idmz"]

@@ -1,0 +1,437 @@
+"""Two stores compared over the real broker: what is damaged or missing here comes back, byte for byte; a fork stays and is told."""
+
+import asyncio
+import json
+import re
+import shlex
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.batch import Batch, parse
+from agent.cli import bsfg
+from agent.config import load
+from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.log.errors import StoreDamaged
+from agent.fact_store.log.records import PeerPosition, ReceivedDefinition
+from agent.fact_store.store import FactStore
+from agent.local_socket import local_socket
+from agent.node import compare
+from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.requester import Asker
+from agent.replication.protocol.errors import PeerRefused
+from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
+from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
+from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.token_bucket import Bandwidth, Share
+from agent.telemetry import Span, Telemetry
+from tests.replication.nodes import STORE_ERRORS, STREAM, Node, access, sealed
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A broker at which the two may ask each other."""
+    folder = tmp_path_factory.mktemp("broker-both-ways")
+    with Mosquitto.started(folder, ("plant-a", "idmz"), ("plant-a:idmz", "idmz:plant-a")) as running:
+        yield running
+
+
+def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> Comparer:
+    """Compares the stream of a node with a peer's."""
+    settings = CompareSettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
+    return Comparer(PayingAsker(node.asker(peer)), node.store, settings, STORE_ERRORS, chance=lambda: chance)
+
+
+def flip(path: Path, batch: bytes) -> None:
+    """Change one bit in the middle of a batch, in the file of a store that is closed."""
+    data = bytearray(path.read_bytes())
+    data[data.index(batch[:-16]) + len(batch) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+async def pulled(broker: Mosquitto, folder: Path) -> list[bytes]:
+    """plant-a's 1,000 facts in ten batches, stored at idmz too; both closed again."""
+    plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
+    plant.serve({"idmz": [STREAM]})
+    idmz.pull("plant-a")
+    async with plant.running(), idmz.running():
+        await plant.append(0, 1_000, 100)
+        await idmz.wait_end(1_000)
+    batches = sealed(plant.store)
+    plant.store.close()
+    idmz.store.close()
+    return batches
+
+
+def compared(
+    broker: Mosquitto, folder: Path, scenario: Callable[[Node, Node], Awaitable[None]], exports: dict[str, list[str]]
+) -> None:
+    """Open both nodes again and let a scenario compare them."""
+
+    async def run() -> None:
+        plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
+        plant.serve({"idmz": exports["plant-a"]})
+        idmz.serve({"plant-a": exports["idmz"]})
+        plant.asker("idmz"), idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            await scenario(plant, idmz)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+EVERYTHING = {"plant-a": [STREAM], "idmz": [STREAM]}
+
+
+def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto, tmp_path: Path) -> None:
+    """Carried out, refused by the peer, and given up in the middle because the node stops."""
+    asyncio.run(pulled(broker, tmp_path))
+    telemetry = Telemetry()
+
+    def ends() -> tuple[int, int, int, int]:
+        one = next(one for one in telemetry.statistics() if one.step.span is Span.ANTI_ENTROPY)
+        return one.started, one.stopped, one.failed, one.discarded
+
+    async def scenario(_: Node, idmz: Node) -> None:
+        streams = (STREAM, "facts.secret")
+        settings = CompareSettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
+        limit = Bandwidth(1_000_000)
+        comparing = Comparer(
+            PayingAsker(idmz.asker("plant-a"), limit), idmz.store, settings, STORE_ERRORS, telemetry=telemetry
+        )
+        await comparing.compare(STREAM, repair=False)
+        assert ends() == (1, 1, 0, 0)
+        with pytest.raises(PeerRefused):
+            await comparing.compare("facts.secret", repair=False)
+        assert ends() == (2, 1, 1, 0)
+        limit.spend(10**9, time.monotonic_ns() // 1_000_000)  # so that it waits
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(comparing.compare(STREAM, repair=False))
+            await wait_until_async(lambda: ends()[0] == 3, "the comparison to begin")
+            waiting.cancel()
+        assert ends() == (3, 1, 1, 1)
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+
+
+class Counting(Bandwidth):
+    """Far more than is needed, and what of it was spent."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000_000)
+        self.spent = 0
+
+    def spend(self, size: int, now_ms: int) -> None:
+        self.spent += size
+        super().spend(size, now_ms)
+
+
+def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) -> None:
+    """Each answer, of digests and of batches, is taken from the peer's bandwidth."""
+    flipped = asyncio.run(pulled(broker, tmp_path))[3]
+    flip(tmp_path / "idmz.db", flipped)
+
+    async def scenario(_: Node, idmz: Node) -> None:
+        limit = Counting()
+        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
+        asker = PayingAsker(idmz.asker("plant-a"), limit, Share.REPAIR)
+        found = await Comparer(asker, idmz.store, settings, STORE_ERRORS).compare(STREAM, repair=True, scan=True)
+        assert found.repaired_facts == 100
+        assert limit.spent == found.bytes > len(flipped)
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+
+
+@pytest.mark.parametrize("hurt, helper", [("idmz", "plant-a"), ("plant-a", "idmz")])
+def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: Path, hurt: str, helper: str) -> None:
+    """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with it at their
+    offsets, served again, also after a restart, and the file is whole to whoever verifies it."""
+    before = asyncio.run(pulled(broker, tmp_path))
+    for at in (3, 9):
+        flip(tmp_path / f"{hurt}.db", before[at])
+
+    async def scenario(plant: Node, idmz: Node) -> None:
+        node = plant if hurt == "plant-a" else idmz
+        comparing = comparer(node, helper)
+        found = await comparing.compare(STREAM, repair=False, scan=True)
+        assert [span for _, span in found.damaged] == [(301, 400), (901, 1000)]
+        assert (found.repaired_facts, found.missing, found.forks) == (0, [], [])
+        assert sealed(node.store)[:8] == [*before[:3], *before[4:9]]
+        found = await comparing.compare(STREAM, repair=True)
+        assert (found.repaired_ranges, found.repaired_facts, found.refused) == (2, 200, [])
+        assert sealed(node.store)[:10] == before
+        assert found.compared_facts >= 1_000
+        counted = comparing.statistics()[0]
+        assert (counted.comparisons, counted.repaired_facts, counted.divergent_ranges) == (2, 200, 4)
+        assert node.store.integrity().damages == 0
+        kinds = {(one.kind, one.subject) for one in node.store.incidents()}
+        assert {("repaired", f"{STREAM} 301 to 400"), ("repaired", f"{STREAM} 901 to 1000")} <= kinds
+        assert (await comparing.compare(STREAM, repair=True, scan=True)).divergent_ranges == 0
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+    assert not list(verify_store(tmp_path / f"{hurt}.db", Verified(), lambda *_: None, is_quick=False))
+    with FactStore.open(tmp_path / f"{hurt}.db", hurt) as store:
+        assert sealed(store)[:10] == before
+        page = store.read(STREAM, 349, 10, 1)
+        assert page.batches[0].sealed == before[3]
+
+
+def spoil_definition(path: Path) -> None:
+    """Change one bit of a tag's definition, in the file of a store that is closed."""
+    with closing(sqlite3.connect(path)) as connection:
+        (refusing,) = connection.execute(
+            "SELECT sql FROM sqlite_schema WHERE name = 'definition_update_refused'"
+        ).fetchone()
+        connection.execute("DROP TRIGGER definition_update_refused")
+        (body,) = connection.execute("SELECT body FROM definition WHERE number = 1").fetchone()
+        connection.execute(
+            "UPDATE definition SET body = ? WHERE number = 1", (body[:-3] + bytes([body[-3] ^ 1]) + body[-2:],)
+        )
+        connection.execute(refusing)
+        connection.commit()
+
+
+def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
+    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds it and has the
+    peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as whole."""
+    asyncio.run(pulled(broker, tmp_path))
+    spoil_definition(tmp_path / "idmz.db")
+
+    async def scenario(plant: Node, idmz: Node) -> None:
+        with pytest.raises(StoreDamaged, match="tag definition 1 of"):
+            idmz.store.definitions(plant.store.origin, 0, 1)
+        comparing = comparer(idmz, "plant-a")
+        found = await comparing.compare(STREAM, repair=False)
+        assert [(origin, number) for origin, number, _ in found.damaged_definitions] == [(plant.store.origin, 1)]
+        found = await comparing.compare(STREAM, repair=True)
+        assert (found.divergent_ranges, found.repaired_ranges, found.repaired_definitions, found.refused) == (
+            1,
+            1,
+            1,
+            [],
+        )
+        assert idmz.store.definitions(plant.store.origin, 0, 1) == plant.store.definitions(plant.store.origin, 0, 1)
+        assert [one.kind for one in idmz.store.incidents()] == ["definitions_repaired"]
+        assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+    assert list(verify_store(tmp_path / "idmz.db", Verified(), lambda *_: None, is_quick=False)) == []
+    with (
+        FactStore.open(tmp_path / "idmz.db", "idmz") as idmz,
+        FactStore.open(tmp_path / "plant-a.db", "plant-a") as plant,
+    ):
+        assert idmz.definitions(plant.origin, 0, 9) == plant.definitions(plant.origin, 0, 9)
+
+
+def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
+    """Facts that the peer did not have when they were due, and has now, are found as a gap and come late; what is merely on its way is
+    left to the pull."""
+
+    async def prepare() -> list[bytes]:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        await plant.append(0, 1_000, 100)
+        batches = sealed(plant.store)
+        origin, body = plant.store.origin, plant.store.definitions(plant.store.origin, 0, 1)
+        with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
+            some = [*batches[:2], *batches[5:7], batches[8]]
+            definitions = [ReceivedDefinition(origin, 1, body[0])]
+            position = PeerPosition(origin.epoch, 900)
+            store.put_batches("plant-a", STREAM, some, definitions, position).result(10)
+        plant.store.close()
+        return batches
+
+    batches = asyncio.run(prepare())
+
+    async def scenario(plant: Node, idmz: Node) -> None:
+        comparing = comparer(idmz, "plant-a")
+        found = await comparing.compare(STREAM, repair=False)
+        assert [span for _, span in found.missing] == [(201, 500), (701, 800)]
+        found = await comparing.compare(STREAM, repair=True)
+        assert (found.repaired_ranges, found.repaired_facts) == (2, 400)
+        late = [*batches[:2], *batches[5:7], batches[8], *batches[2:5], batches[7]]
+        assert sealed(idmz.store) == late
+        assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
+        position = idmz.store.peer_position("plant-a", STREAM)
+        assert position is not None
+        assert position.offset == 900
+        assert plant.store.consumers() == []
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+
+
+def test_a_fork_is_told_and_left_alone(broker: Mosquitto, tmp_path: Path) -> None:
+    """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or changed."""
+    asyncio.run(pulled(broker, tmp_path))
+    (tmp_path / "idmz.db").rename(tmp_path / "kept.db")
+
+    async def other_history() -> None:
+        with FactStore.open(tmp_path / "plant-a.db", "plant-a") as store:
+            batches, origin = [parse(one) for one in sealed(store)], store.origin
+            body = store.definitions(origin, 0, 1)
+        forged = batches[:4]
+        for one in batches[4:]:
+            forged.append(resealed(forged[-1], one))
+        with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
+            definitions = [ReceivedDefinition(origin, 1, body[0])]
+            position = PeerPosition(origin.epoch, 1_000)
+            store.put_batches("plant-a", STREAM, forged, definitions, position).result(10)
+
+    asyncio.run(other_history())
+
+    async def scenario(_plant: Node, idmz: Node) -> None:
+        before = sealed(idmz.store)
+        found = await comparer(idmz, "plant-a").compare(STREAM, repair=True)
+        assert len(found.forks) == 1
+        assert "401 to 500 is another batch" in found.forks[0]
+        assert (found.repaired_ranges, found.missing) == (0, [])
+        assert sealed(idmz.store) == before
+        (incident,) = [one for one in idmz.store.incidents() if one.kind == "fork"]
+        assert "401 to 500" in incident.detail
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+
+
+def resealed(before: Batch, one: Batch) -> Batch:
+    """The same place with other values, attached to another history."""
+    from agent.batch import open_samples, seal_columns
+
+    columns = open_samples(one)
+    changed = columns._replace(values=[value + 1 for value in columns.values])  # type: ignore[operator]
+    return seal_columns(before.link, changed, one.header.definitions)
+
+
+def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> None:
+    """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by page."""
+    before = asyncio.run(pulled(broker, tmp_path))
+
+    async def scenario(plant: Node, idmz: Node) -> None:
+        origin = str(plant.store.origin)
+        span = {"origin": origin, "first_sequence": 950, "last_sequence": 1_200}
+        asker = idmz.asker("plant-a")
+        page = (await asker.ask(FetchSequences(stream=STREAM, limit=10, **span), 5)).answer
+        assert isinstance(page, SequencesAnswer)
+        assert [entry[:2] for entry in page.batches] == [(901, 1_000)]
+        rest = {**span, "first_sequence": 1_001}
+        page = (await asker.ask(FetchSequences(stream=STREAM, limit=10, **rest), 5)).answer
+        assert isinstance(page, SequencesAnswer)
+        assert (page.holes, page.more) == ([(1_001, 1_200, "absent")], False)
+        digests = (await asker.ask(GetDigests(stream=STREAM), 5)).answer
+        assert isinstance(digests, DigestsAnswer)
+        assert digests.ranges == [(origin, 1, 1_000, "00" * 16, parse(before[-1]).digest.hex())]
+        inside = (await asker.ask(GetDigests(stream=STREAM, ends_max=256, **{**span, "first_sequence": 101}), 5)).answer
+        assert isinstance(inside, DigestsAnswer)
+        assert inside.ends == [(one.header.last_sequence, one.digest.hex()) for one in map(parse, before[1:])]
+        own = idmz.asker("plant-a")
+        for request in (GetDigests(stream="facts.other"), FetchSequences(stream="facts.other", limit=1, **span)):
+            with pytest.raises(PeerRefused, match="stream_not_exported"):
+                await own.ask(request, 5)
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+
+
+def test_it_compares_by_itself(broker: Mosquitto, tmp_path: Path) -> None:
+    """With a time set it compares and repairs unasked; a peer that refuses is noted and asked again."""
+    before = asyncio.run(pulled(broker, tmp_path))
+    flip(tmp_path / "idmz.db", before[5])
+
+    async def scenario(_plant: Node, idmz: Node) -> None:
+        page = idmz.store.read(STREAM, 0, 10_000, 10_000_000)  # some reader comes across it
+        assert [hole.reason for hole in page.holes] == ["damaged"]
+        comparing = comparer(idmz, "plant-a", every_hours=0.00002)
+        running = asyncio.create_task(comparing.run())
+        await wait_until_async(lambda: comparing.statistics()[0].repaired_facts == 100, "the repair")
+        running.cancel()
+        assert sealed(idmz.store)[:10] == before
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+
+
+def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> None:
+    """Equal stores are compared by one question and one answer, whose size knows nothing of how much they hold."""
+    asyncio.run(pulled(broker, tmp_path))
+
+    async def scenario(_plant: Node, idmz: Node) -> None:
+        found: Comparison = await comparer(idmz, "plant-a").compare(STREAM, repair=True)
+        assert (found.exchanges, found.compared_facts, found.divergent_ranges) == (1, 1_000, 0)
+        assert found.bytes < 1_000
+
+    compared(broker, tmp_path, scenario, EVERYTHING)
+
+
+def config_of(broker: Mosquitto, folder: Path) -> Path:
+    """node.toml of idmz, which pulls from plant-a."""
+    mine = broker.identity("idmz")
+    file = folder / "node.toml"
+    file.write_text(
+        f"""
+[node]
+zone = "idmz"
+state_dir = "{folder}/state"
+[[broker]]
+name = "private"
+host = "{broker.host}"
+port = {broker.port}
+ca_file = "{mine.ca_file}"
+cert_file = "{mine.cert_file}"
+key_file = "{mine.key_file}"
+[[peer]]
+zone = "plant-a"
+broker = "private"
+pulls = ["{STREAM}"]
+"""
+    )
+    return file
+
+
+def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
+    """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the damage; the last
+    finds it and puts it back. With a node running the same words go through its door."""
+    before = asyncio.run(pulled(broker, tmp_path))
+    flip(tmp_path / "idmz.db", before[5])
+    (tmp_path / "state").mkdir()
+    (tmp_path / "idmz.db").rename(tmp_path / "state" / "facts.db")
+    config = config_of(broker, tmp_path)
+    page = Path(__file__).resolve().parents[3] / "docs" / "operate" / "integrity.md"
+    lines = re.findall(r"^bsfg peer .*$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(lines) == 3
+
+    def said(line: str) -> str:
+        words = shlex.split(line, comments=True)[1:]
+        run = CliRunner().invoke(bsfg, words, env={"BSFG_CONFIG": str(config)})
+        assert run.exit_code == 0, (line, run.output, run.exception)
+        return run.output
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        async with plant.running():
+            outputs = [await asyncio.to_thread(said, line) for line in lines]
+            assert ["equal" in one for one in outputs] == [True, True, False]
+            assert "damaged here" in outputs[2]
+            assert "repaired: 1 ranges, 100 facts" in outputs[2]
+            with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
+                assert sealed(store)[:10] == before
+                link = Link(access(broker, "idmz"))
+                known = compare.comparers(load(config), store, {"plant-a": Asker(link, "plant-a")}, {})
+                door = local_socket.Door(store, partial(compare.compare, known))
+                tasks = [asyncio.create_task(one) for one in (link.run(), local_socket.serve(door, tmp_path / "state"))]
+                await link.wait_up()
+                output = await asyncio.to_thread(said, "bsfg peer compare plant-a --json")
+                assert json.loads(output)["divergent_ranges"] == 0
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+        plant.store.close()
+
+    asyncio.run(scenario())

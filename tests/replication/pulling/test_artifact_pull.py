@@ -1,0 +1,256 @@
+"""What brings artifacts, against a peer and a store played by the test, in virtual time: pace, patience, and who is believed."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+import pytest
+
+from agent.replication.mqtt.requester import Reply
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
+from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
+from agent.replication.pulling import throttled_requester
+from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull, Wanted
+from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.token_bucket import Bandwidth
+
+EPOCH = "0" * 32
+BLOB = b"some report " * 100_000
+DIGEST = "sha256:" + hashlib.sha256(BLOB).hexdigest()
+
+
+class Refused(Exception):
+    """The store's errors."""
+
+    def __init__(self, *, retryable: bool) -> None:
+        super().__init__("refused")
+        self.retryable = retryable
+
+
+class Files:
+    """What a receiver's store has of one artifact."""
+
+    def __init__(self) -> None:
+        self.bytes = b""
+        self.told: list[str] = []
+        self.error: Refused | None = None
+
+    def missing(self, _: object) -> list[Wanted]:
+        return [] if self.bytes == BLOB else [Wanted(DIGEST, len(BLOB))]
+
+    def absent(self, _: str) -> list[str]:
+        return [one.digest for one in self.missing(None)]
+
+    def put_chunk(self, _: str, size: int, offset: int, data: bytes):  # noqa: ANN201
+        if self.error is not None:
+            raise self.error
+        assert offset in {0, len(self.bytes)}
+        self.bytes += data
+        if len(self.bytes) == size and self.bytes != BLOB:
+            self.bytes = b""
+            raise Refused(retryable=False)
+        is_complete = len(self.bytes) == size
+        return type("ArtifactProgress", (), {"received": len(self.bytes), "is_complete": is_complete})()
+
+    def unavailable(self, _peer: str, digest: str, why: str) -> None:
+        self.told.append(f"{digest}: {why}")
+
+
+class Peer:
+    """Serves one artifact; `answers` go before its own."""
+
+    peer_zone = "plant"
+
+    def __init__(self, blob: bytes = BLOB, answers: Sequence[Exception] = ()) -> None:
+        self.blob = blob
+        self.answers = list(answers)
+        self.asked: list[GetObject] = []
+
+    async def ask(self, request: GetObject, _: float) -> Reply:
+        self.asked.append(request)
+        if self.answers:
+            raise self.answers.pop(0)
+        data = self.blob[request.offset : request.offset + request.bytes_max]
+        answer = ObjectAnswer(
+            store_zone="plant", epoch=EPOCH, size=len(self.blob), offset=request.offset, bytes=len(data)
+        )
+        return Reply(answer, [data] if data else [], len(data) + 300)
+
+
+def bring(files: Files, peer: Peer, bandwidth: Bandwidth | None = None) -> None:
+    """What a page's facts refer to."""
+    asyncio.run(pull_from(peer, files, bandwidth).bring([]))
+
+
+def pull_from(peer: Peer, files: Files, bandwidth: Bandwidth | None = None) -> ArtifactPull:
+    """Brings from the peer into the files."""
+    return ArtifactPull(PayingAsker(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
+
+
+def refused(code: str, *, retryable: bool) -> PeerRefused:
+    """An error answer."""
+    return PeerRefused("plant", code, "because", "", retryable=retryable)
+
+
+def test_it_goes_on_from_what_is_here() -> None:
+    """Only what is missing is asked for, in order."""
+    files, peer = Files(), Peer()
+    files.bytes = BLOB[:1_000_000]
+    bring(files, peer)
+    assert files.bytes == BLOB
+    assert [one.offset for one in peer.asked] == [1_000_000]
+
+
+class FarAway(Peer):
+    """Answers the latest request first, and only once so many wait as are ever asked for at once; notes how many those were. Gives at most
+    `most` bytes at once."""
+
+    def __init__(self, most: int = 2**30) -> None:
+        super().__init__()
+        self.most = most
+        self.waiting: list[asyncio.Event] = []
+        self.waited: list[int] = []
+
+    async def ask(self, request: GetObject, timeout_s: float) -> Reply:
+        mine = asyncio.Event()
+        self.waiting.append(mine)
+        try:
+            while not mine.is_set():
+                for _ in range(20):  # turns of the loop, in which whoever wants to ask does
+                    await asyncio.sleep(0)
+                if self.waiting[-1] is mine:
+                    break
+        finally:
+            self.waited.append(len(self.waiting))
+            self.waiting.remove(mine)
+        reply = await super().ask(request, timeout_s)
+        return Reply(reply.answer, [each[: self.most] for each in reply.batches], reply.bytes)
+
+
+def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
+    """Three are under way, never more, and whichever comes first, each byte is asked for once and stored where it belongs."""
+    files, peer = Files(), FarAway()
+    bring(files, peer)
+    assert files.bytes == BLOB
+    assert max(peer.waited) == CHUNKS_AHEAD_MAX == 3
+    assert sorted(one.offset for one in peer.asked) == list(range(0, len(BLOB), CHUNK_BYTES_MAX))
+
+
+def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
+    """Its broker takes 100,000 bytes at once: what was asked for ahead is thrown away once, and then chunks are of that size."""
+    files, peer = Files(), FarAway(most=100_000)
+    bring(files, peer)
+    assert (files.bytes, files.told) == (BLOB, [])
+    assert len(peer.asked) <= len(BLOB) // 100_000 + CHUNKS_AHEAD_MAX
+
+
+def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
+    """The second of three chunks is lost: the first stays, the third is thrown away, and the next attempt goes on behind the first."""
+
+    class Lossy(Peer):
+        async def ask(self, request: GetObject, timeout_s: float) -> Reply:
+            if request.offset == CHUNK_BYTES_MAX and not any(one.offset == CHUNK_BYTES_MAX for one in self.asked):
+                self.asked.append(request)
+                raise TransportError("plant", "lost")
+            return await super().ask(request, timeout_s)
+
+    files, peer = Files(), Lossy()
+    with pytest.raises(TransportError):
+        bring(files, peer)
+    assert files.bytes == BLOB[:CHUNK_BYTES_MAX]
+    bring(files, peer)
+    assert (files.bytes, files.told) == (BLOB, [])
+
+
+def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the whole of an artifact no more comes than the rate, in chunks of a quarter of a second's worth."""
+    now_ms = 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_ms
+        now_ms += round(seconds * 1000)
+
+    monkeypatch.setattr(throttled_requester, "_now_ms", lambda: now_ms)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    files, peer = Files(), Peer()
+    bring(files, peer, Bandwidth(100_000))
+    assert files.bytes == BLOB
+    assert {one.bytes_max for one in peer.asked} == {25_000}
+    assert len(BLOB) / 100_000 - 1 < now_ms / 1000 < len(BLOB) / 100_000 + 1
+
+
+@pytest.mark.parametrize(
+    "error", [TransportError("x", "lost"), refused("busy", retryable=True), MalformedMessage("spoilt")]
+)
+def test_what_may_pass_is_the_pages_to_wait_for(error: Exception) -> None:
+    """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come stays."""
+    files, peer = Files(), Peer(answers=[error])
+    files.bytes = BLOB[:10]
+    with pytest.raises(TransportError):
+        bring(files, peer)
+    assert (files.bytes, files.told) == (BLOB[:10], [])
+    bring(files, peer)
+    assert files.bytes == BLOB
+
+
+def test_a_full_store_is_the_pages_to_wait_for() -> None:
+    """The store's own retryable error goes to the receiver, which offers the page again."""
+    files = Files()
+    files.error = Refused(retryable=True)
+    with pytest.raises(Refused):
+        bring(files, Peer())
+    assert files.told == []
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        Peer(answers=[refused("unknown_artifact", retryable=False)]),
+        Peer(answers=[refused("unknown_operation", retryable=False)]),
+        Peer(blob=BLOB[:-1] + b"?"),
+        Peer(blob=BLOB + b"more"),
+        Peer(blob=b"s"),
+    ],
+    ids=["gone", "an older version", "changed", "longer", "shorter"],
+)
+def test_what_will_not_come_is_told_once_and_holds_nothing_up(peer: Peer) -> None:
+    """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for twice, as those that
+    lay here may have been the spoilt ones."""
+    files = Files()
+    bring(files, peer)
+    assert len(files.told) == 1
+    assert files.told[0].startswith(DIGEST)
+    assert len([one for one in peer.asked if one.offset == 0]) <= 2
+
+
+def test_spoilt_bytes_from_before_cost_one_more_attempt() -> None:
+    """What an earlier life left was not what it should be: it is thrown away, and the artifact comes whole."""
+    files, peer = Files(), Peer()
+    files.bytes = b"?" * 1_000_000
+    bring(files, peer)
+    assert files.bytes == BLOB
+    assert files.told == []
+
+
+def test_mending_takes_the_size_from_the_peer_and_tells_nothing_twice() -> None:
+    """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to the first."""
+    files = Files()
+    gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
+    there = Peer()
+    assert asyncio.run(pull_from(gone, files).mend("s")) == (0, 1)
+    assert asyncio.run(pull_from(there, files).mend("s")) == (1, 0)
+    assert asyncio.run(pull_from(there, files).mend("s")) == (0, 0)
+    assert (files.bytes, files.told) == (BLOB, [])
+
+
+def test_another_answer_than_an_artifact_is_no_artifact() -> None:
+    """A peer that answers with something else has nothing for us."""
+
+    class Confused(Peer):
+        async def ask(self, request: GetObject | ListStreams, _: float) -> Reply:
+            del request
+            return Reply(StreamsAnswer(store_zone="plant", epoch=EPOCH, streams=[]), [])
+
+    files = Files()
+    bring(files, Confused())
+    assert "another answer" in files.told[0]

@@ -1,0 +1,300 @@
+"""Artifacts through the real broker: there before the fact that refers to them, whole, or told as missing."""
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore
+from agent.fact_store.log.errors import ArtifactMismatch, ArtifactMissing, ArtifactRefused, ArtifactTooLarge
+from agent.fact_store.log.settings import StoreSettings
+from agent.message import Envelope, Fact, Message, canonical_json
+from agent.replication.protocol.errors import PeerRefused
+from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
+from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
+from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.serving.server import Server
+from tests.replication.nodes import STORE_ERRORS, STREAM, Node
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+CHUNK = 200_000
+ELSEWHERE = "facts.elsewhere"
+SMALL = b"a small report"
+LARGE = random.Random(18).randbytes(20 * 1024 * 1024 + 5)
+LARGE_CHUNKS = -(-len(LARGE) // CHUNK_BYTES_MAX)
+REFUSALS = {
+    ArtifactMismatch: "artifact_mismatch",
+    ArtifactMissing: "unknown_artifact",
+    ArtifactRefused: "bad_request",
+    ArtifactTooLarge: "artifact_too_large",
+}
+
+
+def name_of(blob: bytes) -> str:
+    """Its digest."""
+    return "sha256:" + hashlib.sha256(blob).hexdigest()
+
+
+def put(node: Node, blob: bytes) -> None:
+    """An artifact at a node, as its own programs put it."""
+    for offset in range(0, len(blob), CHUNK):
+        node.store.artifacts.put_chunk(name_of(blob), len(blob), offset, blob[offset : offset + CHUNK])
+
+
+async def file_report(node: Node, blob: bytes, stream: str = STREAM) -> None:
+    """A fact that refers to an artifact."""
+    content = canonical_json({"key": "report.pdf", "digest": name_of(blob), "size": len(blob)})
+    envelope = Envelope(f"report-{len(blob)}", node.zone, "*", 1, object_media_type="application/pdf")
+    message = Message(envelope, Fact("batch:B1", "report_filed", content))
+    await asyncio.wrap_future(node.store.append_message(stream, message))
+
+
+def held(node: Node, blob: bytes) -> bool:
+    """Whether the whole artifact is at a node, byte for byte."""
+    found, size = b"", 1
+    while len(found) < size:
+        try:
+            size, data = node.store.artifacts.read_chunk(name_of(blob), len(found), CHUNK)
+        except ArtifactMissing:
+            return False
+        found += data
+    return found == blob
+
+
+def coming(node: Node) -> int:
+    """Bytes that have come of what is not whole yet."""
+    return sum(one.stat().st_size for one in (node.store.path.parent / "artifacts" / "partial").glob("*"))
+
+
+def has_come(node: Node, size: int) -> bool:
+    """Whether so many bytes have."""
+    return coming(node) >= size
+
+
+def asked_for(node: Node) -> int:
+    """Chunks that were asked of a node."""
+    assert node.server is not None
+    return node.server.statistics().requests.get("GetObject", 0)
+
+
+def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozenset[str]] | None = None) -> None:
+    """As a node serves, with the store's refusals in the protocol's words."""
+    named = {zone: frozenset(streams) for zone, streams in exports.items()}
+    node.server = Server(node.link, node.store, named, STORE_ERRORS, REFUSALS, appends=appends)
+
+
+def test_an_artifact_travels_before_its_fact_whatever_goes_away(tmp_path: Path) -> None:
+    """20 MiB put at the plant are at the enterprise, byte for byte, when the fact is; the broker was killed on the way, and at no
+    node did the fact stand before its artifact."""
+
+    async def scenario(broker: Mosquitto) -> None:
+        plant, idmz, enterprise = (
+            Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz", "enterprise")
+        )
+        serve(plant, {"idmz": [STREAM]})
+        serve(idmz, {"enterprise": [STREAM]})
+        idmz.pull("plant-a")
+        enterprise.pull("idmz", relays=["plant-a"])
+        put(plant, LARGE)
+        await file_report(plant, LARGE)
+        early = list[str]()
+
+        def committed(node: Node, ends: Mapping[str, int]) -> None:
+            if ends.get(STREAM) and not held(node, LARGE):
+                early.append(node.zone)
+
+        for node in (idmz, enterprise):
+            node.store.on_commit(partial(committed, node))
+        async with plant.running(), idmz.running(), enterprise.running():
+            await wait_until_async(partial(has_come, idmz, len(LARGE) // 2), "half of it")
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.restart)
+            await enterprise.wait_end(1)
+        assert asked_for(plant) <= LARGE_CHUNKS + 3, "it began anew"
+        assert held(enterprise, LARGE)
+        assert early == []
+        assert enterprise.store.artifacts.streams(name_of(LARGE)) == [STREAM]
+        for node in (plant, idmz, enterprise):
+            assert node.store.incidents() == []
+            node.store.close()
+
+    with Mosquitto.started(tmp_path / "broker") as broker:
+        asyncio.run(scenario(broker))
+
+
+def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
+    """Stopped in the middle of an artifact and started again, a receiver asks for the rest of it only; facts of another stream have
+    passed it meanwhile."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+        serve(plant, {"idmz": [STREAM, ELSEWHERE]})
+        put(plant, LARGE)
+        await file_report(plant, LARGE, ELSEWHERE)
+        slow = Bandwidth(4 * 1024 * 1024)  # so that there is a middle to be stopped in
+        async with plant.running():
+            for bandwidth in (slow, None):
+                idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+                idmz.pull("plant-a", stream=ELSEWHERE, bandwidth=bandwidth)
+                idmz.pull("plant-a", bandwidth=bandwidth)
+                async with idmz.running():
+                    if bandwidth is slow:
+                        await wait_until_async(partial(has_come, idmz, 1_000_000), "some of it")
+                        await plant.append(0, 100)
+                        await idmz.wait_end(100)
+                        assert idmz.store.end_offset(ELSEWHERE) == 0
+                        assert not held(idmz, LARGE)
+                    else:
+                        await idmz.wait_end(1, ELSEWHERE)
+                idmz.store.close()
+            assert asked_for(plant) <= LARGE_CHUNKS + 3
+        with FactStore.open(tmp_path / "idmz" / "idmz.db", "idmz") as store:
+            assert store.artifacts.absent(ELSEWHERE) == []
+        plant.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
+    """An artifact that the peer did not have when its fact came is told as missing by each comparison, and brought by the first repair
+    after somebody has put it back there; so is one whose file was lost here."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
+        serve(plant, {"idmz": [STREAM]})
+        idmz.pull("plant-a")
+        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
+        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
+        put(plant, SMALL)
+        await file_report(plant, SMALL)
+        for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):
+            file.unlink()
+        async with plant.running(), idmz.running():
+            await idmz.wait_end(1)
+            missing = [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+            put(plant, SMALL)
+            missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+            assert held(idmz, SMALL)
+            for file in (tmp_path / "idmz" / "artifacts").glob("??/*"):
+                file.unlink()
+            missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+            assert held(idmz, SMALL)
+        assert missing == [1, 1, 1, 0, 1, 0]
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    """Why our own store took no page."""
+    return " ".join(str(vars(one).get("reason")) for one in caplog.records if one.message == "store_refuses")
+
+
+def test_a_store_without_room_waits_and_loses_nothing(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all artifacts together are at their limit, the page waits, with its reason told; when there is room again, it comes."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz", StoreSettings(artifacts_total_bytes_max=len(SMALL)))
+        serve(plant, {"idmz": [STREAM]})
+        puller = idmz.pull("plant-a")
+        put(plant, SMALL)
+        put(idmz, SMALL[:-1])  # nobody refers to it
+        await file_report(plant, SMALL)
+        async with plant.running(), idmz.running():
+            await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")
+            assert idmz.store.end_offset(STREAM) == 0
+            assert "artifacts_total_bytes_max" in puller.statistics().page_waits
+            assert idmz.store.artifacts.bytes_lacking() == len(SMALL) - 1
+            (file,) = (tmp_path / "idmz" / "artifacts").glob("??/*")
+            os.utime(file, (1000, 1000))
+            assert idmz.store.artifacts.sweep() == 1
+            await idmz.wait_end(1)
+            await wait_until_async(lambda: not puller.statistics().page_waits, "nothing to wait any more")
+            assert idmz.store.artifacts.bytes_lacking() == 0
+        assert held(idmz, SMALL)
+        assert idmz.store.incidents() == []
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_spoilt", [True, False], ids=["spoilt at the peer", "gone at the peer"])
+def test_what_will_not_come_stops_nobody_and_is_told(broker: Mosquitto, tmp_path: Path, is_spoilt: bool) -> None:  # noqa: FBT001
+    """An artifact whose bytes the peer's disk has changed, or that somebody has removed there, is never taken for the right one; the
+    fact arrives, what comes after it too, and an incident names what is missing."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
+        serve(plant, {"idmz": [STREAM]})
+        idmz.pull("plant-a")
+        put(plant, SMALL)
+        await file_report(plant, SMALL)
+        (file,) = (tmp_path / "plant-a" / "artifacts").glob("??/*")
+        file.unlink()
+        if is_spoilt:
+            file.write_bytes(SMALL[:-1] + b"?")
+        async with plant.running(), idmz.running():
+            await plant.append(0, 10)
+            await idmz.wait_end(11)
+            await wait_until_async(lambda: idmz.store.incidents() != [], "the incident")
+        (incident,) = idmz.store.incidents()
+        assert (incident.kind, incident.subject) == ("artifact_missing", name_of(SMALL))
+        assert not held(idmz, SMALL)
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_may_read_and_put(broker: Mosquitto, tmp_path: Path) -> None:
+    """An artifact is given to who may read a fact that refers to it, and to nobody else; who may append may put, in pieces, and what
+    is wrong with it has its own code."""
+
+    async def scenario() -> None:
+        settings = StoreSettings(artifact_bytes_max=1000)
+        plant, idmz = (
+            Node.open(broker, "plant-a", tmp_path / "plant-a", settings),
+            Node.open(broker, "idmz", tmp_path / "idmz"),
+        )
+        serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
+        asker = idmz.asker("plant-a")
+
+        async def code(request: GetObject | PutObject) -> str:
+            with pytest.raises(PeerRefused) as caught:
+                await asker.ask(request, 5)
+            return caught.value.code
+
+        async with plant.running(), idmz.running():
+            digest, size = name_of(SMALL), len(SMALL)
+            for offset, data, received in ((0, SMALL[:4], 4), (9, SMALL[9:], 4), (0, b"", 4), (4, SMALL[4:], size)):
+                answer = (await asker.ask(PutObject(digest=digest, size=size, offset=offset, data=data), 5)).answer
+                assert isinstance(answer, PutAnswer)
+                assert (answer.received, answer.is_complete) == (received, received == size)
+            assert await code(GetObject(digest=digest)) == "unknown_artifact"
+            await file_report(plant, SMALL)
+            reply = await asker.ask(GetObject(digest=digest, offset=2), 5)
+            assert isinstance(reply.answer, ObjectAnswer)
+            assert (reply.answer.size, reply.batches) == (size, [SMALL[2:]])
+            assert (await asker.ask(GetObject(digest=digest, offset=size), 5)).batches == []
+            assert await code(PutObject(digest=name_of(b"x"), size=1, data=b"y")) == "artifact_mismatch"
+            assert await code(PutObject(digest=name_of(b"x"), size=1001)) == "artifact_too_large"
+            assert await code(PutObject(digest=name_of(b"x"), size=5, offset=4, data=b"yy")) == "bad_request"
+            assert await code(GetObject(digest=digest, bytes_max=10)) == "limit_out_of_range"
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())

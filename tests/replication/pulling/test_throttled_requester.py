@@ -1,0 +1,101 @@
+"""Asking within a bandwidth, in virtual time: when each request goes out, and that its answer is paid for."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.config import BrokerSettings, IdentitySettings, NodeSettings, PeerSettings
+from agent.fact_store.store import FactStore
+from agent.node.node import Node, compare
+from agent.replication.mqtt.requester import Reply
+from agent.replication.protocol.errors import TransportError
+from agent.replication.protocol.messages import ListStreams, StreamsAnswer
+from agent.replication.pulling import throttled_requester
+from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.token_bucket import REPAIR_WAITS_MS_MAX, Bandwidth, Share
+
+RATE = 100_000
+ANSWER_BYTES = 50_000
+PEERS = (
+    PeerSettings("plant-a", broker="site", pulls=("facts.a", "facts.b"), bytes_per_second_max=RATE),
+    PeerSettings("plant-b", broker="site", pulls=("facts.a",)),
+)
+
+
+class Peer:
+    """Answers each request at once with half a second's worth; notes when it was asked."""
+
+    peer_zone = "plant"
+
+    def __init__(self, clock: "Clock") -> None:
+        self.clock = clock
+        self.asked_ms: list[int] = []
+        self.fails = False
+
+    async def ask(self, _request: ListStreams, _timeout_s: float) -> Reply:
+        self.asked_ms.append(self.clock.now_ms)
+        if self.fails:
+            raise TransportError("plant", "no answer")
+        return Reply(StreamsAnswer(store_zone="plant", epoch="0" * 32, streams=[]), [], ANSWER_BYTES)
+
+
+class Clock:
+    """Milliseconds that pass only when somebody waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 0
+        monkeypatch.setattr(throttled_requester, "_now_ms", lambda: self.now_ms)
+        monkeypatch.setattr(asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_ms += round(seconds * 1000)
+
+
+def test_an_answer_is_waited_off_before_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs nothing."""
+    clock = Clock(monkeypatch)
+    peer, bandwidth = Peer(clock), Bandwidth(RATE)
+    bandwidth.spend(RATE // 4, 0)  # what was saved up
+    asker = PayingAsker(peer, bandwidth)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await asker.ask(ListStreams(), 1.0)
+        peer.fails = True
+        for _ in range(2):
+            with pytest.raises(TransportError):
+                await asker.ask(ListStreams(), 1.0)
+
+    asyncio.run(scenario())
+    assert peer.asked_ms == [0, 500, 1_000, 1_500, 1_500]
+
+
+def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others owe more than they ever pay it goes after half a minute; without a limit, at once."""
+    clock = Clock(monkeypatch)
+    peer, bandwidth = Peer(clock), Bandwidth(RATE)
+    bandwidth.spend(31 * RATE, 0)
+    asyncio.run(PayingAsker(peer, bandwidth, Share.REPAIR).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
+    assert peer.asked_ms == [REPAIR_WAITS_MS_MAX]
+    asyncio.run(PayingAsker(peer).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
+    assert peer.asked_ms == [REPAIR_WAITS_MS_MAX] * 2
+
+
+def test_all_who_ask_a_peer_of_a_node_share_its_allowance(tmp_path: Path) -> None:
+    """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a peer without a
+    limit they have none."""
+
+    async def scenario() -> None:
+        brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
+        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
+        with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+            node = Node(settings, store, {})
+            shared = node._bandwidths["plant-a"]
+            assert [puller._bandwidth for puller in node._pullers] == [shared, shared, None]
+            compared = node._comparers["plant-a"]._asker
+            assert (compared._bandwidth, compared._share) == (shared, Share.REPAIR)
+            assert node._comparers["plant-b"]._asker._bandwidth is None
+        assert compare.bandwidths(settings)["plant-a"].bytes_per_second_max == RATE
+
+    asyncio.run(scenario())

@@ -1,0 +1,226 @@
+"""What a peer may send in a second: the bucket alone, and receivers that share it, on a clock of the test's."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.replication.protocol.pull_events import (
+    Appended,
+    ArrivedPage,
+    Asking,
+    Event,
+    Fetch,
+    LinkDown,
+    LinkUp,
+    PageArrived,
+    Settings,
+    Tick,
+)
+from agent.replication.protocol.settings import BYTES_PER_SECOND_MIN
+from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.token_bucket import (
+    OVERDRAWN_MS_MAX,
+    PAGE_BYTES_MIN,
+    REPAIR_SAVED_MS,
+    REPAIR_WAITS_MS_MAX,
+    SAVED_MS_MAX,
+    Bandwidth,
+    Share,
+)
+
+ONE = "1" * 32
+RATE = 100_000
+PAGE_BYTES = 25_000
+
+
+class Pull:
+    """A receiver that shares a bucket, and the peer's side of its stream: a log that ends at `end_offset`, in pages of 10 facts."""
+
+    def __init__(self, bandwidth: Bandwidth, end_offset: int) -> None:
+        self.core = Receiver(Settings(wait_ms=60_000), ONE, 0, bandwidth=bandwidth)
+        self.bandwidth = bandwidth
+        self.end_offset = end_offset
+        self.asked: list[tuple[int, Fetch]] = []
+        self.bytes = 0
+
+    def __call__(self, event: Event, now_ms: int) -> None:
+        for effect in self.core.handle(event, now_ms, 0.5):
+            if isinstance(effect, Fetch):
+                self.asked.append((now_ms, effect))
+
+    def serve(self, now_ms: int, size: int) -> None:
+        """Answer the open request, if there is anything to answer with; the page is stored at once."""
+        after = self.asked[-1][1].after_offset if self.asked else None
+        if self.core.asking is not Asking.WAITING or after is None or after >= self.end_offset:
+            return
+        last = min(after + 10, self.end_offset)
+        self.bandwidth.spend(size, now_ms)
+        self.bytes += size
+        page = ArrivedPage(ONE, 0, after + 1, last, more=last < self.end_offset, end_offset=self.end_offset)
+        self(PageArrived(self.asked[-1][1].fetch_id, page), now_ms)
+        self(Appended(), now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        if self.core.deadline_ms is not None and now_ms >= self.core.deadline_ms:
+            self(Tick(), now_ms)
+
+
+def test_a_page_is_paid_for_before_the_next() -> None:
+    """From rest a quarter of a second's worth is there; then a page of half a second's takes half a second."""
+    bandwidth = Bandwidth(RATE)
+    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_000
+    bandwidth.spend(RATE // 4, 1_000)
+    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_000
+    bandwidth.spend(RATE // 2, 1_000)
+    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_500
+    assert bandwidth.ready_ms(1_499, Share.BACKLOG) == 1_500
+    assert bandwidth.ready_ms(1_500, Share.BACKLOG) == 1_500
+
+
+def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
+    """A stream at its end asks while the debt is less than two seconds' worth, and pays into it like any other."""
+    bandwidth = Bandwidth(RATE)
+    bandwidth.spend(RATE // 4 + 2 * RATE, 0)
+    assert bandwidth.ready_ms(0, Share.LIVE) == 0
+    assert bandwidth.ready_ms(0, Share.BACKLOG) == OVERDRAWN_MS_MAX
+    bandwidth.spend(1, 0)
+    assert bandwidth.ready_ms(0, Share.LIVE) == 1
+
+
+def test_what_is_not_used_is_not_saved_for_long() -> None:
+    """After an hour of silence there is no more than a quarter of a second's worth."""
+    bandwidth = Bandwidth(RATE)
+    bandwidth.spend(RATE, 0)
+    bandwidth.spend(RATE * SAVED_MS_MAX // 1000 + RATE, 3_600_000)
+    assert bandwidth.ready_ms(3_600_000, Share.BACKLOG) == 3_601_000
+
+
+@pytest.mark.parametrize(
+    "rate, page", [(BYTES_PER_SECOND_MIN, PAGE_BYTES_MIN), (RATE, RATE // 4), (10_000_000, 262_144)]
+)
+def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
+    """Small on a thin conduit, so that nothing live waits long behind one; never below the least, nor above what one would ask for."""
+    assert Bandwidth(rate).page_bytes(262_144) == page
+
+
+@given(
+    st.integers(BYTES_PER_SECOND_MIN, 10_000_000),
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Share)), max_size=60),
+)
+def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Share]]) -> None:
+    """Whoever asks no sooner than told gets, over any stretch, no more than the rate, what was saved up, what may be overdrawn, and
+    the page that was under way."""
+    bandwidth, now_ms, spent = Bandwidth(rate), 0, 0
+    for pause_ms, size, share in steps:
+        now_ms = bandwidth.ready_ms(now_ms + pause_ms, share)
+        most = rate * (now_ms + SAVED_MS_MAX + OVERDRAWN_MS_MAX) / 1000
+        assert spent <= most, "before this page"
+        bandwidth.spend(size, now_ms)
+        spent += size
+
+
+def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
+    """Two streams of one peer: one with a day's backlog, one at the end of its log, where a fact is written every 200 ms. Together they
+    bring what the rate allows; the backlog is asked for only when nothing is owed, and each live fact is asked for before it is there."""
+    bandwidth = Bandwidth(RATE)
+    backlog, live = Pull(bandwidth, 10**6), Pull(bandwidth, 0)
+    backlog(LinkUp(), 0)
+    live(LinkUp(), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False)), 0)
+    waited_ms = []
+    for now_ms in range(0, 60_000, 10):
+        backlog.tick(now_ms)
+        live.tick(now_ms)
+        backlog.serve(now_ms, PAGE_BYTES)
+        if now_ms % 200 == 0:
+            assert live.core.asking is Asking.WAITING, "a live fact finds a request that waits for it"
+            live.end_offset += 1
+            live.serve(now_ms, 400)
+            waited_ms.append(now_ms)
+    assert len(waited_ms) == live.core.stored_offset == 300
+    assert backlog.core.asking is Asking.PACED
+    assert backlog.core.counters.paced_ms > 10_000
+    assert backlog.bytes + live.bytes == pytest.approx(60 * RATE, rel=0.02)
+
+
+def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
+    """Alone it has the whole rate. Beside a backlog it asks once in half a minute, and the backlog has nearly everything."""
+    alone = Bandwidth(RATE)
+    alone.spend(PAGE_BYTES, 0)
+    assert alone.ready_ms(0, Share.REPAIR) == REPAIR_SAVED_MS
+    alone.spend(PAGE_BYTES, 125)
+    assert alone.ready_ms(125, Share.REPAIR) == 125 + PAGE_BYTES * 1000 // RATE
+    bandwidth, asked_ms, began_ms = Bandwidth(RATE), list[int](), 0
+    backlog = Pull(bandwidth, 10**6)
+    backlog(LinkUp(), 0)
+    for now_ms in range(0, 120_000, 10):
+        backlog.tick(now_ms)
+        backlog.serve(now_ms, PAGE_BYTES)
+        if bandwidth.ready_ms(now_ms, Share.REPAIR, now_ms - began_ms) <= now_ms:
+            bandwidth.spend(PAGE_BYTES, now_ms)
+            asked_ms.append(now_ms)
+            began_ms = now_ms
+    waits_ms = [later - earlier for earlier, later in pairwise([0, *asked_ms])]
+    assert len(asked_ms) >= 3
+    assert min(waits_ms) >= REPAIR_WAITS_MS_MAX
+    assert max(waits_ms) <= REPAIR_WAITS_MS_MAX + 1_000
+    assert backlog.bytes > 0.95 * 120 * RATE
+
+
+def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
+    """Several where the rate is high, never none."""
+    assert Bandwidth(16_000_000).pages_ahead(262_144, 3) == 3
+    assert Bandwidth(2_400_000).pages_ahead(262_144, 3) == 2
+    assert Bandwidth(RATE).pages_ahead(PAGE_BYTES, 3) == 1
+    assert Bandwidth(BYTES_PER_SECOND_MIN).pages_ahead(PAGE_BYTES_MIN, 3) == 1
+
+
+def test_what_is_owed_and_what_was_waited_off_is_told() -> None:
+    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted; time without debt is
+    not. The pull says for how long it did not ask, also while it still waits, and not for the time in which it was cut off."""
+    bandwidth = Bandwidth(RATE)
+    pull = Pull(bandwidth, 1_000)
+    pull(LinkUp(), 0)
+    pull.serve(0, 10 * RATE)
+    assert (bandwidth.bytes_owed(0), bandwidth.bytes_waited_off) == (975_000, 0)
+    assert (bandwidth.bytes_owed(4_000), bandwidth.bytes_waited_off) == (575_000, 400_000)
+    assert pull.core.paced_ms(4_000) == 4_000
+    pull(LinkDown("gone"), 5_000)
+    assert pull.core.paced_ms(6_000) == 5_000
+    pull(LinkUp(), 6_000)
+    pull(Tick(), 6_000 + Settings().spread_ms)
+    pull(Tick(), 9_750)
+    assert pull.core.asking is Asking.WAITING
+    assert pull.core.paced_ms(20_000) == 5_000 + 9_750 - 6_000 - Settings().spread_ms
+    assert (bandwidth.bytes_owed(20_000), bandwidth.bytes_waited_off) == (0, 975_000)
+
+
+def test_live_facts_beyond_the_rate_are_paced_too() -> None:
+    """A stream that is at its end each time, with more bytes than the rate allows, is brought down to the rate."""
+    live = Pull(Bandwidth(RATE), 0)
+    live(LinkUp(), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False)), 0)
+    for now_ms in range(0, 60_000, 50):
+        live.tick(now_ms)
+        live.end_offset += 10
+        live.serve(now_ms, PAGE_BYTES)
+    assert live.bytes == pytest.approx(62 * RATE, rel=0.05)
+
+
+def test_a_paced_receiver_survives_its_link() -> None:
+    """A link that goes while nothing is owed yet, and comes back: the debt is remembered, and then it goes on."""
+    pull = Pull(Bandwidth(RATE), 1_000)
+    pull(LinkUp(), 0)
+    pull.serve(0, 10 * RATE)
+    assert pull.core.asking is Asking.PACED
+    assert pull.core.deadline_ms == 9_750
+    pull(LinkDown("gone"), 100)
+    pull(LinkUp(), 200)
+    pull(Tick(), 200 + Settings().spread_ms)
+    assert pull.core.asking is Asking.PACED
+    pull(Tick(), 9_749)
+    assert pull.core.asking is Asking.PACED
+    pull(Tick(), 9_750)
+    assert pull.core.asking is Asking.WAITING

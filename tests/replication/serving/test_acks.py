@@ -1,0 +1,80 @@
+"""acks over the wire: an append is answered when the zone above has it, and who fetches at the end keeps up."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store.append.acks import is_in_sync
+from agent.fact_store.log.errors import StoreError, StreamIsLocal
+from agent.fact_store.log.lifecycle import Lifecycle
+from agent.replication.protocol.errors import PeerRefused
+from agent.replication.protocol.messages import FetchFacts
+from agent.replication.serving.server import Server
+from tests.replication.nodes import STREAM, Node, define, samples
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+LAG_NS = 15_000_000_000
+
+
+def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
+    """With a puller that waits at the end, acks all means that the fact lies in its store, durable, when the answer comes."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        idmz.pull("plant-a")
+        await define(plant.store, "line1/temperature")
+        async with plant.running(), idmz.running():
+            await wait_until_async(lambda: keeps_up(plant), "a fetch at the end of an empty log")
+            for n in range(5):
+                appended = await asyncio.wrap_future(
+                    plant.store.append_samples(STREAM, samples(n, 1), awaited=True, acks="all")
+                )
+                assert appended == (n + 1, n + 1, "acknowledged", "")
+                assert idmz.store.end_offset(STREAM) == n + 1
+            consumer = plant.store.consumer(f"idmz.{STREAM}")
+            assert consumer is not None
+            assert consumer.lifecycle is Lifecycle.ONLINE
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(scenario())
+
+
+def keeps_up(plant: Node) -> bool:
+    """Whether the consumer is known to have been at the end just now."""
+    followers = plant.store.followers(STREAM)
+    return [is_in_sync(one, LAG_NS, time.monotonic_ns()) for one in followers] == [True]
+
+
+def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -> None:
+    """The configuration refuses it; should it come so far all the same, the store does, and the asker gets a code of the table."""
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.store.close()
+        stream = StreamSettings(STREAM, write_class="local")
+        plant.store = FactStore.open(tmp_path / "local.db", "plant-a", streams=[stream])
+        plant.server = Server(
+            plant.link,
+            plant.store,
+            {"idmz": frozenset({STREAM})},
+            (StoreError,),
+            {StreamIsLocal: "stream_not_exported"},
+        )
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            with pytest.raises(PeerRefused) as raised:
+                await asker.ask(FetchFacts(consumer_name="idmz.t", stream=STREAM, limit=1), 5)
+        assert raised.value.code == "stream_not_exported"
+        assert plant.store.consumers() == []
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,293 @@
+"""Appends of other zones on a real broker: the same outcomes and words as at the zone's own door, and no more rights than configured."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.append_contract import told
+from agent.batch import open_messages, parse
+from agent.fact_store.log.settings import StreamSettings
+from agent.local_socket import local_socket
+from agent.message import Envelope, Fact, Message
+from agent.replication.mqtt.one_shot import ask_once
+from agent.replication.mqtt.requester import Asker
+from agent.replication.protocol.errors import PeerRefused
+from agent.replication.protocol.messages import (
+    AcquireLease,
+    AppendAnswer,
+    AppendedEntry,
+    AppendFact,
+    FetchFacts,
+    GetBounds,
+    LeaseAnswer,
+    NewFact,
+    NewMessage,
+)
+from agent.replication.serving.operations.context import Reply
+from tests.replication.nodes import STREAM, Node, access, sealed
+from tests.support.mosquitto import Mosquitto
+
+pytestmark = pytest.mark.system
+
+ORDERS, PLANS, PRIVATE = "facts.orders", "facts.plans", "facts.private"
+STREAMS = (
+    StreamSettings(ORDERS),
+    StreamSettings(PLANS, write_class="strong", acks="all", acks_timeout_ms=50),
+    StreamSettings(PRIVATE, write_class="local"),
+)
+Scenario = Callable[[Node, Asker], Awaitable[None]]
+
+
+def message(
+    message_id: str, content: bytes = b"1", zone: str = "idmz", subject: str = "order:1", **asked: Any
+) -> NewMessage:
+    """A message as idmz might append it."""
+    envelope = Envelope(message_id, zone, "*", 1_700_000_000_000)
+    return NewMessage(
+        envelope=envelope, fact=NewFact(subject=subject, predicate="done", object=msgspec.Raw(content)), **asked
+    )
+
+
+def request(*messages: NewMessage, stream: str = ORDERS, **asked: Any) -> AppendFact:
+    """An append of these."""
+    return AppendFact(stream=stream, messages=list(messages), **asked)
+
+
+async def outcomes(asker: Asker, asked: AppendFact) -> list[AppendedEntry]:
+    """What became of each."""
+    answer = (await asker.ask(asked, 5)).answer
+    assert isinstance(answer, AppendAnswer)
+    return answer.outcomes
+
+
+def serve(broker: Mosquitto, folder: Path, scenario: Scenario, streams: Sequence[StreamSettings] = STREAMS) -> None:
+    """plant-a lets idmz append to three streams and read one; the scenario asks as idmz."""
+
+    async def run() -> None:
+        plant, idmz = Node.open(broker, "plant-a", folder, streams=streams), Node.open(broker, "idmz", folder)
+        plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS, PLANS, PRIVATE]})
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            await scenario(plant, asker)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
+    """Of one request each message has its own outcome, in order; what is stored lies in that order and names the appender's zone."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        first = await outcomes(
+            asker, request(message("a", b"1"), message("b", b"2"), message("a", b"1"), message("a", b"3"))
+        )
+        assert [(one.outcome, one.offset) for one in first] == [
+            ("applied", 1), ("applied", 2), ("noop_already_applied", 1), ("conflicting_duplicate", 1),
+        ]  # fmt: skip
+        assert plant.store.end_offset(ORDERS) == 2
+        stored = [one for each in sealed(plant.store, ORDERS) for one in open_messages(parse(each))]
+        assert [(one.envelope.message_id, one.envelope.from_zone) for one in stored] == [("a", "idmz"), ("b", "idmz")]
+        assert [each.zone for each in plant.store.origins()] == ["plant-a"]
+        assert [one.outcome for one in await outcomes(asker, request(message("c"), stream=PRIVATE))] == ["applied"]
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Path) -> None:
+    """The zone itself and another append different messages under the same ids, in either order: both are stored, each is recognised as
+    its own appender's when it comes again, also after a restart, and under its own zone's name a changed one is still a conflict."""
+
+    def own(message_id: str, content: bytes) -> Message:
+        return Message(Envelope(message_id, "plant-a", "*", 1_700_000_000_000), Fact("order:1", "done", content))
+
+    async def at_home(plant: Node, *messages: Message) -> list[tuple[str, int]]:
+        found = await asyncio.wrap_future(plant.store.append_messages(ORDERS, messages))
+        return [(one.outcome, one.offset) for one in found]
+
+    async def from_idmz(asker: Asker, *messages: NewMessage) -> list[tuple[str, int]]:
+        return [(one.outcome, one.offset) for one in await outcomes(asker, request(*messages))]
+
+    async def take(plant: Node, asker: Asker) -> None:
+        assert await from_idmz(asker, message("a", b"1")) == [("applied", 1)]
+        assert await at_home(plant, own("a", b"2"), own("b", b"2")) == [("applied", 2), ("applied", 3)]
+        assert await from_idmz(asker, message("b", b"1")) == [("applied", 4)]
+
+    async def again(plant: Node, asker: Asker) -> None:
+        noop, conflict = "noop_already_applied", "conflicting_duplicate"
+        assert await from_idmz(asker, message("a", b"1"), message("b", b"1")) == [(noop, 1), (noop, 4)]
+        assert await at_home(plant, own("a", b"2"), own("b", b"2")) == [(noop, 2), (noop, 3)]
+        assert await from_idmz(asker, message("a", b"2"), message("b", b"2")) == [(conflict, 1), (conflict, 4)]
+        assert await at_home(plant, own("a", b"1"), own("b", b"1")) == [(conflict, 2), (conflict, 3)]
+
+    for scenario in (take, again):
+        serve(broker, tmp_path, scenario)
+
+
+def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_path: Path) -> None:
+    """The same messages through the socket's door of another store give the same offsets, outcomes and warnings."""
+
+    def door_request(asked: NewMessage, stream: str) -> local_socket.AppendFact:
+        envelope = msgspec.structs.replace(asked).envelope
+        own = Envelope(envelope.message_id, "plant-a", envelope.to_zone, envelope.produced_at_unix_ms)
+        fact = Fact(asked.fact.subject, asked.fact.predicate, bytes(asked.fact.object))
+        return local_socket.AppendFact(stream, own, fact, None, asked.producer, asked.lease_epoch, asked.base_offset)
+
+    asked = [
+        (ORDERS, message("a")), (ORDERS, message("a")), (ORDERS, message("a", b"2")),
+        (ORDERS, message("b", producer="idmz.mes", lease_epoch=5)), (ORDERS, message("c", producer="idmz.mes", lease_epoch=4)),
+        (PLANS, message("a", base_offset=0)), (PLANS, message("b", b"2", base_offset=0)),
+    ]  # fmt: skip
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        there = [(await outcomes(asker, request(one, stream=stream)))[0] for stream, one in asked]
+        here = Node.open(broker, "plant-a", tmp_path / "other", streams=STREAMS)
+        door = local_socket.Door(here.store)
+        for (stream, one), answer in zip(asked, there, strict=True):
+            at_home = await door.answer(door_request(one, stream))
+            assert isinstance(at_home, local_socket.Appended)
+            assert told(answer) == told(at_home)
+        here.store.close()
+        assert [one.outcome for one in there] == [
+            "applied", "noop_already_applied", "conflicting_duplicate", "applied", "rejected_fenced", "queued", "superseded",
+        ]  # fmt: skip
+        assert there[4].lease_epoch == 5
+        assert there[5].warning
+        assert plant.store.end_offset(PLANS) == 1
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
+    """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks after an epoch that is
+    in force no more gets none, and fences nobody."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        epochs = []
+        for _ in range(2):
+            answer = (await asker.ask(AcquireLease(stream=ORDERS, producer="idmz.mes"), 5)).answer
+            assert isinstance(answer, LeaseAnswer)
+            epochs.append(answer.lease_epoch)
+        assert epochs == [1, 2]
+        for foreign in (
+            AcquireLease(stream=ORDERS, producer="mes"),
+            request(message("a", producer="plant-a.mes", lease_epoch=9)),
+        ):
+            with pytest.raises(PeerRefused, match=r"producers of idmz are named idmz\.") as refused:
+                await asker.ask(foreign, 5)
+            assert refused.value.code == "bad_request"
+        with pytest.raises(PeerRefused) as forbidden:
+            await asker.ask(AcquireLease(stream="facts.audit", producer="idmz.mes"), 5)
+        assert forbidden.value.code == "append_not_allowed"
+        assert plant.store.acquire_lease(ORDERS, "mes").result(20) == 1
+        for after, expected in ((0, (None, 2)), (1, (None, 2)), (2, (3, None)), (2, (None, 3))):
+            answer = (await asker.ask(AcquireLease(stream=ORDERS, producer="idmz.mes", lease_after=after), 5)).answer
+            assert isinstance(answer, LeaseAnswer)
+            assert (answer.lease_epoch, answer.lease_in_force) == expected
+
+    serve(broker, tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "wrong, code, why",
+    [
+        (request(message("a"), stream="facts.audit"), "append_not_allowed", "facts.audit"),
+        (request(message("a"), stream=STREAM), "append_not_allowed", "telemetry"),
+        (request(message("a"), message("b", zone="plant-a")), "bad_request", "messages[1]: from_zone"),
+        (request(message("a"), message("b", zone="enterprise")), "bad_request", "messages[1]: from_zone"),
+        (request(message("a"), message("")), "bad_request", "messages[1]: message_id"),
+        (request(message("a", subject="ORDER")), "bad_request", "messages[0]: subject"),
+        (request(message("a", b'{"k":1,"k":2}')), "bad_request", "messages[0]: object: has a key twice"),
+        (request(message("a", base_offset=1)), "bad_request", "base_offset"),
+        (request(message("a", producer="idmz.mes")), "bad_request", "lease_epoch"),
+        (request(message("a"), stream=PRIVATE, acks="all"), "bad_request", "local"),
+        (request(), "bad_request", "messages"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_stored(
+    broker: Mosquitto, tmp_path: Path, wrong: AppendFact, code: str, why: str
+) -> None:
+    """One wrong message refuses its whole request, naming it; the next request is carried out."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        with pytest.raises(PeerRefused) as refused:
+            await asker.ask(wrong, 5)
+        assert (refused.value.code, refused.value.retryable) == (code, False)
+        assert why in refused.value.message
+        assert plant.store.streams() == []
+        assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Path) -> None:
+    """A peer that may append and read nothing is answered, and every stream, also the one it writes, is closed to it."""
+
+    async def run() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
+        plant.serve({}, {"idmz": [ORDERS]})
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
+            for asked in (GetBounds(stream=ORDERS), FetchFacts(consumer_name="idmz.x", stream=ORDERS, limit=1)):
+                with pytest.raises(PeerRefused) as refused:
+                    await asker.ask(asked, 5)
+                assert refused.value.code == "stream_not_exported"
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
+    """The first answer is dropped on its way; the same request again is answered with where the message lies, and the log has it
+    once."""
+
+    async def run() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path, streams=STREAMS)
+        server = plant.serve({}, {"idmz": [ORDERS]})
+        append, lost = server._handlers[AppendFact], list[Reply]()
+
+        async def lose_the_first(caller: Any, asked: AppendFact) -> Any:
+            outcome = await append(caller, asked)
+            if not lost:
+                assert isinstance(outcome, Reply)
+                lost.append(outcome)
+                await asyncio.Event().wait()  # the answer never goes out
+            return outcome
+
+        server._handlers[AppendFact] = lose_the_first
+        async with plant.running():
+            answer = (await ask_once(access(broker, "idmz"), "plant-a", request(message("a")), 0.5)).answer
+        assert isinstance(answer, AppendAnswer)
+        (before,) = lost
+        assert isinstance(before.answer, AppendAnswer)
+        assert [(one.outcome, one.offset) for one in before.answer.outcomes] == [("applied", 1)]
+        assert [(one.outcome, one.offset) for one in answer.outcomes] == [("noop_already_applied", 1)]
+        assert plant.store.end_offset(ORDERS) == 1
+        plant.store.close()
+
+    asyncio.run(run())
+
+
+def test_a_full_store_says_so_and_may_be_asked_again(broker: Mosquitto, tmp_path: Path) -> None:
+    """At its limit a stream refuses with `store_full`, which is worth another try later; what was stored before stays."""
+    full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")
+
+    async def fill(asker: Asker, limit: int) -> None:
+        for number in range(limit):
+            noise = f'"{os.urandom(28_000).hex()}"'.encode()
+            await outcomes(asker, request(message(f"m{number}", noise)))
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        with pytest.raises(PeerRefused) as refused:
+            await fill(asker, 100)
+        assert (refused.value.code, refused.value.retryable) == ("store_full", True)
+        assert 10 < plant.store.end_offset(ORDERS) < 100
+
+    serve(broker, tmp_path, scenario, [full])

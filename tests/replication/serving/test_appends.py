@@ -1,0 +1,101 @@
+"""What another zone asks to have appended, whatever it writes: messages that the store may be asked to take, or one refusal."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.append_contract import NO_PRECONDITION, Precondition
+from agent.message import MessageError, check_message
+from agent.replication.protocol.codec import decode_request
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import AppendFact
+from agent.replication.serving.appends import Asked, asked_of, broken_rule
+from agent.replication.serving.page import Refuse
+
+ENVELOPE = {"message_id": "m1", "from_zone": "idmz", "to_zone": "*", "produced_at_unix_ms": 1_700_000_000_000}
+FACT = {"subject": "order:line1/77", "predicate": "order_released", "object": {"amount": 5}}
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def decoded(*messages: dict[str, Any], raw_object: str = "") -> AppendFact:
+    """A request as it comes from the wire; `raw_object` takes the place of the text OBJECT in it."""
+    head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": "facts.orders"}
+    text = json.dumps({**head, "messages": messages}).replace('"OBJECT"', raw_object)
+    request = decode_request(text.encode(errors="surrogatepass"))
+    assert isinstance(request, AppendFact)
+    return request
+
+
+def refusal(message: dict[str, Any], raw_object: str = "") -> str:
+    """The code with which a message is refused, by whichever of those who look at it; empty for one that the store takes."""
+    try:
+        asked = asked_of(decoded(message, raw_object=raw_object), "idmz")
+    except MalformedMessage as error:
+        return error.code
+    if isinstance(asked, Refuse):
+        return asked.code
+    try:
+        check_message(asked.messages[0])
+    except MessageError as error:
+        return broken_rule(asked.messages, error).code
+    return ""
+
+
+@pytest.mark.parametrize(
+    "written, kept",
+    [
+        ('{"b" : 1, "a":\n[1.50, 1e2]}', b'{"a":[1.5,100],"b":1}'),
+        ("10000000000000000", b"10000000000000000"),
+        ('"\\u00e4\\u0000"', '"ä\\u0000"'.encode()),
+        ("null", b"null"),
+    ],
+)
+def test_an_object_is_kept_in_its_canonical_form(written: str, kept: bytes) -> None:
+    """However it is written, so that the same object has the same bytes, and a repetition is known as one."""
+    asked = asked_of(decoded({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written), "idmz")
+    assert isinstance(asked, Asked)
+    (message,) = asked.messages
+    check_message(message)
+    assert message.fact.object_json == kept
+
+
+@pytest.mark.parametrize("written", ['{"a":1,"a":2}', '"\\ud800"', "[" * 2000 + "]" * 2000, "9" * 400])
+def test_an_object_without_a_canonical_form_is_refused(written: str) -> None:
+    """A key given twice, half a character, nesting without end and a number beyond all numbers: refused."""
+    assert refusal({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written) == "bad_request"
+
+
+def test_preconditions_go_with_their_messages() -> None:
+    """One for each as soon as one message has any, none at all otherwise."""
+    plain = {"envelope": ENVELOPE, "fact": FACT}
+    some = asked_of(
+        decoded(plain, {**plain, "producer": "idmz.mes", "lease_epoch": 3}, {**plain, "base_offset": 0}), "idmz"
+    )
+    assert isinstance(some, Asked)
+    assert some.preconditions == [NO_PRECONDITION, Precondition("idmz.mes", 3), Precondition(base_offset=0)]
+    none = asked_of(decoded(plain, plain), "idmz")
+    assert isinstance(none, Asked)
+    assert none.preconditions == []
+
+
+def test_the_message_at_fault_is_named() -> None:
+    """Where the store finds fault with a message, the refusal says which; a fault of none of them is told as it is."""
+    good, bad = {"envelope": ENVELOPE, "fact": FACT}, {"envelope": ENVELOPE, "fact": {**FACT, "predicate": "Released"}}
+    asked = asked_of(decoded(good, bad), "idmz")
+    assert isinstance(asked, Asked)
+    assert broken_rule(asked.messages, MessageError("predicate", "?")).message.startswith("messages[1]: predicate")
+    assert broken_rule(asked.messages[:1], MessageError("base_offset", "no")).message == "base_offset: no"
+
+
+@given(st.dictionaries(st.sampled_from([*ENVELOPE, "labels", "correlation_id", "object_schema"]), anything), anything)
+def test_any_envelope_and_object(envelope: dict[str, Any], content: Any) -> None:
+    """Whatever stands in the fields, the outcome is a message that the store would take, or a refusal, and nothing else."""
+    message = {"envelope": {**ENVELOPE, **envelope}, "fact": {**FACT, "object": content}}
+    assert refusal(message) in {"", "bad_request"}

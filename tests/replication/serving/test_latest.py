@@ -1,0 +1,275 @@
+"""GetLatest on a real broker: what a peer is told is what a search on the spot finds, of the streams it may read and no others."""
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.message import Json, Sample, TagDefinition
+from agent.query.latest.rows import shown
+from agent.query.latest.searching import latest
+from agent.query.scan import Scanner
+from agent.replication.mqtt.requester import Asker
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused
+from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, TagKey
+from agent.replication.serving.latest_page import KEPT_MAX, KEPT_MS, Found, Kept, Question, Searched, page_of
+from agent.replication.serving.operations.latest import WAITING_MAX
+from agent.replication.serving.server import Server
+from tests.replication.nodes import STORE_ERRORS, STREAM, Node
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+BASE_NS = 1_700_000_000_000_000_000
+VALUES = (1.5, math.nan, -math.inf, 2**53 + 1, 2**64 - 1, True, "gr\u00fcn\n", b"\x00\xff", Json(b'{"a":[1,2]}'), None)
+Scenario = Callable[[Node, Asker], Awaitable[None]]
+
+
+def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
+    """plant-a with a tag for each kind of value in one stream, and others in a stream that idmz may not read."""
+
+    async def run() -> None:
+        plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
+        plant.serve({"idmz": [STREAM]})
+        store = plant.store
+        names = [*(f"tag:line1/t{number}" for number in range(len(VALUES))), "tag:line2/silent", "tag:line2/secret"]
+        tags = [TagDefinition(name, unit="degC", source="press") for name in names]
+        await asyncio.wrap_future(store.define(tags))
+        for age in (2, 1):
+            rows = [
+                Sample(number, BASE_NS - age * 1_000_000_000 + number, value, 0 if value is not None else 0x80AB0000)
+                for number, value in enumerate(VALUES, 1)
+            ]
+            await asyncio.wrap_future(store.append_samples(STREAM, rows, awaited=True))
+        secret = Sample(len(names), BASE_NS, 1.0)
+        await asyncio.wrap_future(store.append_samples("facts.secret", [secret], awaited=True))
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            await scenario(plant, asker)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+async def ask(asker: Asker, **asked: Any) -> LatestAnswer:
+    """One page."""
+    answer = (await asker.ask(GetLatest(stream=STREAM, **asked), 5)).answer
+    assert isinstance(answer, LatestAnswer)
+    return answer
+
+
+def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
+    """Without what the clock makes of them."""
+    return [
+        {**msgspec.structs.asdict(each), "value": json.loads(bytes(each.value)), "staleness_ms": 0} for each in values
+    ]
+
+
+@pytest.mark.system
+def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_path: Path) -> None:
+    """Every kind of value, its quality, times and staleness; tags without a value there, and those of other streams, are not named."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        answer = await ask(asker)
+        found = latest(Scanner(plant.store.reader), BASE_NS, streams=frozenset([STREAM]))
+        rows = [dict(shown(row)) for row in found.rows if row.known]
+        assert [row.pop("stream") for row in rows] == [STREAM] * len(VALUES)
+        assert plain(answer.values) == [{**row, "staleness_ms": 0, "mode": "degraded"} for row in rows]
+        assert all(each.staleness_ms > 1_000_000 for each in answer.values)
+        assert {each.as_of for each in answer.values} == {"2023-11-14T22:13:19.00000001Z"}
+        assert (answer.stream, answer.end_offset, answer.more, answer.queue_depth) == (STREAM, 20, False, 0)
+        fresh = await ask(asker, fresh_ms=30 * 86_400_000, limit=1)
+        assert [each.mode for each in fresh.values] == ["degraded"]  # years ago
+
+    serve(broker, tmp_path, scenario)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("limits", [{"limit": 1}, {"limit": 3}, {"bytes_max": 1024}])
+def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits: dict[str, int]) -> None:
+    """Asked on after the last of each page, in small pages by number or by bytes, the values are those of one large page, once."""
+
+    async def scenario(_plant: Node, asker: Asker) -> None:
+        whole = await ask(asker)
+        values, pages, after = list[LatestEntry](), 0, None
+        while True:
+            page = await ask(asker, after=after, **limits)
+            values += page.values
+            pages += 1
+            if not page.more:
+                break
+            after = page.last_after(after)
+        assert plain(values) == plain(whole.values)
+        assert pages > 2
+
+    serve(broker, tmp_path, scenario)
+
+
+@pytest.mark.system
+def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto, tmp_path: Path) -> None:
+    """A value appended between two pages is not in the second, which names the end of the log as it was; the next first page has it. One
+    that asks for another page of a question never asked is searched for."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        first = await ask(asker, limit=3)
+        newer = Sample(5, BASE_NS + 1_000_000_000, 5.0)
+        await asyncio.wrap_future(plant.store.append_samples(STREAM, [newer], awaited=True))
+        later = await ask(asker, limit=3, after=first.last_after(None))
+        assert (first.end_offset, later.end_offset) == (20, 20)
+        assert "tag:line1/t4" in [each.subject for each in later.values if each.offset != 21]
+        unheard_of = await ask(asker, limit=3, after=first.last_after(None), prefix="tag:line1/")
+        assert unheard_of.end_offset == 21
+        assert [each.offset for each in (await ask(asker)).values if each.subject == "tag:line1/t4"] == [21]
+
+    serve(broker, tmp_path, scenario)
+
+
+@pytest.mark.system
+def test_what_is_asked_for_narrows_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
+    """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by name."""
+
+    async def scenario(_plant: Node, asker: Asker) -> None:
+        named = await ask(asker, subjects=["tag:line1/t3", "tag:line1/t0", "tag:line2/secret"])
+        assert [each.subject for each in named.values] == ["tag:line1/t0", "tag:line1/t3"]
+        assert (await ask(asker, prefix="tag:line2/")).values == []
+        assert len((await ask(asker, prefix="tag:line1/")).values) == len(VALUES)
+        for wrong, code in (
+            (GetLatest(stream="facts.secret"), "stream_not_exported"),
+            (GetLatest(stream=STREAM, limit=0), "limit_out_of_range"),
+            (GetLatest(stream=STREAM, bytes_max=2**24), "limit_out_of_range"),
+            (GetLatest(stream=STREAM, fresh_ms=-1), "limit_out_of_range"),
+        ):
+            with pytest.raises(PeerRefused) as refused:
+                await asker.ask(wrong, 5)
+            assert refused.value.code == code
+
+    serve(broker, tmp_path, scenario)
+
+
+@pytest.mark.system
+def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> None:
+    """One search at a time; a few wait, one more is told to ask later, and those that waited are answered."""
+    may_go_on, begun = threading.Event(), list[str]()
+
+    def slow(stream: str, _wanted: object, *_: int) -> Found:
+        begun.append(stream)
+        assert may_go_on.wait(20)
+        return Found([], value, 0, 7)
+
+    async def run() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        exports = {"idmz": frozenset([STREAM])}
+        plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, look_up=slow)
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(asker)) for _ in range(WAITING_MAX + 1)]
+            await wait_until_async(lambda: plant.server.statistics().requests.get("GetLatest") == len(tasks), "all")
+            with pytest.raises(PeerRefused) as refused:
+                await ask(asker)
+            assert (refused.value.code, refused.value.retryable) == ("busy", True)
+            assert len(begun) == 1
+            may_go_on.set()
+        assert [task.result().queue_depth for task in tasks] == [7] * len(tasks)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.system
+def test_a_node_that_has_no_search_says_so(broker: Mosquitto, tmp_path: Path) -> None:
+    """Where nobody handed in a way to look values up, the operation is refused as one that is not known there."""
+
+    async def run() -> None:
+        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS)
+        asker = idmz.asker("plant-a")
+        async with plant.running(), idmz.running():
+            with pytest.raises(PeerRefused) as refused:
+                await ask(asker)
+        assert (refused.value.code, refused.value.retryable) == ("unknown_operation", False)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+def value(number: int, size: int = 10) -> LatestEntry:
+    """Some value of tag `number`."""
+    return LatestEntry(
+        zone="plant-a", subject=f"tag:{number:03}", predicate="value_sampled", source="", quality=0, offset=1, mode="fresh",
+        value=msgspec.Raw(b'"' + b"x" * size + b'"'), value_type="string", source_time="2026", as_of="2026", staleness_ms=0,
+    )  # fmt: skip
+
+
+def test_a_page_has_at_least_one_value_and_keeps_its_limits() -> None:
+    """By number and by bytes; one that is larger than all that a page may hold goes alone."""
+    values = [value(1), value(2, 5_000), value(3), value(4)]
+    tags = [each.key.order for each in values]
+    some = found(values)
+    assert page_of(some, None, 2, 10**6) == (values[:2], True)
+    assert page_of(some, None, 4, 10**6) == (values, False)
+    assert page_of(some, None, 4, 1_024) == (values[:1], True)
+    assert page_of(some, tags[0], 4, 1_024) == (values[1:2], True)
+    assert page_of(some, tags[1], 4, 1_024) == (values[2:], False)
+    assert page_of(some, ("plant-a", "tag:001", "zzz"), 1, 1_024) == (values[1:2], True)
+    assert page_of(some, tags[3], 4, 1_024) == ([], False)
+    assert page_of(found([]), None, 4, 1_024) == ([], False)
+
+
+def found(values: list[LatestEntry]) -> Found:
+    """A search that found these."""
+    return Found([each.key.order for each in values], values.__getitem__, 0, 0)
+
+
+def test_only_values_of_the_page_are_made_readable() -> None:
+    """Ten thousand found and three asked for: three are, wherever the page begins."""
+    made = list[int]()
+
+    def entry_at(place: int) -> LatestEntry:
+        made.append(place)
+        return value(place)
+
+    tags = [value(number).key.order for number in range(1_000)]
+    page, more = page_of(Found(tags, entry_at, 0, 0), tags[500], 3, 10**6)
+    assert (made, len(page), more) == ([501, 502, 503], 3, True)
+
+
+def test_few_searches_are_kept_and_not_for_long() -> None:
+    """For the same question only, at most two, the oldest gives way, and after ten seconds there is none."""
+    kept, questions = Kept(), [Question("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
+    for at_ms, question in enumerate(questions):
+        assert kept.get(question, at_ms) is None
+        kept.put(question, Searched(found([]), 7, at_ms))
+    assert [kept.get(question, 10) is not None for question in questions] == [False, True, True]
+    assert KEPT_MAX == 2
+    kept.put(questions[1], Searched(found([]), 8, 10))
+    assert [one.end_offset for question in questions if (one := kept.get(question, 10))] == [8, 7]
+    assert [kept.get(question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
+    kept.forget(KEPT_MS + 10)
+    assert kept._searches == {}
+
+
+def test_a_peer_cannot_lead_in_a_circle() -> None:
+    """A page that is not beyond the one before, or says there is more after nothing, is no answer."""
+    own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
+    page = LatestAnswer(**own, queue_depth=0, depth_facts=0, values=[value(1)], more=True)
+    assert page.last_after(None) == TagKey(zone="plant-a", subject="tag:001", predicate="value_sampled")
+    for before, again in ((value(1).key, page), (None, msgspec.structs.replace(page, values=[]))):
+        with pytest.raises(MalformedMessage):
+            again.last_after(before)
+
+
+def test_wanted_is_what_was_asked() -> None:
+    """By subject and by prefix; which page of it is asked for makes no other question."""
+    first = GetLatest(stream=STREAM, prefix="tag:a", subjects=["tag:ab", "tag:b"])
+    later = msgspec.structs.replace(first, after=TagKey(zone="b", subject="tag:ab", predicate="p"), limit=7)
+    assert Question.of(first) == Question.of(later)
+    tags = [("a", "tag:az", "p"), ("b", "tag:ab", "q"), ("c", "tag:b", "p")]
+    assert [Question.of(first).is_about(tag) for tag in tags] == [False, True, False]

@@ -1,0 +1,244 @@
+"""Two receivers under one consumer name, through the real broker: the later one goes on, the other stops and says so.
+
+Seen to catch, with the product broken on purpose: a server that looks at no lease, a receiver that asks again after being fenced
+(the two then take each other's place for ever), one that asks for a new lease at each connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.lease import Shown
+from agent.replication.mqtt.requester import Asker
+from agent.replication.protocol.errors import PeerRefused
+from agent.replication.protocol.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
+from agent.replication.protocol.pull_events import Asking, Settings
+from agent.replication.pulling.puller import Puller
+from tests.replication.nodes import STREAM, Node, sealed
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+NAME = f"idmz.{STREAM}"
+IMPATIENT = Settings(wait_ms=300, answer_timeout_ms=300, backoff_ms_min=20, backoff_ms_max=100)
+
+
+def lease_of(plant: Node) -> int:
+    """The lease epoch in force at the plant."""
+    consumer = plant.store.consumer(NAME)
+    return 0 if consumer is None else consumer.lease.epoch
+
+
+async def fenced(puller: Puller) -> None:
+    """Until this one has stopped."""
+    await wait_until_async(lambda: puller.statistics().asking is Asking.FENCED, "the older receiver to be fenced")
+
+
+async def twins(broker: Mosquitto, folder: Path, facts: int) -> tuple[Node, Node]:
+    """idmz with the facts that a running plant has, and its image on another machine."""
+    one = Node.open(broker, "idmz", folder / "one")
+    one.pull("plant-a")
+    async with one.running():
+        await one.wait_end(facts)
+    one.store.close()
+    shutil.copytree(folder / "one", folder / "two")
+    return Node.open(broker, "idmz", folder / "one"), Node.open(broker, "idmz", folder / "two")
+
+
+def test_the_later_of_two_clones_goes_on(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A gateway's image is started beside it: the later one gets every fact, once; the earlier one is told, says so once, keeps
+    what it has and asks no more, also while new facts come. Started again, it takes the place back, and goes on where it was."""
+    caplog.set_level(logging.WARNING)
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        server = plant.serve({"idmz": [STREAM]})
+        async with plant.running():
+            await plant.append(0, 300)
+            one, two = await twins(broker, tmp_path, 300)
+            earlier, later = one.pull("plant-a"), two.pull("plant-a")
+            async with one.running():
+                await plant.append(300, 200)
+                await one.wait_end(500)
+                before = server.statistics().refusals.get("fenced", 0)  # a fetch that the first life had left waiting
+                async with two.running():
+                    await fenced(earlier)
+                    await plant.append(500, 500)
+                    await two.wait_end(1_000)
+                    await wait_until_async(lambda: later.statistics().frontier == 1_000, "the confirmation")
+                assert server.statistics().refusals == {"fenced": before + 1}
+                assert one.store.end_offset(STREAM) == 500
+                assert (earlier.statistics().lease, later.statistics().lease, lease_of(plant)) == (2, 3, 3)
+                why = earlier.statistics().lost_reason or ""
+                assert "fenced: consumer" in why
+                assert why.count("stop one") == 1  # by the table's advice alone, not by the store's as well
+            one.store.close()
+            one = Node.open(broker, "idmz", tmp_path / "one")
+            back = one.pull("plant-a")
+            async with one.running():
+                await one.wait_end(1_000)
+            assert (back.statistics().lease, back.statistics().facts_duplicate) == (4, 0)
+        assert sealed(one.store) == sealed(two.store) == sealed(plant.store)
+        for node in (plant, one, two):
+            node.store.close()
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records].count("receiver_fenced") == 1
+
+
+def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path) -> None:
+    """The plant is stopped and started again while one of two clones stands fenced: the other goes on with the lease it has, and
+    neither asks for a new one."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        async with plant.running():
+            await plant.append(0, 100)
+            one, two = await twins(broker, tmp_path, 100)
+            earlier, later = one.pull("plant-a", receiver=IMPATIENT), two.pull("plant-a", receiver=IMPATIENT)
+            stack = contextlib.AsyncExitStack()
+            await stack.enter_async_context(one.running())
+            await wait_until_async(lambda: earlier.statistics().lease == 2, "the first lease")
+            await stack.enter_async_context(two.running())
+            await fenced(earlier)
+        async with stack:
+            for facts in (200, 300):
+                plant.store.close()
+                plant = Node.open(broker, "plant-a", tmp_path)
+                server = plant.serve({"idmz": [STREAM]})
+                async with plant.running():
+                    await plant.append(facts - 100, 100)
+                    await two.wait_end(facts)
+                assert lease_of(plant) == 3
+                assert server.statistics().refusals == {}
+        assert (earlier.statistics().lease, later.statistics().lease) == (2, 3)
+        assert one.store.end_offset(STREAM) == 100
+        for node in (plant, one, two):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
+    """Whoever knows nothing of leases fetches and confirms as ever, until somebody asks for one; then he is fenced, by both
+    operations and also while his fetch waits, until he asks for one himself."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        await plant.append(0, 100)
+        foreign, leased = (Node.open(broker, "idmz", tmp_path / name) for name in ("foreign", "leased"))
+        page = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000)
+
+        without, by_lease = foreign.asker("plant-a"), leased.asker("plant-a")
+        async with plant.running(), foreign.running(), leased.running():
+            answer = (await without.ask(page, 10)).answer
+            assert isinstance(answer, FetchAnswer)
+            assert answer.lease is None
+            answer = (await without.ask(ConfirmReceipt(consumer_name=NAME, offset=40), 10)).answer
+            assert answer == ConfirmAnswer(**_own(plant), cursor_advanced_to=40)
+            waits = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, wait_ms=20_000)
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(refusal(without, waits))
+                server = plant.server
+                assert server is not None
+                await wait_until_async(lambda: server.statistics().parked == 1, "the fetch to wait")
+                asks = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, lease=0, wait_ms=1)
+                answer = (await by_lease.ask(asks, 10)).answer
+                assert isinstance(answer, FetchAnswer)
+                assert answer.lease == 1
+            assert waiting.result() == "fenced"
+            assert await refusal(without, page) == "fenced"
+            assert await refusal(without, ConfirmReceipt(consumer_name=NAME, offset=100)) == "fenced"
+            both = FetchFacts(consumer_name=NAME, limit=1_000, confirm=Confirm(last_offset=100), lease=0)
+            answer = (await without.ask(both, 10)).answer
+            assert isinstance(answer, FetchAnswer)
+            assert (answer.lease, answer.frontier) == (2, 100)
+            assert await refusal(by_lease, ConfirmReceipt(consumer_name=NAME, offset=100, lease=1)) == "fenced"
+        for node in (plant, foreign, leased):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosquitto, tmp_path: Path) -> None:
+    """One asks for a lease with a fetch that then waits; another asks while it does. The first is told at once that it is fenced,
+    and the second keeps what it got."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path)
+        server = plant.serve({"idmz": [STREAM]})
+        await plant.append(0, 100)
+        one, two = (Node.open(broker, "idmz", tmp_path / name) for name in ("one", "two"))
+        earlier, later = one.asker("plant-a"), two.asker("plant-a")
+        asks = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, after_offset=100, lease=0, wait_ms=20_000)
+        at_once = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, confirm=Confirm(last_offset=1), lease=0)
+        async with plant.running(), one.running(), two.running(), asyncio.TaskGroup() as group:
+            waiting = group.create_task(refusal(earlier, asks))
+            await wait_until_async(lambda: server.statistics().parked == 1, "the fetch to wait")
+            answer = (await later.ask(at_once, 10)).answer
+            assert isinstance(answer, FetchAnswer)
+            assert answer.lease == 2
+            assert await waiting == "fenced"
+            assert lease_of(plant) == 2
+        for node in (plant, one, two):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_path: Path) -> None:
+    """An instance that has died had asked which lease is in force, and for the one after it. Its requests come when its successor has
+    the lease: they are told which one that is, move no cursor, and the successor goes on without noticing."""
+
+    async def scenario() -> None:
+        plant, living = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path / "living")
+        dead = Node.open(broker, "idmz", tmp_path / "dead")
+        plant.serve({"idmz": [STREAM]})
+        puller, late = living.pull("plant-a"), dead.asker("plant-a")
+        async with plant.running(), dead.running():
+            await plant.append(0, 100)
+            first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)
+            assert await told(late, first) == (1, None)  # its own predecessor, long ago
+            plant.store.hold_lease(NAME, Shown("predecessor", 0)).result(20)
+            async with living.running():
+                await living.wait_end(100)
+                await wait_until_async(lambda: puller.statistics().frontier == 100, "the confirmation")
+                assert (puller.statistics().lease, lease_of(plant)) == (3, 3)
+                for after in (0, 1, 2):
+                    ahead = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=0, lease=0, lease_after=after)
+                    assert await told(late, ahead) == (None, 3)
+                await plant.append(100, 100)
+                await living.wait_end(200)
+                assert puller.statistics().asking is not Asking.FENCED
+                assert lease_of(plant) == 3
+        for node in (plant, living, dead):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+async def told(asker: Asker, request: FetchFacts) -> tuple[int | None, int | None]:
+    """The lease that an answer brings, and the one that it says is in force; with that one nothing else."""
+    answer = (await asker.ask(request, 10)).answer
+    assert isinstance(answer, FetchAnswer)
+    assert answer.lease_in_force is None or (answer.runs() == [] and answer.more)
+    return answer.lease, answer.lease_in_force
+
+
+async def refusal(asker: Asker, request: FetchFacts | ConfirmReceipt) -> str:
+    """The code with which a request is refused for good."""
+    with pytest.raises(PeerRefused) as raised:
+        await asker.ask(request, 10)
+    assert not raised.value.retryable
+    return raised.value.code
+
+
+def _own(plant: Node) -> dict[str, str]:
+    return {"store_zone": plant.zone, "epoch": plant.store.epoch.hex()}

@@ -1,0 +1,141 @@
+"""FetchRange: any cut of a log into ranges gives every fact once, with whatever limits, and changes nothing at the server."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.batch import open_samples, parse
+from agent.fact_store.log.settings import StoreSettings
+from agent.replication.mqtt.requester import Asker
+from agent.replication.protocol.codec import decode_request, encode_request
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused
+from agent.replication.protocol.messages import FetchRange, RangeAnswer
+from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, select_page
+from agent.replication.serving.sender import LogView, admit_range
+from tests.replication.nodes import STREAM, Node
+from tests.support.mosquitto import Mosquitto
+
+EPOCH = "00" * 16
+LOG = LogView(EPOCH, 100)
+
+
+@pytest.mark.parametrize(
+    "request_, code",
+    [
+        (FetchRange(stream="facts.other", first_offset=1, last_offset=2, limit=1), "stream_not_exported"),
+        (FetchRange(stream=STREAM, first_offset=102, last_offset=200, limit=1), "offset_beyond_log"),
+        (FetchRange(stream=STREAM, first_offset=1, last_offset=2, limit=1, epoch="11" * 16), "epoch_changed"),
+    ],
+)
+def test_what_may_not_be_read_is_refused(request_: FetchRange, code: str) -> None:
+    """A stream of others, a place that was never written, and offsets of another life each have their code."""
+    refused = admit_range(request_, "idmz", frozenset({STREAM}), LOG)
+    assert isinstance(refused, Refuse)
+    assert refused.code == code
+
+
+def test_a_range_is_read_to_its_end_and_the_place_after_the_log_is_empty() -> None:
+    """The plan says where to end; just beyond the log nothing is wrong, there is only nothing yet."""
+    for first in (1, 101):
+        request = FetchRange(stream=STREAM, first_offset=first, last_offset=200, limit=7)
+        plan = admit_range(request, "idmz", frozenset({STREAM}), LOG)
+        assert plan == ReadPlan(STREAM, first - 1, 7, 262_144, 200)
+
+
+@pytest.mark.parametrize(
+    "fields, code",
+    [
+        ({"first_offset": 3, "last_offset": 2, "limit": 1}, "bad_request"),
+        ({"first_offset": 0, "last_offset": 2, "limit": 1}, "bad_request"),
+        ({"first_offset": 1, "last_offset": 2, "limit": 0}, "limit_out_of_range"),
+        ({"first_offset": 1, "last_offset": 2, "limit": 1, "bytes_max": 1}, "limit_out_of_range"),
+    ],
+)
+def test_a_range_that_is_none_is_no_request(fields: dict[str, int], code: str) -> None:
+    """Backwards, before the first offset, or of a size that no page has."""
+    with pytest.raises(MalformedMessage) as refused:
+        decode_request(encode_request(FetchRange(stream=STREAM, **fields)))
+    assert refused.value.code == code
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["facts", "own", "gone"])), min_size=1, max_size=8),
+    st.data(),
+)
+def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: st.DataObject) -> None:
+    """Whatever lies in a range, its pages cover each offset of it once, in order, and none outside it."""
+    rows, gone, at = [], [], 0
+    for count, kind in parts:
+        first, at = at + 1, at + count
+        if kind == "gone":
+            gone.append(Gone(first, at, "damaged"))
+        else:
+            zone = "idmz" if kind == "own" else "plant-a"
+            rows.append(Row(first, at, 100, zone, f"{zone}/e", 0))
+    last = data.draw(st.integers(1, at))
+    position = data.draw(st.integers(0, last - 1))
+    covered, until = list[int](), range(position + 1, last + 1)
+    while position < last:
+        plan = ReadPlan(STREAM, position, data.draw(st.integers(1, 12)), data.draw(st.integers(1024, 3000)), last)
+        left = [row for row in rows if row.last_offset > position and row.first_offset <= last]
+        holes = [  # as the store cuts them
+            Gone(max(one.first_offset, position + 1), min(one.last_offset, last), one.reason)
+            for one in gone
+            if one.last_offset > position and one.first_offset <= last
+        ]
+        page = select_page(plan, left, holes, "idmz", {}, {}, 10_000)
+        assert not isinstance(page, Refuse)
+        runs = [(one.first_offset, one.last_offset) for one in (*page.pieces, *page.gone)] + list(page.omitted)
+        for first, end in sorted(runs):
+            covered += range(first, end + 1)
+        for piece in page.pieces:
+            row = left[piece.row]
+            is_all = (piece.first_offset, piece.last_offset) == (row.first_offset, row.last_offset)
+            assert piece.is_whole == is_all
+        assert page.last_offset > position
+        position = page.last_offset
+    assert covered == list(until)
+
+
+@pytest.mark.system
+def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
+    """Three tasks read a third each, over the real broker, cutting batches of 100 where their ranges end; nobody is registered.
+    Beyond the log they are refused, and at its end there is nothing yet."""
+
+    async def read(asker: Asker, first: int, last: int) -> list[float]:
+        values = list[float]()
+        while first <= last:
+            reply = await asker.ask(FetchRange(stream=STREAM, first_offset=first, last_offset=last, limit=70), 5)
+            page = reply.answer
+            assert isinstance(page, RangeAnswer)
+            covered = page.covered()
+            if covered is None:
+                break
+            for data in reply.batches:
+                values += open_samples(parse(data)).values  # type: ignore[arg-type]
+            assert page.more == (covered[1] < min(last, page.end_offset))
+            first = covered[1] + 1
+        return values
+
+    async def run() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
+        idmz = Node.open(broker, "idmz", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        asker = idmz.asker("plant-a")
+        await plant.append(0, 300)
+        async with plant.running(), idmz.running():
+            parts = await asyncio.gather(
+                *(read(asker, first, last) for first, last in ((1, 99), (100, 233), (234, 900)))
+            )
+            assert [value for part in parts for value in part] == [float(number) for number in range(300)]
+            assert plant.store.consumers() == []
+            with pytest.raises(PeerRefused, match="offset_beyond_log"):
+                await read(asker, 302, 400)
+            assert await read(asker, 301, 400) == []
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())

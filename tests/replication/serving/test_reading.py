@@ -1,0 +1,41 @@
+"""Reading a page from a store that is not what it was."""
+
+from agent.batch import Definitions, Link, Origin, seal_samples
+from agent.fact_store.log.records import Page, StoredBatch
+from agent.replication.serving.page import ReadPlan, Refuse
+from agent.replication.serving.reading import PageAsked, PageRead, read_page
+
+ORIGIN = Origin("plant-a", bytes(16))
+
+
+class Rotten:
+    """A store with one batch in which one bit has changed."""
+
+    def read(self, *_limits: object, **_until: object) -> Page:
+        """The batch, as the disk gives it back."""
+        rows = [(1, number, float(number), 0) for number in range(10)]
+        good = seal_samples(Link("facts", ORIGIN), rows, Definitions().extended(b"{}")).sealed
+        bad = good[:-20] + bytes([good[-20] ^ 1]) + good[-19:]
+        return Page([StoredBatch(1, 10, bad, ORIGIN, 1)], 10)
+
+    def definitions(self, *_range: object) -> list[bytes]:
+        """The one definition."""
+        return [b"{}"]
+
+
+def asked(limit: int) -> PageAsked:
+    """A page of at most `limit` facts for idmz."""
+    return PageAsked(ReadPlan("facts", 0, limit, 10_000), "idmz", {}, 1_000_000)
+
+
+def test_damage_is_named_when_a_batch_must_be_opened() -> None:
+    """A slice of a damaged batch is an error answer that names the batch, and no crash."""
+    refused = read_page(Rotten(), asked(3))  # type: ignore[arg-type]
+    assert isinstance(refused, Refuse)
+    assert refused.code == "store_unavailable"
+    assert "offset 1 is damaged" in refused.message
+
+
+def test_damage_in_a_whole_batch_is_the_receivers_to_find() -> None:
+    """A whole batch goes out as it lies; its digest says the rest to whoever receives it."""
+    assert isinstance(read_page(Rotten(), asked(10)), PageRead)  # type: ignore[arg-type]

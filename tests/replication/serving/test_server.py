@@ -1,0 +1,359 @@
+"""A server on the real broker under bad input and false identities: a clear error or silence, and it lives on."""
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.batch import open_samples, parse
+from agent.fact_store.log.errors import StoreForked
+from agent.fact_store.log.settings import StoreSettings
+from agent.replication.mqtt.carrier import Incoming
+from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.transport import Connection
+from agent.replication.protocol.codec import decode_answer
+from agent.replication.protocol.errors import MessageTooLarge, NotAuthorized, PeerAbsent, PeerRefused
+from agent.replication.protocol.messages import (
+    BoundsAnswer,
+    Confirm,
+    ConfirmAnswer,
+    ConfirmReceipt,
+    CursorAnswer,
+    ErrorAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetBounds,
+    GetCursor,
+    ListStreams,
+    Request,
+    StreamsAnswer,
+)
+from agent.replication.protocol.topics import request_topic, response_topic
+from tests.replication.nodes import STREAM, Node, access
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+NAME = f"idmz.{STREAM}"
+Scenario = Callable[[Node, Asker], Awaitable[None]]
+
+
+def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
+    """plant-a with 300 facts in batches of 100 serves idmz; the scenario asks as idmz."""
+
+    async def run() -> None:
+        settings = StoreSettings(batch_facts_target=100)
+        plant, idmz = Node.open(broker, "plant-a", folder, settings), Node.open(broker, "idmz", folder)
+        plant.serve({"idmz": [STREAM, "facts.empty"]})
+        asker = idmz.asker("plant-a")
+        await plant.append(0, 300)
+        async with plant.running(), idmz.running():
+            await scenario(plant, asker)
+            reply = await asker.ask(ListStreams(), 5)  # whatever happened, the server lives on
+            assert isinstance(reply.answer, StreamsAnswer)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(run())
+
+
+def test_operations(broker: Mosquitto, tmp_path: Path) -> None:
+    """Each operation answers what the store holds; a consumer is registered by its first fetch."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        async def ask(request: Request) -> object:
+            return (await asker.ask(request, 5)).answer
+
+        streams = await ask(ListStreams())
+        assert isinstance(streams, StreamsAnswer)
+        assert [(each.name, each.first_offset, each.end_offset) for each in streams.streams] == [
+            ("facts.empty", 1, 0),
+            (STREAM, 1, 300),
+        ]
+        bounds = await ask(GetBounds(stream=STREAM))
+        assert isinstance(bounds, BoundsAnswer)
+        assert (bounds.first_offset, bounds.end_offset) == (1, 300)
+        page = await ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=200))
+        assert isinstance(page, FetchAnswer)
+        assert (page.covered(), page.more, page.frontier) == ((1, 200), True, 0)
+        assert [entry.number for entry in page.definitions] == [1]
+        confirmed = await ask(ConfirmReceipt(consumer_name=NAME, offset=200, epoch=plant.store.epoch.hex()))
+        assert isinstance(confirmed, ConfirmAnswer)
+        assert confirmed.cursor_advanced_to == 200
+        page = await ask(FetchFacts(consumer_name=NAME, limit=200))
+        assert isinstance(page, FetchAnswer)
+        assert (page.covered(), page.more, page.frontier) == ((201, 300), False, 200)
+        page = await ask(FetchFacts(consumer_name=NAME, limit=200, confirm=Confirm(last_offset=300)))
+        assert isinstance(page, FetchAnswer)
+        assert (page.covered(), page.frontier) == (None, 300)
+        cursor = await ask(GetCursor(consumer_name=NAME))
+        assert isinstance(cursor, CursorAnswer)
+        assert (cursor.stream, cursor.frontier, cursor.end_offset) == (STREAM, 300, 300)
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, tmp_path: Path) -> None:
+    """With `after_offset` the page comes while its confirmation is on the way to disk, and tells of none that is not there."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
+        confirm, on_its_way = plant.store.confirm, Future[int]()
+        plant.store.confirm = lambda *_, **__: on_its_way  # type: ignore[method-assign]
+        ahead = FetchFacts(consumer_name=NAME, limit=100, after_offset=100, confirm=Confirm(last_offset=100))
+        page = (await asker.ask(ahead, 5)).answer
+        assert isinstance(page, FetchAnswer)
+        assert (page.covered(), page.frontier) == ((101, 200), 0)
+        plant.store.confirm = confirm  # type: ignore[method-assign]
+        on_its_way.set_result(await asyncio.wrap_future(confirm(NAME, 100)))
+        page = (await asker.ask(ahead, 5)).answer
+        assert isinstance(page, FetchAnswer)
+        assert page.frontier == 100
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_small_limits_slice(broker: Mosquitto, tmp_path: Path) -> None:
+    """A small limit gets a slice that can be read: the facts asked for, and no others."""
+
+    async def scenario(_plant: Node, asker: Asker) -> None:
+        found = []
+        for after in range(0, 300, 7):
+            request = FetchFacts(consumer_name=NAME, stream=STREAM, limit=7, after_offset=after)
+            for data in (await asker.ask(request, 5)).batches:
+                found += open_samples(parse(data)).values
+        expected = [float(number) for after in range(0, 300, 7) for number in slice_of(after, 7)]
+        assert found == expected
+
+    serve(broker, tmp_path, scenario)
+
+
+def slice_of(after: int, limit: int) -> range:
+    """What one page holds: it ends with the batch in which the limit falls inside the first."""
+    batch_end = after // 100 * 100 + 100
+    return range(after, min(after + limit, batch_end, 300))
+
+
+def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> None:
+    """A parked fetch is answered by the next commit, or empty when its patience ends; a newer one takes its place."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        def request(wait_ms: int) -> FetchFacts:
+            return FetchFacts(consumer_name=NAME, stream=STREAM, limit=10_000, after_offset=300, wait_ms=wait_ms)
+
+        empty = (await asker.ask(request(50), 5)).answer
+        assert isinstance(empty, FetchAnswer)
+        assert empty.covered() is None
+        server = plant.server
+        assert server is not None
+        older = asyncio.create_task(asker.ask(request(20_000), 5))
+        await wait_until_async(lambda: server.statistics().parked == 1, "the fetch to wait")
+        waiting = asyncio.create_task(asker.ask(request(10_000), 5))
+        await wait_until_async(lambda: server.statistics().drops.get("superseded"), "the older one to give way")
+        await plant.append(300, 5)
+        page = (await waiting).answer
+        assert isinstance(page, FetchAnswer)
+        assert page.covered() == (301, 305)
+        older.cancel()
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_path: Path) -> None:
+    """Offsets beyond the end are refused; named together with the present epoch, they say that this store is an old copy."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        ahead = FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, after_offset=301, epoch=plant.store.epoch.hex())
+        with pytest.raises(PeerRefused) as refused:
+            await asker.ask(ahead, 5)
+        assert refused.value.code == "offset_beyond_log"
+        await wait_until_async(plant.store.ended.done, "the store to end")
+        assert isinstance(plant.store.failure, StoreForked)
+
+    serve(broker, tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "request_, code",
+    [
+        (FetchFacts(consumer_name=NAME, limit=0, stream=STREAM), "limit_out_of_range"),
+        (FetchFacts(consumer_name=NAME, limit=-4, stream=STREAM), "limit_out_of_range"),
+        (FetchFacts(consumer_name=NAME, limit=10**20, stream=STREAM), "limit_out_of_range"),
+        (FetchFacts(consumer_name=NAME, limit=1), "unknown_consumer"),
+        (FetchFacts(consumer_name=NAME, limit=1, stream="facts.audit"), "stream_not_exported"),
+        (FetchFacts(consumer_name="plant-a.own", limit=1), "consumer_not_yours"),
+        (FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, after_offset=301), "offset_beyond_log"),
+        (
+            FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, confirm=Confirm(last_offset=301)),
+            "confirm_beyond_log",
+        ),
+        (FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, epoch="0" * 32), "epoch_changed"),
+        (ConfirmReceipt(consumer_name="nobody", offset=1), "unknown_consumer"),
+        (GetCursor(consumer_name="nobody"), "unknown_consumer"),
+        (GetCursor(consumer_name="plant-a.own"), "consumer_not_yours"),
+        (GetBounds(stream="facts.audit"), "stream_not_exported"),
+    ],
+)
+def test_refusals(broker: Mosquitto, tmp_path: Path, request_: Request, code: str) -> None:
+    """What may not be had is refused with the code of the table, and nothing is registered on the way."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        await asyncio.wrap_future(plant.store.register_consumer("plant-a.own", "plant-a", STREAM))
+        with pytest.raises(PeerRefused) as raised:
+            await asker.ask(request_, 5)
+        assert raised.value.code == code
+        assert raised.value.hint
+        assert [each.name for each in plant.store.consumers()] == ["plant-a.own"]
+
+    serve(broker, tmp_path, scenario)
+
+
+# --- as somebody who does not play by the rules
+
+
+class Intruder:
+    """A connection in a zone's name that publishes what it likes and keeps what arrives."""
+
+    def __init__(self, connection: Connection, arrived: list[Incoming]) -> None:
+        self.connection = connection
+        self.arrived = arrived
+
+    async def publish(self, topic: str, payload: bytes, answer_to: str) -> bytes:
+        """Send at QoS 1; the correlation it went with."""
+        correlation = secrets.token_bytes(16)
+        await self.connection.publish_request(topic, payload, answer_to, correlation, 10)
+        return correlation
+
+    async def answer(self, correlation: bytes) -> object:
+        """The answer with that correlation."""
+        await wait_until_async(lambda: any(each.correlation == correlation for each in self.arrived), "an answer")
+        return decode_answer(next(each.payload for each in self.arrived if each.correlation == correlation))[0]
+
+
+@asynccontextmanager
+async def intruder(broker: Mosquitto, zone: str, *topics: str) -> AsyncIterator[Intruder]:
+    """Somebody with the certificate of `zone`, subscribed to whatever he wishes."""
+    arrived: list[Incoming] = []
+    connection = await Connection.open(access(broker, zone), arrived.append)
+    await connection.subscribe(topics)
+    try:
+        yield Intruder(connection, arrived)
+    finally:
+        await connection.close()
+
+
+ASK = request_topic("plant-a", "idmz")
+MINE = response_topic("plant-a", "idmz", "intruder")
+LIST = b'{"protocol":"bsfg.replication","version":"1.0","operation":"ListStreams"}'
+
+
+@pytest.mark.parametrize(
+    "payload, code, said",
+    [
+        (b"\x00\x01", "bad_request", ""),
+        (b"{}", "bad_request", "protocol"),
+        (b"[" * 60_000, "bad_request", ""),
+        (LIST.replace(b"1.0", b"3.1"), "unsupported_version", "'3.1'"),
+        (LIST.replace(b"ListStreams", b"DropStreams"), "unknown_operation", "DropStreams"),
+        (LIST + b" " * 70_000, "request_too_large", "65536"),
+        (json.dumps({**json.loads(LIST), "operation": "FetchFacts"}).encode(), "bad_request", "consumer_name"),
+    ],
+)
+def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: bytes, code: str, said: str) -> None:
+    """Malformed, of another version or too large: answered with a code, and served on."""
+
+    async def scenario(_plant: Node, _asker: Asker) -> None:
+        async with intruder(broker, "idmz", MINE) as idmz:
+            answer = await idmz.answer(await idmz.publish(ASK, payload, MINE))
+            assert isinstance(answer, ErrorAnswer)
+            assert answer.error.code == code
+            assert re.search(said, answer.error.message)
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_confused_deputy(broker: Mosquitto, tmp_path: Path) -> None:
+    """A request whose answer should go elsewhere is dropped and counted: no answer there, none to the asker."""
+
+    async def scenario(plant: Node, _asker: Asker) -> None:
+        server = plant.server
+        assert server is not None
+        async with intruder(broker, "idmz", MINE) as idmz, intruder(broker, "enterprise", "bsfg/#") as victim:
+            for wrong in (
+                "bsfg/1/plant-a/enterprise/rsp/x",
+                "bsfg/1/idmz/enterprise/rsp/x",
+                "bsfg/1/plant-a/plant-b/req",
+            ):
+                before = server.statistics().drops.get("foreign_response_topic", 0)
+                await idmz.publish(ASK, LIST, wrong)
+                await wait_until_async(
+                    lambda before=before: server.statistics().drops.get("foreign_response_topic", 0) > before,
+                    "the drop",
+                )
+            answer = await idmz.answer(await idmz.publish(ASK, LIST, MINE))
+            assert isinstance(answer, StreamsAnswer)
+            assert victim.arrived == []
+            assert len(idmz.arrived) == 1
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
+    """No zone can ask as another, read another's answers, or serve as another: the broker says no, or delivers nothing."""
+
+    async def scenario(plant: Node, asker: Asker) -> None:
+        async with (
+            intruder(broker, "enterprise", "#", "bsfg/1/plant-a/+/rsp/+", "bsfg/1/+/+/req") as enterprise,
+            intruder(broker, "plant-b", "#", "bsfg/1/plant-a/+/req") as plant_b,
+        ):
+            for somebody, topic in (
+                (enterprise, ASK),  # ask as idmz
+                (enterprise, request_topic("plant-a", "enterprise")),  # ask in one's own name without being a peer
+                (plant_b, ASK),
+                (plant_b, MINE),  # answer as plant-a
+                (enterprise, response_topic("plant-a", "idmz", "x")),
+                (plant_b, response_topic("idmz", "enterprise", "x")),  # answer as idmz
+            ):
+                with pytest.raises(NotAuthorized):
+                    await somebody.publish(topic, LIST, MINE)
+            for _ in range(5):
+                reply = await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
+                assert reply.batches
+            assert enterprise.arrived == plant_b.arrived == []
+        assert plant.server is not None
+        assert plant.server.statistics().requests["FetchFacts"] == 5
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_unasked_answers_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
+    """A peer that answers what nobody asked is heard by nobody: the correlation is not known."""
+
+    async def scenario(_plant: Node, asker: Asker) -> None:
+        async with intruder(broker, "plant-a") as plant:
+            for correlation in (b"", b"x" * 16):
+                plant.connection.publish_answer(asker._response_topic, b"\x00" * 8, correlation)
+            await wait_until_async(lambda: asker.link.statistics().strangers == 2, "both to be counted")
+
+    serve(broker, tmp_path, scenario)
+
+
+def test_absent_peer_and_oversize_are_known_at_once(broker: Mosquitto) -> None:
+    """Nobody serves: the broker says so; too large a message is not even tried, as it would end the connection."""
+
+    async def scenario() -> None:
+        async with intruder(broker, "idmz") as idmz:
+            with pytest.raises(PeerAbsent):
+                await idmz.publish(request_topic("plant-b", "idmz"), LIST, MINE)
+            with pytest.raises(MessageTooLarge, match="1048576"):
+                await idmz.publish(ASK, b"x" * 1_048_576, MINE)
+            assert not idmz.connection.closed.done()
+
+    asyncio.run(scenario())

@@ -1,0 +1,332 @@
+"""Each named fault bites: for each a core or a store broken on purpose, which the checkers of the simulation must catch."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.batch import Header
+from agent.fact_store import readership
+from agent.fact_store.append import receive
+from agent.fact_store.divergence import opening, reseal
+from agent.fact_store.divergence.handed import Handed
+from agent.fact_store.divergence.high_water import Seen
+from agent.fact_store.integrity.damage import Damages
+from agent.fact_store.log.errors import ForkError
+from agent.fact_store.log.held_ranges import Insert
+from agent.fact_store.log.held_ranges import decide as decide_held
+from agent.lease import Lease, Shown
+from agent.replication.protocol import codec
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import FetchFacts
+from agent.replication.protocol.pull_events import Settings
+from agent.replication.pulling import anti_entropy
+from agent.replication.pulling.anti_entropy import Comparer
+from agent.replication.pulling.receiver import Receiver
+from agent.replication.serving import reading, sender
+from agent.replication.serving.page import Refuse, Selection, select_page
+from agent.replication.serving.reading import PageAsked, PageRead
+from tests.replication.simulation import stepped
+from tests.replication.simulation.broken import (
+    BeginsAnewAtEachEpoch,
+    ConfirmsTooEarly,
+    NeverAsksAgain,
+    SkipsRefusedPage,
+    StaysOffline,
+    TakesAnyPage,
+    TakesNewestOnly,
+)
+from tests.replication.simulation.checkers import Violation
+from tests.replication.simulation.faults import NAMED
+from tests.replication.simulation.network import TOPOLOGIES, World
+from tests.replication.simulation.node import Node
+from tests.replication.simulation.serving import Fetching, Serving
+from tests.sim import patient
+
+SCHEDULES_MAX = 40
+ENDLESS = Settings(backoff_ms_min=200_000, backoff_ms_max=10**9)
+"""A back-off without a sensible end. It does no harm as long as late answers are taken, which is what must be seen."""
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def nothing(_: pytest.MonkeyPatch) -> None:
+    """What is broken is the receiver, or how patient it is."""
+
+
+def forgets_what_it_has_sent(patch: pytest.MonkeyPatch) -> None:
+    """A sender that goes on behind what it has sent, as if sent were received."""
+    sent: dict[tuple[int, str], int] = {}
+    position, send = Serving.position, Serving._send
+
+    def from_there(self: Serving, request: FetchFacts, consumer: sender.ConsumerView) -> int:
+        return max(position(self, request, consumer), sent.get((id(self), request.consumer_name), 0))
+
+    def remembered(self: Serving, fetching: Fetching, read: PageRead | Refuse) -> None:
+        if isinstance(read, PageRead):
+            sent[id(self), fetching.request.consumer_name] = read.last_offset
+        send(self, fetching, read)
+
+    patch.setattr(Serving, "position", from_there)
+    patch.setattr(Serving, "_send", remembered)
+
+
+def answers_before_its_commit(patch: pytest.MonkeyPatch) -> None:
+    """A store that says durable before it is."""
+    perform = stepped.SteppedWriter._perform
+
+    def performed(self: stepped.SteppedWriter, *arguments: Any) -> Any:
+        self._answer(perform(self, *arguments))
+        return []
+
+    patch.setattr(stepped.SteppedWriter, "_perform", performed)
+
+
+def keeps_its_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A store that does not notice that it is an old copy of itself."""
+    patch.setattr(opening, "restored_because", lambda *_: None)
+    patch.setattr(Serving, "check_offsets", lambda *_: None)
+
+
+def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
+    """A store that believes itself as long as offsets can be its own."""
+    patch.setattr(Serving, "contradiction", lambda *_: None)
+
+
+def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
+    """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
+    compares = readership.contradiction
+    patch.setattr(Handed, "until", lambda *_: sys.maxsize)
+    patch.setattr(
+        readership,
+        "contradiction",
+        lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held),
+    )
+
+
+def forgets_whom_it_handed_what(patch: pytest.MonkeyPatch) -> None:
+    """A store that compares what is there, and is content where nothing is."""
+    patch.setattr(Handed, "until", lambda *_: sys.maxsize)
+
+
+def remembers_no_page(patch: pytest.MonkeyPatch) -> None:
+    """A store that believes every page to have been its own."""
+    patch.setattr(Handed, "knows", lambda *_: True)
+
+
+def remembers_handing_in_memory_only(patch: pytest.MonkeyPatch) -> None:
+    """A store for which, once it was opened again, everybody may have been handed all that is there."""
+    patch.setattr(opening, "_close_handed", lambda _: None)
+
+
+def takes_released_facts_for_equal(patch: pytest.MonkeyPatch) -> None:
+    """A receiver that calls a duplicate what it can no longer compare."""
+    patch.setattr(receive, "_name_released", lambda *_, **__: None)
+
+
+def takes_all_for_unseen(patch: pytest.MonkeyPatch) -> None:
+    """A store that gives a new name to facts which others have read."""
+    patch.setattr(Seen, "freeze", lambda _: {})
+    patch.setattr(reseal, "_confirmed", lambda *_: [0])
+
+
+def stands_at_every_fork(patch: pytest.MonkeyPatch) -> None:
+    """A store that refuses what nothing can mend any more, and all behind it."""
+
+    def refuse(_: object, header: Header) -> None:
+        raise ForkError(f"{header.first_sequence} to {header.last_sequence}")
+
+    patch.setattr(receive, "_refuse", refuse)
+
+
+def reads_the_clock_on_the_wall(patch: pytest.MonkeyPatch) -> None:
+    """A receiver whose patience is counted by a clock that people set."""
+    patch.setattr(Node, "receiver_now_ms", lambda self: self.world.now_ms + self.wall_jump_ms)
+
+
+def keeps_the_newest_only(patch: pytest.MonkeyPatch) -> None:
+    """A sender that lets go of what is old when its reader is slow, without a word."""
+    read = Serving.read
+
+    def newest(self: Serving, asked: PageAsked) -> PageRead | Refuse:
+        after_offset = max(asked.plan.after_offset, self._store.end_offset(asked.plan.stream) - 30)
+        return read(self, replace(asked, plan=replace(asked.plan, after_offset=after_offset)))
+
+    patch.setattr(Serving, "read", newest)
+
+
+def does_not_fence(patch: pytest.MonkeyPatch) -> None:
+    """A sender that gives leases and compares none."""
+
+    def held(_: Serving, consumer: sender.ConsumerView, fetching: Fetching) -> Lease | sender.AskStore:
+        shown = Shown(fetching.caller.instance, 0)
+        return sender.AskStore(shown) if fetching.request.lease == 0 else consumer.lease
+
+    def confirm(self: Serving, consumer: str, last_offset: int, _: Shown) -> Any:
+        return self._store.confirm(consumer, last_offset)
+
+    patch.setattr(Serving, "check_lease", held)
+    patch.setattr(Serving, "confirm", confirm)
+
+
+def refuses_a_newer_minor(patch: pytest.MonkeyPatch) -> None:
+    """A node that talks to its own version alone."""
+
+    def only_ours(head: Any, operation: str) -> None:
+        if head.version != codec.VERSION:
+            raise MalformedMessage(f"version {head.version}", "unsupported_version", operation)
+
+    patch.setattr(codec, "_check_version", only_ours)
+
+
+def reads_any_major(patch: pytest.MonkeyPatch) -> None:
+    """A node that takes for its own what another major version says."""
+    patch.setattr(codec, "_check_version", lambda *_: None)
+
+
+def repairs_no_damage(patch: pytest.MonkeyPatch) -> None:
+    """A node that finds what its disk has changed and leaves it so."""
+
+    async def found_and_left(*_: object) -> None:
+        """Nothing is fetched."""
+
+    patch.setattr(Comparer, "_fetch_damaged", found_and_left)
+
+
+def misses_no_gap(patch: pytest.MonkeyPatch) -> None:
+    """A node to which it is all the same that a peer has what it was once told was gone."""
+    patch.setattr(anti_entropy, "missing", lambda *_, **__: [])
+
+
+def knows_damage_by_where_it_begins(patch: pytest.MonkeyPatch) -> None:
+    """A store that does not see a hole grow."""
+
+    def is_said(self: Damages, place: Any) -> bool:
+        """By stream and first offset."""
+        return any(one[:2] == place[:2] for one in self._said)
+
+    patch.setattr(Damages, "_is_said", is_said)
+
+
+def passes_over_holes(patch: pytest.MonkeyPatch) -> None:
+    """A sender that leaves out what is gone and says nothing."""
+    patch.setattr(reading, "select_page", lambda plan, rows, _, *rest: select_page(plan, rows, [], *rest))
+
+
+def calls_good_batches_gone(patch: pytest.MonkeyPatch) -> None:
+    """A sender that names its last batch as damaged, which is there."""
+
+    def lying(plan: Any, rows: Sequence[Any], gone: Sequence[Any], *rest: Any) -> Selection | Refuse:
+        if rows:
+            last = rows[-1]
+            gone = [*gone, reading.Gone(max(last.first_offset, plan.after_offset + 1), last.last_offset, "damaged")]
+            rows = rows[:-1]
+        return select_page(plan, rows, gone, *rest)
+
+    patch.setattr(reading, "select_page", lying)
+
+
+def sends_everything_back(patch: pytest.MonkeyPatch) -> None:
+    """A sender that does not ask whose facts they are."""
+    patch.setattr(
+        reading, "select_page", lambda plan, rows, gone, _, *rest: select_page(plan, rows, gone, "nobody", *rest)
+    )
+
+
+def stores_what_it_holds(patch: pytest.MonkeyPatch) -> None:
+    """A store that takes each batch for a new one."""
+
+    def fresh(ranges: Any, offered: Any) -> Any:
+        decision = decide_held(ranges, offered)
+        return decision if isinstance(decision, Insert) else Insert(ranges)
+
+    patch.setattr(receive, "decide", fresh)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What is broken, under which fault it must show, where, and which checkers may see it first."""
+
+    fault: str
+    topology: str
+    checkers: tuple[str, ...]
+    breaks: Break = nothing
+    receiver: type[Receiver] = Receiver
+    settings: Settings | None = None
+    first_seed: int = 0  # of the forty, where it takes much to come together
+
+    def __str__(self) -> str:
+        names = [one.__name__ for one in (self.breaks, self.receiver) if one not in {nothing, Receiver}]
+        return "-".join([self.fault, self.topology, *names])
+
+
+BROKEN = [
+    Broken("loss", "chain_2", ("converges",), receiver=NeverAsksAgain),
+    Broken("duplicate", "chain_3", ("position", "lost"), receiver=TakesAnyPage),
+    Broken("reorder", "chain_3", ("position", "lost"), receiver=TakesAnyPage),
+    Broken("delay", "chain_3", ("converges",), receiver=TakesNewestOnly, settings=ENDLESS),
+    Broken("partition_one_way", "chain_2", ("converges",), forgets_what_it_has_sent),
+    Broken("partition_two_way", "chain_3", ("converges",), receiver=StaysOffline),
+    Broken("crash", "chain_3", ("frontier",), receiver=ConfirmsTooEarly),
+    Broken("torn_store", "chain_2", ("acknowledged",), answers_before_its_commit),
+    Broken("full_disk", "chain_2", ("frontier", "lost"), receiver=SkipsRefusedPage),
+    Broken("restored_image", "chain_2", ("chain", "converges", "lost", "frontier"), keeps_its_epoch),
+    Broken("restored_grown", "chain_2", ("converges", "lost"), compares_nothing_it_is_shown),
+    Broken("restored_grown", "plants", ("converges", "lost"), compares_nothing_it_is_shown),
+    Broken("restored_grown", "ring", ("converges", "lost"), forgets_what_was_taken_of_it),
+    Broken("restored_grown", "diamond", ("resealed", "once"), takes_all_for_unseen),
+    Broken("restored_grown", "chain_2", ("converges",), stands_at_every_fork),
+    Broken("restored_grown_full", "chain_2", ("lost",), forgets_whom_it_handed_what),
+    Broken("restored_grown_full", "chain_3", ("lost",), remembers_handing_in_memory_only),
+    Broken("restored_grown_full", "plants", ("lost",), takes_released_facts_for_equal, first_seed=60),
+    Broken("clock_jump", "chain_3", ("converges",), reads_the_clock_on_the_wall),
+    Broken("slow_consumer", "chain_3", ("converges",), keeps_the_newest_only),
+    Broken("fenced_twin", "chain_2", ("fenced",), does_not_fence),
+    Broken("serving_twin", "chain_2", ("position",), receiver=BeginsAnewAtEachEpoch),
+    Broken("serving_twin", "chain_2", ("converges", "lost", "once", "chain"), compares_nothing_it_is_shown),
+    Broken("serving_twin", "ring", ("lost", "order"), remembers_no_page),
+    Broken("version_minor", "chain_2", ("converges",), refuses_a_newer_minor),
+    Broken("version_major", "chain_2", ("version",), reads_any_major),
+    Broken("retention", "chain_2", ("lost", "acknowledged"), passes_over_holes, TakesAnyPage),
+    Broken("retention", "chain_2", ("converges",), passes_over_holes),
+    Broken("damage", "chain_2", ("lost", "acknowledged", "converges"), passes_over_holes),
+    Broken("anti_entropy", "chain_3", ("converges",), repairs_no_damage),
+    Broken("anti_entropy", "chain_3", ("converges",), misses_no_gap),
+    Broken("anti_entropy", "both_ways", ("converges",), knows_damage_by_where_it_begins),
+    Broken("none", "chain_2", ("holes",), calls_good_batches_gone),
+    Broken("none", "both_ways", ("echo",), sends_everything_back),
+    Broken("none", "diamond", ("once", "store"), stores_what_it_holds),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(quiet: None) -> Iterator[None]:  # noqa: ARG001  asked for by name
+    """Always."""
+    yield
+    gc.collect()
+
+
+@patient
+@pytest.mark.parametrize("broken", BROKEN, ids=str)
+def test_each_fault_bites(broken: Broken, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is broken is caught within forty schedules, by the checker that is there for it."""
+    broken.breaks(monkeypatch)
+    for seed in range(broken.first_seed, broken.first_seed + SCHEDULES_MAX):
+        folder = memory / str(seed)
+        world = World(seed, TOPOLOGIES[broken.topology], NAMED[broken.fault], folder, broken.receiver, broken.settings)
+        try:
+            world.run()
+        except Violation as error:
+            print(f"{broken}: schedule {seed + 1}: {error}")
+            assert str(error).startswith(broken.checkers), error  # noqa: PT017
+            return
+    pytest.fail(f"{broken} passed {SCHEDULES_MAX} schedules")
+
+
+def test_every_fault_has_a_core_that_it_breaks() -> None:
+    """A fault that nothing is ever caught by may as well not be injected."""
+    assert {one.fault for one in BROKEN} >= set(NAMED) - {"everything"}

@@ -1,0 +1,227 @@
+"""Sender and receiver cores in simulation: hundreds of seeded schedules, and cores broken on purpose that must be caught."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agent.replication.protocol.messages import FetchFacts
+from agent.replication.protocol.pull_events import (
+    Append,
+    Effect,
+    Event,
+    NoteKind,
+    PageArrived,
+    Settings,
+)
+from agent.replication.pulling.receiver import Receiver
+from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, Selection
+from tests.replication.simulation.broken import (
+    ConfirmsTooEarly,
+    ForgetsEpoch,
+    NeverAsksAgain,
+    SkipsRefusedPage,
+    TakesAnyPage,
+    TakesNewestOnly,
+)
+from tests.replication.simulation.pair import Faults, Violation, World
+from tests.sim import first_seed, scaled
+
+SEEDS = scaled(20, 1000)
+"""Schedules per fault."""
+
+FAULTS: dict[str, Faults] = {
+    "none": Faults(),
+    "loss": Faults(loss=0.3),
+    "duplicate": Faults(duplicate=0.4, delay_ms_max=200),
+    "slow_network": Faults(delay_ms_max=15_000),
+    "receiver_crash": Faults(receiver_crash_ms=4_000, append_ms_max=50),
+    "sender_crash": Faults(sender_crash_ms=4_000),
+    "link_cut": Faults(link_cut_ms=5_000),
+    "slow_append": Faults(append_ms_max=3_000),
+    "store_full": Faults(store_full_ms=10_000),
+    "page_refused": Faults(page_refused=0.05),
+    "sender_replaced": Faults(sender_replaced_ms=20_000, delay_ms_max=2_000),
+    "retention_releases_unconfirmed": Faults(
+        retention_releases_unconfirmed_ms=5_000, link_cut_ms=8_000, receiver_crash_ms=20_000, append_ms_max=500
+    ),
+    "batch_damaged": Faults(batch_damaged_ms=3_000, link_cut_ms=8_000, receiver_crash_ms=20_000, append_ms_max=500),
+    "everything": Faults(
+        loss=0.1,
+        duplicate=0.1,
+        delay_ms_max=5_000,
+        receiver_crash_ms=15_000,
+        sender_crash_ms=15_000,
+        link_cut_ms=20_000,
+        store_full_ms=30_000,
+        append_ms_max=300,
+        sender_replaced_ms=60_000,
+        page_refused=0.01,
+        retention_releases_unconfirmed_ms=30_000,
+        batch_damaged_ms=20_000,
+    ),
+}
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", FAULTS)
+def test_cores_keep_their_promises_under(name: str) -> None:
+    """Whatever the fault: nothing lost without a word, nothing doubled or reordered, no confirmation ahead of the disk, and it
+    converges."""
+    first = first_seed(default=0)
+    worlds_with_holes = 0
+    for seed in range(first, first + SEEDS):
+        world = World(seed, replace(FAULTS[name], injected={}))
+        try:
+            world.run()
+        except Violation as error:
+            error.add_note(f"fault {name}, SEED={seed}")
+            raise
+        assert any(log.end_offset for log in world.logs)
+        worlds_with_holes += bool(world.holes)
+    if name not in {"none", "slow_network", "slow_append"}:
+        assert world.faults.injected, "the fault never bit"
+    assert bool(worlds_with_holes) == (name in {"retention_releases_unconfirmed", "batch_damaged", "everything"})
+
+
+class TrustingWorld(World):
+    """A sender that does not compare epochs and offsets."""
+
+    def check_offsets(self, request: FetchFacts) -> Refuse | None:  # noqa: ARG002
+        return None
+
+
+class WaitsAtHoles(Receiver):
+    """Takes a page that holds nothing but a hole for an empty one."""
+
+    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
+        if isinstance(event, PageArrived) and event.page.first_offset:
+            runs, holes = event.page.content  # type: ignore[misc]
+            if len(runs) == len(holes):
+                event = replace(event, page=replace(event.page, first_offset=0, last_offset=0))
+        return super().handle(event, now_ms, jitter)
+
+
+class SilentWorld(World):
+    """A sender that leaves out what is gone and says nothing."""
+
+    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:  # noqa: ARG002
+        return super().choose(plan, rows[:1], [])
+
+
+class HastyWorld(World):
+    """A sender that names every hole it has read, also those behind a batch that found no room."""
+
+    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:
+        return replace(super().choose(plan, rows, gone), gone=tuple(gone))
+
+
+class LyingWorld(World):
+    """A sender that calls its last batch gone, which is there."""
+
+    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:
+        if rows:
+            gone = [*gone, Gone(rows[-1].first_offset, rows[-1].last_offset, "damaged")]
+            rows = rows[:-1]
+        return super().choose(plan, rows, gone)
+
+
+class RottenTailWorld(World):
+    """A sender whose newest batch is always damaged, so that some pages hold nothing but a hole."""
+
+    def record(self) -> None:
+        super().record()
+        self.log.damaged.add(self.log.end_offset)
+
+
+class ForgetfulWorld(World):
+    """A receiver's store whose position stays where the last fact lies, not where the page ends."""
+
+    def position_after(self, effect: Append) -> int:
+        runs, holes = effect.page.content  # type: ignore[misc]
+        ends = {last for _, last in runs} - {last for _, last, _ in holes}
+        return max(ends, default=self.position[1] if self.position else 0)
+
+
+WORLDS: dict[str, type[World]] = {
+    "trusting_sender": TrustingWorld,
+    "silent_sender": SilentWorld,
+    "hasty_sender": HastyWorld,
+    "lying_sender": LyingWorld,
+    "rotten_tail": RottenTailWorld,
+    "forgetful_store": ForgetfulWorld,
+}
+SHORT_PATIENCE = Settings(wait_ms=100, answer_timeout_ms=100)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    "broken, fault, settings",
+    [
+        (ConfirmsTooEarly, "slow_append", None),
+        (TakesAnyPage, "slow_network", None),
+        (SkipsRefusedPage, "page_refused", None),
+        (SkipsRefusedPage, "store_full", None),
+        (NeverAsksAgain, "loss", None),
+        (TakesNewestOnly, "endless_round_trip", SHORT_PATIENCE),
+        (ForgetsEpoch, "trusting_sender", None),
+        (WaitsAtHoles, "rotten_tail", None),
+        (TakesAnyPage, "silent_sender", None),
+        (Receiver, "hasty_sender", None),
+        (Receiver, "lying_sender", None),
+        (Receiver, "forgetful_store", None),
+    ],
+)
+def test_checkers_catch(broken: Callable[..., Receiver], fault: str, settings: Settings | None) -> None:
+    """A core broken on purpose is caught within the seeds of one run: the test of the test."""
+    kind = WORLDS.get(fault, World)
+    faults = {
+        "endless_round_trip": Faults(delay_ms_max=60_000),
+        "trusting_sender": FAULTS["sender_replaced"],
+        "silent_sender": FAULTS["batch_damaged"],
+        "hasty_sender": FAULTS["batch_damaged"],
+        "lying_sender": FAULTS["none"],
+        "rotten_tail": FAULTS["none"],
+        "forgetful_store": FAULTS["retention_releases_unconfirmed"],
+    }.get(fault) or FAULTS[fault]
+    caught = 0
+    for seed in range(SEEDS):
+        try:
+            kind(seed, replace(faults, injected={}), broken, settings).run()
+        except Violation:
+            caught += 1
+    assert caught, f"{broken} passed {SEEDS} schedules"
+
+
+@pytest.mark.sim
+def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
+    """Where the newest batch is damaged, the receiver comes to the end all the same, and the sender's frontier with it."""
+    for seed in range(SEEDS):
+        world = RottenTailWorld(seed, Faults(receiver_crash_ms=10_000, link_cut_ms=10_000))
+        world.run()
+        assert world.holes[world.log.epoch][-1][1] == world.log.end_offset
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("fault", ["retention_releases_unconfirmed", "batch_damaged"])
+def test_what_a_peer_leaves_out_without_a_word_is_never_skipped(fault: str) -> None:
+    """A receiver whose peer does not name its holes, from the first fetch on, stands still before them and stores nothing wrong."""
+    stood_still = 0
+    for seed in range(SEEDS):
+        try:
+            SilentWorld(seed, replace(FAULTS[fault], sender_replaced_ms=15_000, injected={})).run()
+        except Violation as error:
+            assert str(error).startswith("converges"), f"SEED={seed}: {error}"  # noqa: PT017
+            stood_still += 1
+    assert stood_still
+
+
+@pytest.mark.sim
+def test_each_loss_is_noted_once() -> None:
+    """A peer that goes is one line in the log, and one when it returns, however often it is asked in between."""
+    world = World(7, Faults(link_cut_ms=10_000, loss=0.2))
+    world.run()
+    kinds = [note.kind for note in world.notes if note.kind in {NoteKind.PEER_LOST, NoteKind.PEER_RETURNED}]
+    assert kinds
+    assert all(first is not second for first, second in itertools.pairwise(kinds))
