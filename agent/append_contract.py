@@ -8,7 +8,7 @@ the other. The outcomes themselves are those of the store (`fact_store.admission
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypedDict
+from typing import Literal, NamedTuple, Protocol, TypedDict
 
 from agent.message import Message, MessageError
 
@@ -32,8 +32,22 @@ class Precondition(NamedTuple):
 NO_PRECONDITION = Precondition()
 
 
-class AppendOutcome(Protocol):
-    """What a store says of one message, or a door that asked it. No `lease_epoch`, or 0: none is in force against it."""
+Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "superseded", "rejected_fenced", "queued"]
+
+
+class AppendOutcome(NamedTuple):
+    """What became of a message: see `agent.fact_store.append.admission`. The offset is that of the message first stored under its id;
+    0 while it is not known (acks none). `queued`: durable here (unless acks is none) and not yet where `acks` promises it; `warning`
+    says why."""
+
+    offset: int
+    outcome: Outcome
+    warning: str = ""
+    lease_epoch: int = 0  # of rejected_fenced: the epoch in force
+
+
+class _Outcome(Protocol):
+    """The fields of an outcome, in a store's or in an answer that reports it. `lease_epoch` 0 or None: none is in force against it."""
 
     @property
     def offset(self) -> int: ...
@@ -54,7 +68,7 @@ class Told(TypedDict):
     lease_epoch: int | None
 
 
-def told(outcome: AppendOutcome) -> Told:
+def told(outcome: _Outcome) -> Told:
     """What the appender is told of his message."""
     return {
         "offset": outcome.offset,

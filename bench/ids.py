@@ -22,7 +22,8 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from agent.fact_store import AppendOutcome, FactStore
+from agent.append_contract import AppendOutcome
+from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message
 from bench.append import SETTINGS
 from bench.figures import Report, files_bytes, machine, median, peak_rss_mib, rounded

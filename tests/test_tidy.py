@@ -29,6 +29,7 @@ GROUND = (
     "agent.append_contract",
     "agent.columns",
     "agent.batch",
+    "agent.pages",
 )
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
 WHOLE = (*GROUND, *PARTS, "agent.config")
@@ -43,6 +44,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.append_contract": ("agent.errors", "agent.message"),
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
+    "agent.pages": ("agent.batch", "agent.lease"),
     "agent.fact_store": GROUND,
     "agent.query": (*GROUND, "agent.fact_store"),  # reads only
     "agent.ingest": ("agent.errors", "agent.message", "agent.file_hints"),  # appends through a port
@@ -97,6 +99,7 @@ CORES: tuple[str, ...] = (
             "columns",
             "lease",
             "message",
+            "pages",
             "ranges",
         )
     ),
@@ -725,7 +728,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (floors_run_downwards, "agent/fact_store/log/x.py", "from agent.fact_store.writer import Writer"),
     (floors_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.store import FactStore"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store.writer.writer import Writer"),
-    (faces_are_respected, "agent/fact_store/store.py", "from agent.fact_store.log.records import Page"),
+    (faces_are_respected, "agent/fact_store/store.py", "from agent.fact_store.log.records import BatchHead"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store import Secret"),
     (cores_do_no_io, "agent/batch.py", "import time"),
     (cores_do_no_io, "agent/batch.py", "def f():\n    from os import path"),
@@ -767,7 +770,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.fact_store import StoreReader"),
     (floors_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.log import Catalog"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store import FactStore"),
-    (faces_are_respected, "agent/fact_store/log/x.py", "from agent.fact_store.log.records import Page"),
+    (faces_are_respected, "agent/fact_store/log/x.py", "from agent.fact_store.log.records import BatchHead"),
     (faces_are_respected, "agent/node/x.py", "from agent.replication.pulling import Puller"),
     (cores_do_no_io, "agent/batch.py", "import hashlib\nimport timeit"),
     (cores_do_no_io, "agent/health/http.py", "import socket"),

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from agent.append_contract import NO_PRECONDITION, Precondition
+from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.batch import SampleColumns
 from agent.fact_store.append import (
     AppendMessages,
@@ -25,7 +25,7 @@ from agent.fact_store.append import (
     message_key,
 )
 from agent.fact_store.append import terms as terms_of
-from agent.fact_store.log import Acks, AcksRefused, Appended, AppendOutcome, FactsRefused
+from agent.fact_store.log import Acks, AcksRefused, Appended, FactsRefused
 from agent.fact_store.running import RunningStore
 from agent.message import (
     PRODUCER,

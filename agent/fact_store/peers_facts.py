@@ -14,17 +14,10 @@ from functools import partial
 from agent.batch import EPOCH_BYTES, Batch, Origin
 from agent.fact_store.append import Call, ReceivedPage, begin_check, check, put
 from agent.fact_store.integrity import damaged, note, repair, repair_definitions
-from agent.fact_store.log import (
-    FactsRefused,
-    OriginRange,
-    PeerPosition,
-    PutResult,
-    ReceivedDefinition,
-    RepairedRange,
-    StoreClosed,
-)
+from agent.fact_store.log import FactsRefused, StoreClosed
 from agent.fact_store.running import Parts, RunningStore
 from agent.message import STREAM, ZONE, check_name
+from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition, RepairedRange
 
 _OFFSET_MAX = 2**63 - 1
 

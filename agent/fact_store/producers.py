@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from agent.append_contract import NO_PRECONDITION, Precondition
+from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.errors import BsfgError
-from agent.fact_store.log import Acks, AppendOutcome, Refused, StoreError, again
+from agent.fact_store.log import Acks, Refused, StoreError, again
 from agent.fact_store.store import FactStore
 from agent.message import Message
 

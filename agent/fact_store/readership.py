@@ -14,10 +14,11 @@ from functools import partial
 from agent.fact_store import consumers
 from agent.fact_store.append import Follower
 from agent.fact_store.divergence import Handed, contradiction
-from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, step
+from agent.fact_store.log import Event, Lifecycle, StoreError, step
 from agent.fact_store.running import Parts, RunningStore
 from agent.lease import LEASE_EPOCH_MAX, Lease, Shown
 from agent.message import CONSUMER, STREAM, ZONE, check_name
+from agent.pages import Consumer
 
 
 class Readership(RunningStore):
@@ -29,7 +30,7 @@ class Readership(RunningStore):
 
     def register_consumer(
         self, name: str, zone: str, stream: str, start: consumers.Start | datetime = "oldest"
-    ) -> Future[ConsumerState]:
+    ) -> Future[Consumer]:
         """Register a consumer; again with the same zone and stream, it is as it was.
 
         It starts at the oldest fact, at the end, or at what was recorded here from a time on (a datetime with a zone, or

@@ -19,12 +19,8 @@ from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.divergence import Seen
 from agent.fact_store.integrity import Damages
 from agent.fact_store.log import (
-    BatchEnd,
     ConsumerState,
     Incident,
-    Page,
-    PeerPosition,
-    Range,
     StoreError,
     StoreStatistics,
     StreamInfo,
@@ -34,6 +30,7 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.read import StoreReader
 from agent.fact_store.writer import OnCommit, Writer
+from agent.pages import BatchEnd, HeldRange, Page, PeerPosition
 
 
 class Parts(NamedTuple):
@@ -117,7 +114,7 @@ class RunningStore:
         """Ends and digests of the batches that hold these sequences, read in the calling thread."""
         return self._reader.batch_ends(stream, origin, sequences)
 
-    def held(self, stream: str) -> dict[Origin, tuple[Range, ...]]:
+    def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
         """Which sequences of each origin are held in a stream, or were before retention, with the digests at the ends of each range;
         from memory."""
         catalog = self._writer.catalog

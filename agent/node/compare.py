@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import cast
 
 from agent import local_socket
 from agent.batch import BatchError
@@ -15,7 +14,6 @@ from agent.config import BrokerSettings, NodeSettings
 from agent.fact_store import FactStore, StoreError
 from agent.replication.mqtt import Access, Asker, Link
 from agent.replication.pki import Identity
-from agent.replication.protocol import ReceivingStore
 from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, PayingAsker, Share
 from agent.telemetry import Telemetry
 
@@ -45,7 +43,7 @@ def comparers(
     limits: Mapping[str, Bandwidth],
     telemetry: Telemetry | None = None,
 ) -> dict[str, Comparer]:
-    """By zone, for each peer that something is pulled from and that is asked. The cast: see `agent.node.node`."""
+    """By zone, for each peer that something is pulled from and that is asked."""
     found = dict[str, Comparer]()
     for peer in settings.peer:
         if peer.pulls and peer.zone in askers:
@@ -54,7 +52,7 @@ def comparers(
             what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
             errors = (StoreError, BatchError)
             asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
-            found[peer.zone] = Comparer(asker, cast("ReceivingStore", store), what, errors, telemetry=telemetry)
+            found[peer.zone] = Comparer(asker, store, what, errors, telemetry=telemetry)
     return found
 
 

@@ -15,7 +15,7 @@ import logging
 import signal
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from agent import local_socket
 from agent.config import NodeSettings
@@ -51,7 +51,7 @@ from agent.node.peer_latest_cache import heard_rows, is_kept, keep
 from agent.node.status import Figures
 from agent.replication.mqtt import Asker, Link
 from agent.replication.pki import IdentityWatch
-from agent.replication.protocol import ReceivingStore, ServingStore, Settings
+from agent.replication.protocol import Settings
 from agent.replication.pulling import FirstValues, PayingAsker, Puller, PullSettings
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
@@ -97,11 +97,7 @@ async def run_node(settings: NodeSettings) -> None:
 
 
 class Node:
-    """The parts of one node and their lives.
-
-    The casts: store and replication each name their own records of the same shape, and a Future of one is no Future of the
-    other to a type checker. That the store is what the ports ask for, the pull tests prove.
-    """
+    """The parts of one node and their lives."""
 
     def __init__(self, settings: NodeSettings, store: FactStore, tag_maps: Mapping[str, TagMap]) -> None:
         self._settings = settings
@@ -166,7 +162,7 @@ class Node:
         peers = [peer for peer in self._settings.peer if peer.broker == broker]
         return Server(
             link,
-            cast("ServingStore", self._store),
+            self._store,
             {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
             (StoreError,),
             _REFUSALS,
@@ -188,14 +184,15 @@ class Node:
             if not peer.pulls:
                 continue
             asker = self._askers[peer.zone]
-            store = cast("ReceivingStore", self._store)
             origins = frozenset({peer.zone, *peer.relays})
             bandwidth = self._bandwidths.get(peer.zone)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
                 receiver = Settings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
-                puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry)
+                puller = Puller(
+                    asker, self._store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry
+                )
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)
                     paying = PayingAsker(asker, bandwidth, telemetry=self._telemetry)

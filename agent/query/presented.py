@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent.batch import BatchError, Kind, open_messages, open_samples, parse
-from agent.fact_store import Hole, StoredBatch, StoreReader
+from agent.fact_store import StoreReader
 from agent.message import Envelope, Message, sample_message, sample_message_id
+from agent.pages import Hole, StoredBatch
 from agent.query.dictionary import Dictionary
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024

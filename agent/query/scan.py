@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.batch import BatchError, Kind, open_messages, open_packed, parse
-from agent.fact_store import BatchHead, Hole, StoreDamaged, StoredBatch, StoreReader
+from agent.fact_store import BatchHead, StoreDamaged, StoreReader
+from agent.pages import Hole, StoredBatch
 from agent.query.bounds import Bounds
 from agent.query.dictionary import Dictionary, Wanted
 from agent.query.errors import StreamUnknown

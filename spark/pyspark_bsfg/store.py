@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import DEFINITIONS_MAX, BatchError, parse
-from agent.fact_store import Hole, StoredBatch, StoreReader
+from agent.fact_store import StoreReader
+from agent.pages import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import FactsGone, StoreUnreadable, StreamUnknown

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, StoreSettings
 from agent.fact_store.log.errors import StoreFull
-from agent.fact_store.log.records import PeerPosition
 from agent.fact_store.retention import housekeeping
 from agent.message import Sample
+from agent.pages import PeerPosition
 from tests.fact_store.durability.promises import NORTH, RUN, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag
 from tests.waiting import wait_until

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings
-from agent.fact_store.log.records import PeerPosition, PutResult, ReceivedDefinition
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+from agent.pages import PeerPosition, PutResult, ReceivedDefinition
 
 T = TypeVar("T")
 TELEMETRY = "facts.telemetry"

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from agent.batch import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
-from agent.fact_store.log.records import Hole
-from agent.fact_store.read.reader import Page
 from agent.message import Json, Sample, Value
+from agent.pages import Hole, Page
 from agent.query.bounds import Bounds
 from agent.query.facts import exact_value, sql_value, value_text, value_type
 from agent.query.presented import presented

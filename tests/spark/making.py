@@ -13,8 +13,8 @@ from typing import Any
 
 from agent.batch import Batch, Definitions, Link, Origin, seal_samples
 from agent.fact_store import FactStore
-from agent.fact_store.log.records import PeerPosition, ReceivedDefinition
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
+from agent.pages import PeerPosition, ReceivedDefinition
 
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 NOON_NS = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.records import PeerPosition
 from agent.message import Envelope, Fact, Message
+from agent.pages import PeerPosition
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, failed, sealed_in
 from tests.system.faults import KINDS, Fault, drawn, told
 from tests.system.outside import Acknowledged, Seen, _unkept, complaints, last_batch

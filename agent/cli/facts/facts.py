@@ -24,8 +24,9 @@ from agent.append_contract import STORED, Told, told
 from agent.cli import config_option, json_option
 from agent.cli.door import answer_s_option, ask, start_option, to_option
 from agent.config import NodeSettings, load
-from agent.fact_store import Acks, Hole, Start, StoreReader, StreamSettings
+from agent.fact_store import Acks, Start, StoreReader, StreamSettings
 from agent.message import Envelope, Fact, canonical_json, parse_json
+from agent.pages import Hole
 from agent.query.presented import presented
 
 OPERATIONAL = "facts.operational"

@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from agent.append_contract import Precondition
-from agent.fact_store.log import AppendOutcome, FactsRefused
+from agent.append_contract import AppendOutcome, Precondition
+from agent.fact_store.log import FactsRefused
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import PRODUCER, MessageError, check_name
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agent.append_contract import NO_PRECONDITION, Precondition
+from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.batch import DIGEST_BYTES
 from agent.fact_store.append.admission import decide, next_lease_epoch, no_room_for
-from agent.fact_store.log import AppendOutcome, FactsRefused, Refused
+from agent.fact_store.log import FactsRefused, Refused
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from agent.append_contract import Precondition
+from agent.append_contract import AppendOutcome, Precondition
 from agent.batch import (
     NO_DIGEST,
     Batch,
@@ -30,9 +30,10 @@ from agent.batch import (
 from agent.fact_store.append.acks import Terms
 from agent.fact_store.append.admitting import admit, digest
 from agent.fact_store.append.group_commit import batch_sizes
-from agent.fact_store.log import Appended, AppendOutcome, FactsRefused, Range, Refused, digests_in
+from agent.fact_store.log import Appended, FactsRefused, Refused, digests_in
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
+from agent.pages import HeldRange
 
 Seal = Callable[[Link, Any], Batch]  # a slice of samples or messages
 Slice = Callable[[int, int], Any]
@@ -190,7 +191,7 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     )
     assert len(ranges) <= 1, ranges
     transaction.set_held(
-        known.id, transaction.catalog.own_origin, (Range(1, last.header.last_sequence, NO_DIGEST, last.digest),)
+        known.id, transaction.catalog.own_origin, (HeldRange(1, last.header.last_sequence, NO_DIGEST, last.digest),)
     )
     return transaction.add_batches(known, batches)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agent.batch import Batch, Definitions, Kind, Origin
-from agent.fact_store.log import DefinitionsMissing, ForkError, ReceivedDefinition
+from agent.fact_store.log import DefinitionsMissing, ForkError
 from agent.fact_store.sqlite import Transaction
+from agent.pages import ReceivedDefinition
 
 
 def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:

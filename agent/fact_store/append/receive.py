@@ -22,13 +22,7 @@ from agent.fact_store.log import (
     FactsRefused,
     Fork,
     ForkError,
-    Gap,
     Insert,
-    OriginRange,
-    PeerPosition,
-    PutResult,
-    Range,
-    ReceivedDefinition,
     decide,
     digests_in,
     messages_of,
@@ -36,6 +30,7 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.sqlite import Transaction
 from agent.message import MessageError, TagDefinition
+from agent.pages import Gap, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +50,8 @@ class ReceivedPage:
 class _Plan:
     """What storing a page will do, worked out before anything is written."""
 
-    ranges: dict[batch_format.Origin, tuple[Range, ...]] = field(default_factory=dict)
-    fresh: dict[tuple[batch_format.Origin, int], Range] = field(default_factory=dict)
+    ranges: dict[batch_format.Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
+    fresh: dict[tuple[batch_format.Origin, int], HeldRange] = field(default_factory=dict)
     inserts: list[Batch] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
@@ -266,7 +261,7 @@ def _name_unproven(transaction: Transaction, plan: _Plan, page: ReceivedPage) ->
                     _name(plan, origin, one)
 
 
-def _name(plan: _Plan, origin: batch_format.Origin, one: Range) -> None:
+def _name(plan: _Plan, origin: batch_format.Origin, one: HeldRange) -> None:
     plan.uncompared[OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence)] = None
 
 
@@ -292,7 +287,7 @@ def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
     """Decide on one batch, knowing those before it in the page; True where it is taken for one that is held, and nothing is there to
     compare it with. Raises ForkError."""
     header, catalog = batch.header, transaction.catalog
-    origin, offered = header.origin, Range.of(header, batch.digest)
+    origin, offered = header.origin, HeldRange.of(header, batch.digest)
     known = catalog.streams.get(header.stream)
     number = catalog.origins.get(origin)
     ranges = plan.ranges.get(origin)

@@ -26,12 +26,10 @@ from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
     ArtifactMismatch,
     ArtifactMissing,
-    ArtifactProgress,
     ArtifactRefused,
     ArtifactsFull,
     Finish,
     Limits,
-    Reference,
     Skip,
     StoreFull,
     StoreUnavailable,
@@ -41,6 +39,7 @@ from agent.fact_store.log import (
     is_orphan,
 )
 from agent.fact_store.retention import disk_free
+from agent.pages import ArtifactProgress, ArtifactReference
 
 PARTIAL = "partial"
 SYNC_BYTES = 8 * 1024 * 1024
@@ -99,7 +98,7 @@ class ArtifactStore:
             return self._held(name, int(partial.suffix[1:]))
         return self._held(name, None)
 
-    def claim(self, reference: Reference) -> None:
+    def claim(self, reference: ArtifactReference) -> None:
         """A fact is about to refer to an artifact: it is young again, so that nobody sweeps it meanwhile. Raises ArtifactMissing."""
         path = self._path(check_digest(reference.digest))
         with self._naming, self._disk():
@@ -113,7 +112,7 @@ class ArtifactStore:
             why = f"{reference.digest} has {size} bytes, the fact says {reference.size}"
             raise ArtifactMissing(why, "correct the size in the fact, or the digest if another artifact is meant")
 
-    def keep(self, reference: Reference) -> bool:
+    def keep(self, reference: ArtifactReference) -> bool:
         """Whether the whole of it is here; then it is young again."""
         try:
             self.claim(reference)

@@ -14,11 +14,12 @@ from pathlib import Path
 from agent.batch import Batch
 from agent.fact_store.append import Call
 from agent.fact_store.artifacts.artifact_store import ArtifactStore
-from agent.fact_store.log import ArtifactProgress, Limits, Reference, StoreSettings, claimed, messages_of, references
+from agent.fact_store.log import Limits, StoreSettings, claimed, messages_of, references
 from agent.fact_store.read import StoreReader
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.message import Message
+from agent.pages import ArtifactProgress, ArtifactReference
 
 FOLDER = "artifacts"
 
@@ -45,7 +46,7 @@ class Artifacts:
         for reference in claimed(message):
             self._files.claim(reference)
 
-    def missing(self, batches: Iterable[Batch]) -> list[Reference]:
+    def missing(self, batches: Iterable[Batch]) -> list[ArtifactReference]:
         """To which artifacts the messages of batches refer that are not here, each once; the others stay until they are stored."""
         found = dict.fromkeys(one for message in messages_of(batches) for one in references(message))
         return [one for one in found if not self._files.keep(one)]

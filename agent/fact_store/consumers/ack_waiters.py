@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.append_contract import AppendOutcome
 from agent.fact_store.append import (
     AppendMessages,
     AppendSamples,
@@ -26,7 +27,7 @@ from agent.fact_store.append import (
     reached,
 )
 from agent.fact_store.consumers.activity import Presence
-from agent.fact_store.log import Appended, AppendOutcome, Catalog
+from agent.fact_store.log import Appended, Catalog
 
 WAITING_MAX = 10_000
 """Appends of one stream that may wait at once: ten times the producers one gateway is measured with."""

@@ -11,8 +11,9 @@ behind it is here, which names its digest.
 from __future__ import annotations
 
 from agent.batch import DIGEST_BYTES, parse
-from agent.fact_store.log import Catalog, Page
+from agent.fact_store.log import Catalog
 from agent.fact_store.read import StoreReader
+from agent.pages import Page
 
 End = tuple[int, bytes]
 """Where a batch ends, as an offset or a sequence, and its digest."""

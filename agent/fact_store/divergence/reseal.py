@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from agent.batch import NO_DIGEST, Batch, Link, Origin, resealed
-from agent.fact_store.log import Range, StreamState, whole
+from agent.fact_store.log import StreamState, whole
 from agent.fact_store.sqlite import Transaction
+from agent.pages import HeldRange
 
 
 class Sealed(NamedTuple):
@@ -79,11 +80,11 @@ def _seal_stream(transaction: Transaction, state: StreamState, after: int, origi
         if not first:
             first = first_offset
             kept = header.first_sequence - 1
-            ranges = (Range(1, kept, NO_DIGEST, header.previous_digest),) if kept else ()
+            ranges = (HeldRange(1, kept, NO_DIGEST, header.previous_digest),) if kept else ()
             transaction.set_held(state.id, old, ranges)
         anew = resealed(batch, link)
         transaction.reseal(number, new, anew)
         link, last = anew.link, first_offset + header.count - 1
     facts = link.next_sequence - 1
-    transaction.set_held(state.id, new, (Range(1, facts, NO_DIGEST, link.digest),))
+    transaction.set_held(state.id, new, (HeldRange(1, facts, NO_DIGEST, link.digest),))
     return Sealed(state.name, first, last, facts)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from agent.fact_store.divergence.opening import witness_of
 from agent.fact_store.divergence.witness import write_witness
-from agent.fact_store.log import Page, StoreDamaged, StoreError
+from agent.fact_store.log import StoreDamaged, StoreError
 from agent.fact_store.writer import Writer
+from agent.pages import Page
 
 BYTES_PER_S = 64 * 1024
 """40 GB a week, 10 GB in two days: a bit that flips is found while peers still hold what it was, and the reading is a thousandth

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from agent.batch import Origin
 from agent.fact_store.append import Call, append_notice
-from agent.fact_store.log import Hole, OriginRange, StoreError, stream_notice
+from agent.fact_store.log import StoreError, stream_notice
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
+from agent.pages import Hole, OriginRange
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ import sqlite3
 from collections.abc import Sequence
 
 from agent.batch import Batch, Definitions, Kind
-from agent.fact_store.log import FactsRefused, ForkError, ReceivedDefinition
+from agent.fact_store.log import FactsRefused, ForkError
 from agent.fact_store.sqlite import Transaction, is_damage
+from agent.pages import ReceivedDefinition
 
 INCIDENT = "definitions_repaired"
 

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from agent.batch import Batch
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import FactsRefused, ForkError, OriginRange, RepairedRange, stream_notice, whole
+from agent.fact_store.log import FactsRefused, ForkError, stream_notice, whole
 from agent.fact_store.sqlite import Transaction, is_damage
+from agent.pages import OriginRange, RepairedRange
 
 INCIDENT = "repaired"
 

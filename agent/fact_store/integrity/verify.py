@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from agent.batch import DIGEST_BYTES, FACTS_MAX, Batch, BatchError, Definitions, Kind, Origin, parse
 from agent.batch import verify as open_batch
-from agent.fact_store.log import Range
+from agent.pages import HeldRange
 
 
 class Damage(NamedTuple):
@@ -81,7 +81,7 @@ class StreamCheck:
     next_offset: int = 0
     bytes_total: int = 0
     links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
-    seen: dict[Origin, list[Range]] = field(default_factory=dict)
+    seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """The first offset is the one after what was released."""
@@ -123,7 +123,7 @@ class StreamCheck:
             first, last = sorted((self.next_offset, end_offset))
             yield Damage(self.stream, first, last, "", 0, what)
 
-    def held_damage(self, held: Mapping[Origin, Sequence[Range]]) -> Iterator[Damage]:
+    def held_damage(self, held: Mapping[Origin, Sequence[HeldRange]]) -> Iterator[Damage]:
         """Compare what was seen with the ranges held; what retention has released may be held and not seen."""
         for origin in {*held, *self.seen}:
             ranges = held.get(origin, ())
@@ -183,11 +183,11 @@ class StreamCheck:
         self.links[header.origin] = (header.last_sequence + 1, batch.digest)
         ranges = self.seen.setdefault(header.origin, [])
         if ranges and ranges[-1].last_sequence + 1 == header.first_sequence:
-            ranges[-1] = Range(
+            ranges[-1] = HeldRange(
                 ranges[-1].first_sequence, header.last_sequence, ranges[-1].first_previous_digest, batch.digest
             )
         else:
-            ranges.append(Range.of(header, batch.digest))
+            ranges.append(HeldRange.of(header, batch.digest))
 
     def _damage(self, row: BatchRow, what: str, batch: Batch | None = None) -> Damage:
         origin = batch.header.origin if batch else self.numbers.get(row.origin)

@@ -16,8 +16,9 @@ from typing import Any
 
 from agent.batch import Definitions, Origin
 from agent.fact_store.integrity.verify import BatchRow, Damage, StreamCheck, definitions_damage
-from agent.fact_store.log import Range, StoreDamaged, whole
+from agent.fact_store.log import StoreDamaged, whole
 from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, reading_tables
+from agent.pages import HeldRange
 
 ROWS_AT_ONCE = 16  # of half a MiB at most each
 Progress = Callable[[str, int, int], None]  # stream, offset reached, where the stream ends
@@ -82,10 +83,10 @@ class _Walk:
         definitions = dict[tuple[int, int], bytes]()
         for number, origin in origins.items():
             yield from self._definitions(number, origin, definitions)
-        held = dict[int, dict[Origin, list[Range]]]()
+        held = dict[int, dict[Origin, list[HeldRange]]]()
         for stream, number, *ends in self._rows("the table held", "select_held"):
             if number in origins and all(isinstance(one, int) for one in ends[:2]):
-                held.setdefault(stream, {}).setdefault(origins[number], []).append(Range(*ends))
+                held.setdefault(stream, {}).setdefault(origins[number], []).append(HeldRange(*ends))
         ends_found = dict[str, int]()
         for number, name, released_offset, released_bytes in self._rows("the table stream", "select_verify_streams"):
             self._done.streams += 1

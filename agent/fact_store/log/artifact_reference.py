@@ -16,34 +16,13 @@ from dataclasses import dataclass
 from agent.batch import Batch, Kind, open_messages
 from agent.fact_store.log.errors import ArtifactRefused, ArtifactsFull, ArtifactTooLarge, StoreFull
 from agent.message import JSON_INTEGER_MAX, Message, parse_json
+from agent.pages import ArtifactProgress, ArtifactReference
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 CHUNK_BYTES_MAX = 256 * 1024  # as much as a page: larger ones would delay the facts behind them
 SIZE_MAX = 4 * 1024**3  # a day's camera, no disk image
 REFERENCES_MAX = 64  # of one fact; it names its evidence, it does not list an archive
 DEPTH_MAX = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What a fact claims: these bytes exist."""
-
-    digest: str
-    size: int
-
-    @property
-    def raw(self) -> bytes:
-        """The 32 bytes of the digest."""
-        return bytes.fromhex(check_digest(self.digest))
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactProgress:
-    """What is here of an artifact: `received` of `size` bytes, complete only when they have been checked."""
-
-    size: int
-    received: int
-    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +103,7 @@ def check_room(limits: Limits, size: int, received: int, used: int, free: int | 
         raise StoreFull(why, "free space, then put it again: it goes on")
 
 
-def references(message: Message) -> tuple[Reference, ...]:
+def references(message: Message) -> tuple[ArtifactReference, ...]:
     """The artifacts a fact refers to, each once, in order; () where its envelope names no media type."""
     content = message.fact.object_json
     if message.envelope.object_media_type is None or b'"sha256:' not in content:
@@ -132,7 +111,7 @@ def references(message: Message) -> tuple[Reference, ...]:
     return tuple(dict.fromkeys(_claims(parse_json("object_json", content), 0)))
 
 
-def claimed(message: Message) -> tuple[Reference, ...]:
+def claimed(message: Message) -> tuple[ArtifactReference, ...]:
     """As `references`, of a message that is to be appended. Raises ArtifactRefused for too many; one that stands in another zone's log
     already is taken as it is."""
     found = references(message)
@@ -144,7 +123,7 @@ def claimed(message: Message) -> tuple[Reference, ...]:
 
 def digests_in(messages: Iterable[Message]) -> set[bytes]:
     """The digests of all artifacts that messages refer to."""
-    return {one.raw for message in messages for one in references(message)}
+    return {bytes.fromhex(check_digest(one.digest)) for message in messages for one in references(message)}
 
 
 def messages_of(batches: Iterable[Batch]) -> Iterator[Message]:
@@ -154,14 +133,14 @@ def messages_of(batches: Iterable[Batch]) -> Iterator[Message]:
             yield from open_messages(batch)
 
 
-def _claims(value: object, depth: int) -> Iterator[Reference]:
+def _claims(value: object, depth: int) -> Iterator[ArtifactReference]:
     """Claim checks anywhere inside a JSON value."""
     if depth > DEPTH_MAX:
         return
     if isinstance(value, dict):
         digest, size = value.get("digest"), value.get("size")
         if isinstance(digest, str) and DIGEST.fullmatch(digest) and type(size) is int and 0 < size <= JSON_INTEGER_MAX:
-            yield Reference(digest, size)
+            yield ArtifactReference(digest, size)
         for one in value.values():
             yield from _claims(one, depth + 1)
     elif isinstance(value, list):

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.batch import Definitions, Link, Origin
-from agent.fact_store.log.held_ranges import Range
-from agent.fact_store.log.records import ConsumerState, PeerPosition, StreamInfo
+from agent.fact_store.log.records import ConsumerState, StreamInfo
 from agent.fact_store.log.tail_cache import Tail
+from agent.pages import HeldRange, PeerPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Catalog:
     origin: Origin
     streams: dict[str, StreamState] = field(default_factory=dict)
     origins: dict[Origin, int] = field(default_factory=dict)
-    held: dict[tuple[int, int], tuple[Range, ...]] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[HeldRange, ...]] = field(default_factory=dict)
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)

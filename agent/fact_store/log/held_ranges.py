@@ -17,31 +17,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from agent.batch import NO_DIGEST, Header
+from agent.batch import NO_DIGEST
+from agent.pages import HeldRange
 
 RANGES_MAX = 1000  # each gap is an incident somebody has to look at; an origin with more is refused, not remembered
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Range:
-    """Consecutive sequences held of one stream and origin, and the digests at both ends."""
-
-    first_sequence: int
-    last_sequence: int
-    first_previous_digest: bytes
-    last_digest: bytes
-
-    @classmethod
-    def of(cls, header: Header, digest: bytes) -> Range:
-        """The range that one batch makes by itself."""
-        return cls(header.first_sequence, header.last_sequence, header.previous_digest, digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Insert:
     """Store the batch; `ranges` are held afterwards. `gap` is (first, last) of the sequences skipped, if any."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[HeldRange, ...]
     gap: tuple[int, int] | None = None
 
 
@@ -57,7 +43,7 @@ class Fork:
     why: str
 
 
-def decide(ranges: tuple[Range, ...], offered: Range) -> Insert | Duplicate | Fork:
+def decide(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert | Duplicate | Fork:
     """What to do with a batch, given as the range it makes, when `ranges` (sorted, disjoint, never adjacent) are held."""
     if (offered.first_sequence == 1) != (offered.first_previous_digest == NO_DIGEST):
         return Fork(f"sequence {offered.first_sequence} names {offered.first_previous_digest.hex()} as predecessor")
@@ -80,7 +66,7 @@ def decide(ranges: tuple[Range, ...], offered: Range) -> Insert | Duplicate | Fo
     return Insert((*ranges[:first_of_joined], *joined, *after), _gap(left, offered, right))
 
 
-def _inside(held: Range, offered: Range) -> Duplicate | Fork:
+def _inside(held: HeldRange, offered: HeldRange) -> Duplicate | Fork:
     """An offered range that starts inside a held one: the same facts, or another history of the same sequences."""
     if offered.last_sequence > held.last_sequence:
         return Fork(f"{_text(offered)} overlaps {_text(held)}, which is held")
@@ -91,12 +77,12 @@ def _inside(held: Range, offered: Range) -> Duplicate | Fork:
     return Duplicate()
 
 
-def _attaches(before: Range, after: Range) -> bool:
+def _attaches(before: HeldRange, after: HeldRange) -> bool:
     """Whether two ranges are apart, or adjacent and linked by digest."""
     return before.last_sequence + 1 != after.first_sequence or before.last_digest == after.first_previous_digest
 
 
-def _joined(left: Range | None, offered: Range, right: Range | None) -> tuple[Range, ...]:
+def _joined(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) -> tuple[HeldRange, ...]:
     """The offered range with its neighbours, joined where they are adjacent."""
     joined = [left] if left is not None else []
     for following in (offered, right):
@@ -104,19 +90,19 @@ def _joined(left: Range | None, offered: Range, right: Range | None) -> tuple[Ra
             continue
         if joined and joined[-1].last_sequence + 1 == following.first_sequence:
             last = joined.pop()
-            following = Range(  # noqa: PLW2901 - the joined range takes its place
+            following = HeldRange(  # noqa: PLW2901 - the joined range takes its place
                 last.first_sequence, following.last_sequence, last.first_previous_digest, following.last_digest
             )
         joined.append(following)
     return tuple(joined)
 
 
-def _gap(left: Range | None, offered: Range, right: Range | None) -> tuple[int, int] | None:
+def _gap(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) -> tuple[int, int] | None:
     """Sequences skipped by a new tail. Filling an older gap, or starting late with nothing held, skips nothing new."""
     if left is None or right is not None or left.last_sequence + 1 == offered.first_sequence:
         return None
     return left.last_sequence + 1, offered.first_sequence - 1
 
 
-def _text(one: Range) -> str:
+def _text(one: HeldRange) -> str:
     return f"{one.first_sequence} to {one.last_sequence}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agent.batch import DIGEST_BYTES, Batch, BatchError, parse
-from agent.fact_store.log.records import Hole, StoredBatch
+from agent.pages import Hole, StoredBatch
 
 PageRow = tuple[object, object, object, object]  # first_offset, last_offset, body, digest, as the disk has them
 

@@ -23,82 +23,6 @@ class Appended(NamedTuple):
     warning: str = ""
 
 
-Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "superseded", "rejected_fenced", "queued"]
-
-
-class AppendOutcome(NamedTuple):
-    """What became of a message: see admission.py. The offset is that of the message first stored under its id; 0 while it is not
-    known (acks none). `queued`: not yet where `acks` promises it; durable here, unless acks is none, and `warning` says why."""
-
-    offset: int
-    outcome: Outcome
-    warning: str = ""
-    lease_epoch: int = 0  # of rejected_fenced: the epoch in force
-
-
-class Taken(NamedTuple):
-    """The last batch taken of a peer's log: the offset there at which it ends, and its digest."""
-
-    last_offset: int
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PeerPosition:
-    """How far a peer's stream has been stored here: an offset in one epoch of that peer, and the last batch at or before it that was
-    taken; None where it is not known."""
-
-    epoch: bytes
-    offset: int
-    taken: Taken | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedDefinition:
-    """One tag definition of an origin, as a peer sent it: canonical JSON bytes."""
-
-    origin: Origin
-    number: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Sequences of an origin that a peer no longer had: the batch after them was stored, they are missing."""
-
-    origin: Origin
-    first_sequence: int
-    last_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """What became of a peer's page; all of it is durable."""
-
-    stored_facts: int
-    duplicate_facts: int
-    end_offset: int
-    gaps: tuple[Gap, ...] = ()
-    refused: tuple[OriginRange, ...] = ()  # passed over: other facts than are held here under the same sequences
-    uncompared: tuple[
-        OriginRange, ...
-    ] = ()  # of these some were released here, so whether the peer's are the same is unknown
-
-
-class BatchEnd(NamedTuple):
-    """The last sequence of a batch and the batch's digest, which vouches for everything before it."""
-
-    last_sequence: int
-    digest: bytes
-
-
-class RepairedRange(NamedTuple):
-    """Offsets whose facts are served again."""
-
-    first_offset: int
-    last_offset: int
-
-
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
     """A registered consumer. `confirmed.ranges` lie beyond `confirmed.frontier`; `seen_unix_ms` is what the table says."""
@@ -130,17 +54,6 @@ class StreamInfo:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """A sealed batch and where it lies in its stream."""
-
-    first_offset: int
-    last_offset: int
-    sealed: bytes
-    origin: Origin
-    definition_count: int
-
-
 class BatchHead(NamedTuple):
     """What the table says of a batch without its body: where it lies, whose it is, which times it spans."""
 
@@ -153,36 +66,6 @@ class BatchHead(NamedTuple):
     kind: int
     definition_count: int
     body_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Offsets asked for that are no longer here: released before they were confirmed, or a batch the disk has damaged."""
-
-    first_offset: int
-    last_offset: int
-    reason: Literal["expired", "damaged", "absent"]  # absent: never here, which only sequences can be
-
-
-class OriginRange(NamedTuple):
-    """Sequences of an origin."""
-
-    zone: str
-    epoch: bytes
-    first_sequence: int
-    last_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Whole batches, in order, and where the stream ended when they were read; `holes` are what was passed over on the way.
-
-    Batches and holes together cover without a break what lies between the offset asked for and the last of them.
-    """
-
-    batches: list[StoredBatch]
-    end_offset: int
-    holes: tuple[Hole, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

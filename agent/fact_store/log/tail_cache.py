@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.batch import Batch
-from agent.fact_store.log.records import Page, StoredBatch
+from agent.pages import Page, StoredBatch
 
 BYTES_MAX = 64 * 1024
 """For each stream: a tenth of a second of 100,000 facts/s, and a reader that is further behind is no longer a live one."""

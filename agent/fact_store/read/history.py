@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from agent import ranges
-from agent.fact_store.log import Assembly, BatchEnd, Hole, Page
+from agent.fact_store.log import Assembly
 from agent.fact_store.sqlite import QUERIES, is_damage
+from agent.pages import BatchEnd, Hole, Page
 from agent.ranges import Span
 
 Reason = Literal["expired", "damaged", "absent"]

@@ -18,18 +18,12 @@ from typing import Any
 from agent.batch import NO_DIGEST, Definitions, Origin
 from agent.fact_store.log import (
     Assembly,
-    BatchEnd,
     BatchHead,
     Catalog,
     ConsumerState,
-    Hole,
     Incident,
-    OriginRange,
-    Page,
-    PeerPosition,
     StoreClosed,
     StoreDamaged,
-    StoredBatch,
     StoreSettings,
     StoreUnusable,
     StreamInfo,
@@ -52,6 +46,7 @@ from agent.fact_store.sqlite import (
     load,
     reading_tables,
 )
+from agent.pages import BatchEnd, Hole, OriginRange, Page, PeerPosition, StoredBatch
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48

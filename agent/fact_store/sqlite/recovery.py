@@ -22,17 +22,15 @@ from agent.fact_store.log import (
     ConsumerState,
     Event,
     Lifecycle,
-    PeerPosition,
-    Range,
     StoreDamaged,
     StoreForeign,
     StreamState,
-    Taken,
     step,
 )
 from agent.fact_store.sqlite.connection import reading_tables
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.lease import Lease
+from agent.pages import HeldRange, LastBatch, PeerPosition
 
 FIRST_ORIGIN = 1  # what a store that has just begun is in the table `origin`
 FORMAT = 1  # what the tables mean, apart from their shape; a change that old programs must not read counts up
@@ -96,12 +94,12 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     catalog.own_origin = catalog.origins[catalog.origin]
     for stream, origin, *ends in _rows(connection, "select_held"):
         held = catalog.held.get((stream, origin), ())
-        catalog.held[stream, origin] = (*held, Range(*ends))
+        catalog.held[stream, origin] = (*held, HeldRange(*ends))
     for origin, count, digest in _rows(connection, "select_definition_ends"):
         catalog.definitions[origin] = Definitions(count, digest)
     for peer, stream, epoch, offset, has_restarted, *taken in _rows(connection, "select_peer_positions"):
         catalog.restarted |= {(peer, stream)} if has_restarted else set()
-        catalog.peers[peer, stream] = PeerPosition(epoch, offset, Taken(*taken) if taken[0] else None)
+        catalog.peers[peer, stream] = PeerPosition(epoch, offset, LastBatch(*taken) if taken[0] else None)
     for stream, zone, until_offset in _rows(connection, "select_handed"):
         end_offset = catalog.streams[stream].end_offset  # it read in the last life
         catalog.handed[stream, zone] = end_offset if until_offset is None else until_offset

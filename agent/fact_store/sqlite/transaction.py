@@ -13,19 +13,10 @@ from dataclasses import replace
 from itertools import chain
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
-from agent.fact_store.log import (
-    Catalog,
-    ConsumerState,
-    PageRow,
-    PeerPosition,
-    Range,
-    StreamState,
-    Tail,
-    Taken,
-    is_mark_due,
-)
+from agent.fact_store.log import Catalog, ConsumerState, PageRow, StreamState, Tail, is_mark_due
 from agent.fact_store.sqlite.message_index import Entry, MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
+from agent.pages import HeldRange, LastBatch, PeerPosition
 
 ROWS_AT_ONCE = 8
 """Batches put in by one statement: around each SQLite lets Python's other threads run, and has to wait for them to stop."""
@@ -80,14 +71,14 @@ class Transaction:
         found: int | None = self._execute(QUERIES["select_start_at"], asked).fetchone()[0]
         return found or 0
 
-    def batch_at(self, stream: int, origin: int, sequence: int) -> Range | None:
+    def batch_at(self, stream: int, origin: int, sequence: int) -> HeldRange | None:
         """The stored batch that holds a sequence, as the range it makes; None where retention has released it, or where the disk
         has spoilt its row."""
         row = self._execute(QUERIES["select_batch_at_sequence"], (stream, origin, sequence)).fetchone()
         if row is None or [type(value) for value in row] != [int, int, bytes, bytes] or row[0] + row[1] <= sequence:
             return None
         first_sequence, count, digest, previous_digest = row
-        return Range(first_sequence, first_sequence + count - 1, previous_digest, digest)
+        return HeldRange(first_sequence, first_sequence + count - 1, previous_digest, digest)
 
     def place(self, stream: int, origin: int, first_sequence: int) -> tuple[int, int, int, bytes] | None:
         """First and last offset, count and digest that the table gives for the batch that begins at a sequence."""
@@ -195,7 +186,7 @@ class Transaction:
         last_offset = first_offset + batch.header.count - 1
         self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, body))
 
-    def set_held(self, stream: int, origin: int, ranges: tuple[Range, ...]) -> None:
+    def set_held(self, stream: int, origin: int, ranges: tuple[HeldRange, ...]) -> None:
         """What is held of an origin from now on; writes the difference only."""
         before = self.catalog.held.get((stream, origin), ())
         gone = {one.first_sequence for one in before} - {one.first_sequence for one in ranges}
@@ -247,18 +238,18 @@ class Transaction:
     def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
         """How far a peer's stream is stored; within one epoch of the peer it never moves back, and the last batch taken stays the last
         until there is a later one."""
-        known, taken = self.catalog.peers.get((peer, stream.name)), position.taken
+        known, taken = self.catalog.peers.get((peer, stream.name)), position.last_batch
         if known is not None and known.epoch == position.epoch:
             if known.offset >= position.offset:
                 return
-            taken = taken or known.taken
+            taken = taken or known.last_batch
         elif known is not None:
             self.catalog.restarted |= {(peer, stream.name)}
         taken_offset, taken_digest = taken or (0, b"")
         values = (peer, stream.id, position.epoch, position.offset, taken_offset, taken_digest)
         self._execute(QUERIES["insert_peer_position"], values)
         self.catalog.peers[peer, stream.name] = PeerPosition(
-            position.epoch, position.offset, Taken(*taken) if taken else None
+            position.epoch, position.offset, LastBatch(*taken) if taken else None
         )
 
     def add_unproven(self, stream: int, origin: int) -> None:

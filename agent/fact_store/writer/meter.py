@@ -8,8 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
+from agent.append_contract import AppendOutcome
 from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
-from agent.fact_store.log import AppendOutcome, Histogram, PutResult, StoreError
+from agent.fact_store.log import Histogram, StoreError
+from agent.pages import PutResult
 
 # From a fast fsync to a slow SD card; the specification's "healthy" is 0.1.
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

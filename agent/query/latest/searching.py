@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from agent.batch import BatchError, Kind, Origin, open_packed, parse
-from agent.fact_store import BatchHead, Hole
+from agent.fact_store import BatchHead
 from agent.message import TagDefinition
+from agent.pages import Hole
 from agent.query.latest.search import LatestRow, Search, Tag
 from agent.query.scan import Scanner
 

@@ -8,33 +8,17 @@ is not a matter of luck or load, so it is refused for good (`PageRefused`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from agent.batch import DIGEST_BYTES, Batch, BatchError, Header, Origin, parse, verify
+from agent.pages import LastBatch, ReceivedDefinition
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
-from agent.replication.protocol.pull_events import ArrivedPage, Taken
+from agent.replication.protocol.pull_events import ArrivedPage, Content
 
 DEFINITION_BYTES_MAX = 64 * 1024
 """Several times the largest that an origin can make; a larger one could not be handed on."""
-
-
-class Position(NamedTuple):
-    """How far a peer's stream has been stored here: an offset in one life (epoch) of the peer's store, and the last batch taken of it."""
-
-    epoch: bytes
-    offset: int
-    taken: Taken | None = None
-
-
-class ReceivedDefinition(NamedTuple):
-    """Definition `number` of `origin`, as canonical JSON, on its way from a peer."""
-
-    origin: Origin
-    number: int
-    body: bytes
 
 
 class PageRefused(ReplicationError):
@@ -52,9 +36,17 @@ class PageContent:
 
 
 def check_page(
-    answer: Answer, sealed: Sequence[bytes], peer_zone: str, stream: str, origins: frozenset[str]
-) -> ArrivedPage:
-    """The page as the receiver takes it; PageRefused when it is not what this peer may send for this stream."""
+    answer: Answer,
+    sealed: Sequence[bytes],
+    peer_zone: str,
+    stream: str,
+    origins: frozenset[str],
+    start_check: Callable[[PageContent], Content],
+) -> ArrivedPage[Content]:
+    """The page as the receiver takes it, with what `start_check` returns for its content, which begins the check of its batches.
+
+    Raises PageRefused when it is not what this peer may send for this stream.
+    """
     if not isinstance(answer, FetchAnswer):
         raise PageRefused("an answer to another operation than FetchFacts")
     if answer.store_zone != peer_zone:
@@ -77,16 +69,16 @@ def check_page(
         definitions=numbers,
         lease=answer.lease or 0,
         lease_in_force=answer.lease_in_force,
-        taken=_taken(answer, sealed),
-        content=PageContent(answer.batches, sealed, definitions, answer.holes),
+        last_batch=_last_batch(answer, sealed),
+        content=start_check(PageContent(answer.batches, sealed, definitions, answer.holes)),
     )
 
 
-def _taken(answer: FetchAnswer, sealed: Sequence[bytes]) -> Taken | None:
+def _last_batch(answer: FetchAnswer, sealed: Sequence[bytes]) -> LastBatch | None:
     """The last batch of a page, our own facts included, which are left out of it."""
-    found = [Taken(answer.batches[-1][1], sealed[-1][-DIGEST_BYTES:])] if answer.batches else []
+    found = [LastBatch(answer.batches[-1][1], sealed[-1][-DIGEST_BYTES:])] if answer.batches else []
     if answer.omitted and answer.omitted_digest is not None:
-        found.append(Taken(answer.omitted[-1][1], bytes.fromhex(answer.omitted_digest)))
+        found.append(LastBatch(answer.omitted[-1][1], bytes.fromhex(answer.omitted_digest)))
     return max(found, default=None)
 
 

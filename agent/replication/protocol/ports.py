@@ -23,20 +23,19 @@ from agent.append_contract import AppendOutcome, Precondition
 from agent.batch import Batch, Origin
 from agent.lease import Lease, Shown
 from agent.message import Message
-from agent.replication.protocol.page_check import Position, ReceivedDefinition
-
-
-class Consumer(Protocol):
-    """A registered reader: whose it is, what it reads, up to where it has confirmed, and which instance of it may go on."""
-
-    @property
-    def zone(self) -> str: ...
-    @property
-    def stream(self) -> str: ...
-    @property
-    def frontier(self) -> int: ...
-    @property
-    def lease(self) -> Lease: ...
+from agent.pages import (
+    ArtifactProgress,
+    ArtifactReference,
+    BatchEnd,
+    Consumer,
+    HeldRange,
+    OriginRange,
+    Page,
+    PeerPosition,
+    PutResult,
+    ReceivedDefinition,
+    RepairedRange,
+)
 
 
 class StreamBounds(Protocol):
@@ -48,65 +47,6 @@ class StreamBounds(Protocol):
     def first_offset(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
-
-
-class StoredBatch(Protocol):
-    """A batch as the store keeps it: where it lies, its bytes, whose it is, how many definitions it needs."""
-
-    @property
-    def first_offset(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def sealed(self) -> bytes: ...
-    @property
-    def origin(self) -> Origin: ...
-    @property
-    def definition_count(self) -> int: ...
-
-
-class Hole(Protocol):
-    """Offsets whose facts are no longer here, and why."""
-
-    @property
-    def first_offset(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
-class Page(Protocol):
-    """Consecutive batches, the holes before, between and after them, and where the stream ended when they were read."""
-
-    @property
-    def batches(self) -> Sequence[StoredBatch]: ...
-    @property
-    def holes(self) -> Sequence[Hole]: ...
-    @property
-    def end_offset(self) -> int: ...
-
-
-class HeldRange(Protocol):
-    """Consecutive sequences that are held of an origin, or were before retention, and the digests at both ends."""
-
-    @property
-    def first_sequence(self) -> int: ...
-    @property
-    def last_sequence(self) -> int: ...
-    @property
-    def first_previous_digest(self) -> bytes: ...
-    @property
-    def last_digest(self) -> bytes: ...
-
-
-class BatchEnd(Protocol):
-    """The last sequence of a batch, and its digest."""
-
-    @property
-    def last_sequence(self) -> int: ...
-    @property
-    def digest(self) -> bytes: ...
 
 
 class ComparedStore(Protocol):
@@ -125,24 +65,6 @@ class ComparedStore(Protocol):
     ) -> Page:
         """As `read`, whole batches of one origin by its sequences: places in the page are sequences."""
         ...
-
-
-class Reference(Protocol):
-    """An artifact by name, and its size in bytes."""
-
-    @property
-    def digest(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-
-
-class ArtifactProgress(Protocol):
-    """How much of an artifact is here, and whether that is the whole of it, compared with the digest and durable."""
-
-    @property
-    def received(self) -> int: ...
-    @property
-    def is_complete(self) -> bool: ...
 
 
 class Artifacts(Protocol):
@@ -164,7 +86,7 @@ class Artifacts(Protocol):
         """Digests of artifacts to which held facts of a stream refer and that are not here."""
         ...
 
-    def missing(self, batches: Sequence[Batch]) -> Sequence[Reference]:
+    def missing(self, batches: Sequence[Batch]) -> Sequence[ArtifactReference]:
         """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are stored."""
         ...
 
@@ -269,7 +191,7 @@ class ServingStore(ComparedStore, Protocol):
         *,
         acks: Literal["none", "local", "quorum", "all"] | None = None,
         preconditions: Sequence[Precondition] = (),
-    ) -> Future[Sequence[AppendOutcome]]:
+    ) -> Future[list[AppendOutcome]]:
         """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the stream's, if None)
         promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
         ...
@@ -291,37 +213,6 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
 
-class PutResult(Protocol):
-    """What became of a page."""
-
-    @property
-    def stored_facts(self) -> int: ...
-    @property
-    def duplicate_facts(self) -> int: ...
-    @property
-    def refused(self) -> Sequence[OriginRange]:
-        """What was passed over, since other facts are held under the same sequences."""
-        ...
-
-    @property
-    def uncompared(self) -> Sequence[OriginRange]:
-        """Of what some was taken for what was here before, and may be other facts."""
-        ...
-
-
-class OriginRange(Protocol):
-    """Sequences of an origin."""
-
-    @property
-    def zone(self) -> str: ...
-    @property
-    def epoch(self) -> bytes: ...
-    @property
-    def first_sequence(self) -> int: ...
-    @property
-    def last_sequence(self) -> int: ...
-
-
 class ReceivingStore(ComparedStore, Protocol):
     """What the pulling side needs."""
 
@@ -331,7 +222,7 @@ class ReceivingStore(ComparedStore, Protocol):
     @property
     def zone(self) -> str: ...
 
-    def peer_position(self, peer: str, stream: str) -> Position | None:
+    def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
         """The position stored with the last page of this peer's stream; None when nothing was ever stored."""
         ...
 
@@ -345,7 +236,7 @@ class ReceivingStore(ComparedStore, Protocol):
         stream: str,
         sealed: Sequence[bytes | Batch],
         definitions: Sequence[ReceivedDefinition],
-        position: Position,
+        position: PeerPosition,
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         verify: bool,
@@ -367,11 +258,11 @@ class ReceivingStore(ComparedStore, Protocol):
         """As the serving store's; what is damaged is noted on the way."""
         ...
 
-    def damaged(self, stream: str) -> Future[Sequence[OriginRange]]:
+    def damaged(self, stream: str) -> Future[list[OriginRange]]:
         """The batches that are known to be damaged here."""
         ...
 
-    def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[Sequence[object]]:
+    def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[list[RepairedRange]]:
         """Put damaged batches back, at the offsets where they lay; one object for each that was."""
         ...
 

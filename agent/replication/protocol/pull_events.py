@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, TypeVar
 
+from agent.pages import LastBatch
 from agent.replication.protocol.page_size import BYTES_MAX
+
+Content = TypeVar("Content")
+"""What goes with a page from where it was received to the store. The receiver's core does not look at it."""
 
 
 class Asking(Enum):
@@ -84,20 +88,13 @@ class Settings:
 # --------------------------------------------------------------------------------------------------------------- events
 
 
-class Taken(NamedTuple):
-    """The last batch taken of a peer's log: the offset there at which it ends, and its digest."""
-
-    last_offset: int
-    digest: bytes
-
-
 @dataclass(frozen=True, slots=True)
-class ArrivedPage:
+class ArrivedPage(Generic[Content]):
     """A page as the decision needs it; `content` goes through to the store untouched.
 
     `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
     to the highest number in it.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the peer, 0
-    where it gives none.  `taken` is the last batch of the page, None where it has none.
+    where it gives none.  `last_batch` is the last batch of the page, None where it has none.
     """
 
     epoch: str
@@ -110,8 +107,8 @@ class ArrivedPage:
     lease: int = 0
     lease_in_force: int | None = None
     """Ours is not yet, and there is nothing else in the page: the lease after which to ask for it."""
-    taken: Taken | None = None
-    content: object = None
+    last_batch: LastBatch | None = None
+    content: Content = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +124,11 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
-class PageArrived:
+class PageArrived(Generic[Content]):
     """A page came in answer to one of our fetches, the newest or an older one."""
 
     fetch_id: int
-    page: ArrivedPage
+    page: ArrivedPage[Content]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,7 @@ class Tick:
     """The deadline may have passed."""
 
 
-Event = LinkUp | LinkDown | PageArrived | FetchFailed | Appended | AppendFailed | Tick
+Event = LinkUp | LinkDown | PageArrived[Content] | FetchFailed | Appended | AppendFailed | Tick
 
 # -------------------------------------------------------------------------------------------------------------- effects
 
@@ -188,17 +185,17 @@ class Fetch:
     """The epoch after which we ask, the one that was in force last as far as we know."""
     must_show: bool = False
     """Whether to show what we have of the peer, so that it learns if its store has been put back to an old copy."""
-    taken: Taken | None = None
+    last_batch: LastBatch | None = None
     """The last batch of it that is durable here, to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class Append(Generic[Content]):
     """Store this page together with the position, and with the definitions that came in pages before it, in one
     transaction."""
 
-    page: ArrivedPage
-    definitions_before: tuple[ArrivedPage, ...]
+    page: ArrivedPage[Content]
+    definitions_before: tuple[ArrivedPage[Content], ...]
     epoch: str
     offset: int
 
@@ -224,7 +221,7 @@ class Note:
     reason: str
 
 
-Effect = Fetch | Append | Note
+Effect = Fetch | Append[Content] | Note
 
 # ------------------------------------------------------------------------------------------------------- what it keeps
 
@@ -241,12 +238,12 @@ class OpenFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Generic[Content]):
     """A page on its way to the store, and the position that holds once it is there."""
 
-    page: ArrivedPage
+    page: ArrivedPage[Content]
     offset: int
-    definitions_before: tuple[ArrivedPage, ...]
+    definitions_before: tuple[ArrivedPage[Content], ...]
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.batch import Batch, Origin
+from agent.pages import HeldRange, ReceivedDefinition
 from agent.ranges import Span as Sequences
 from agent.ranges import common
 from agent.replication.protocol import (
@@ -27,10 +28,8 @@ from agent.replication.protocol import (
     FetchSequences,
     Forked,
     GetDigests,
-    HeldRange,
     Interval,
     PageRefused,
-    ReceivedDefinition,
     ReceivingStore,
     ReplicationError,
     SequencesAnswer,

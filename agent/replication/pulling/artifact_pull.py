@@ -13,19 +13,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from agent.batch import Batch
+from agent.pages import ArtifactProgress, ArtifactReference
 from agent.replication.protocol import (
     BYTES_MAX_MIN,
     CHUNK_BYTES_MAX,
-    ArtifactProgress,
     Artifacts,
     GetObject,
     MalformedMessage,
     ObjectAnswer,
     PeerRefused,
-    Reference,
     TransportError,
 )
 from agent.replication.pulling.throttled_requester import PayingAsker
@@ -43,14 +41,6 @@ class NotComing(Exception):
     """An artifact will not come from this peer; why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """An artifact by name and its size in bytes, as the peer tells it."""
-
-    digest: str
-    size: int
-
-
 class ArtifactPull:
     """What comes from one peer."""
 
@@ -64,7 +54,7 @@ class ArtifactPull:
     async def bring(self, batches: Sequence[Batch]) -> None:
         """Return when everything to which the facts refer is here, or known not to come. Raises what may pass: TransportError, and
         those errors of the store that are retryable."""
-        lost = set[Reference]()
+        lost = set[ArtifactReference]()
         while missing := [one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost]:
             for reference in missing:  # then all are looked at again: a large one may have taken days
                 if (why := await self._brought(reference)) is not None:
@@ -82,10 +72,10 @@ class ArtifactPull:
             except NotComing:
                 left += 1
             else:
-                left += await self._brought(Wanted(digest, answer.size)) is not None
+                left += await self._brought(ArtifactReference(digest, answer.size)) is not None
         return len(absent) - left, left
 
-    async def _brought(self, reference: Reference) -> str | None:
+    async def _brought(self, reference: ArtifactReference) -> str | None:
         """Bring one; why not, where it will not come."""
         fields = {"peer": self._asker.peer_zone, "digest": reference.digest, "bytes": reference.size}
         try:
@@ -96,7 +86,7 @@ class ArtifactPull:
         _log.info("artifact_received", extra=fields)
         return None
 
-    async def _bring(self, reference: Reference) -> None:
+    async def _bring(self, reference: ArtifactReference) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 await self._bring_rest(reference, await self._put(reference, 0, b""))
@@ -108,7 +98,7 @@ class ArtifactPull:
             else:
                 return
 
-    async def _bring_rest(self, reference: Reference, held: ArtifactProgress) -> None:
+    async def _bring_rest(self, reference: ArtifactReference, held: ArtifactProgress) -> None:
         """Ask for chunks ahead and store them in their order. One that is not where the store goes on is of no use, nor are those behind it:
         the peer gives less at once than was asked for, or somebody else brings the same artifact."""
         failure: Exception | None = None
@@ -138,14 +128,14 @@ class ArtifactPull:
         if failure is not None:
             raise failure
 
-    async def _get_or_why(self, reference: Reference, offset: int, size: int) -> bytes | Exception:
+    async def _get_or_why(self, reference: ArtifactReference, offset: int, size: int) -> bytes | Exception:
         """A chunk, or the reason why there is none: raised, it would end the group of those beside it as several errors."""
         try:
             return await self._get(reference, offset, size)
         except (NotComing, TransportError) as error:
             return error
 
-    async def _get(self, reference: Reference, offset: int, size: int) -> bytes:
+    async def _get(self, reference: ArtifactReference, offset: int, size: int) -> bytes:
         answer, data = await self._ask(GetObject(digest=reference.digest, offset=offset, bytes_max=size))
         if (answer.size, answer.offset) != (reference.size, offset) or not data:
             raise NotComing(f"{self._asker.peer_zone} has other bytes than the {reference.size} that the fact tells of")
@@ -165,7 +155,7 @@ class ArtifactPull:
             raise NotComing(f"{self._asker.peer_zone} gave another answer than an artifact")
         return reply.answer, b"".join(reply.batches)
 
-    async def _put(self, reference: Reference, offset: int, data: bytes) -> ArtifactProgress:
+    async def _put(self, reference: ArtifactReference, offset: int, data: bytes) -> ArtifactProgress:
         put = self._artifacts.put_chunk
         return await asyncio.to_thread(put, reference.digest, reference.size, offset, data)
 

@@ -11,6 +11,7 @@ from agent.replication.protocol import (
     Appended,
     AppendFailed,
     Asking,
+    Content,
     Effect,
     Event,
     Fetch,
@@ -39,7 +40,7 @@ class PullSpans:
         self._bootstrap = self._start(Span.BOOTSTRAP) if is_new else None
         self._dropped = self._restarts = 0
 
-    def after(self, event: Event, core: Receiver, end_offset: int) -> None:
+    def after(self, event: Event[Content], core: Receiver[Content], end_offset: int) -> None:
         """The core has handled an event; `end_offset` is the peer's, as far as it is known."""
         is_dropped = core.counters.pages_dropped > self._dropped
         self._dropped = core.counters.pages_dropped
@@ -54,7 +55,7 @@ class PullSpans:
         self._look_at_confirms(event, core)
         self._look_at_bootstrap(core, end_offset)
 
-    def carried_out(self, effect: Effect) -> None:
+    def carried_out(self, effect: Effect[Content]) -> None:
         """An effect is about to be carried out."""
         if isinstance(effect, Fetch):
             if effect.confirm_offset is not None and effect.confirm_offset not in self._confirms:
@@ -69,7 +70,7 @@ class PullSpans:
         for started in filter(None, left):
             self._telemetry.discard(started, "the node is being stopped")
 
-    def _end_fetch(self, event: Event, *, is_dropped: bool) -> None:
+    def _end_fetch(self, event: Event[Content], *, is_dropped: bool) -> None:
         assert self._fetch is not None
         fetch_id, started = self._fetch
         self._fetch = None
@@ -89,7 +90,7 @@ class PullSpans:
             case _:
                 self._telemetry.discard(started, "what it would bring is asked for again")  # our store refused a page
 
-    def _look_at_confirms(self, event: Event, core: Receiver) -> None:
+    def _look_at_confirms(self, event: Event[Content], core: Receiver[Content]) -> None:
         """A page says how far the peer knows us. What is not sent with certainty, or of a store that is no more, is confirmed anew."""
         is_restarted = core.counters.restarts > self._restarts
         for offset in list(self._confirms):
@@ -102,7 +103,7 @@ class PullSpans:
             elif len(self._confirms) > CONFIRMS_MAX:
                 self._telemetry.discard(self._confirms.pop(offset), "later ones stand for it")
 
-    def _look_at_bootstrap(self, core: Receiver, end_offset: int) -> None:
+    def _look_at_bootstrap(self, core: Receiver[Content], end_offset: int) -> None:
         if core.counters.restarts > self._restarts:
             self._restarts = core.counters.restarts
             if self._bootstrap is not None:

@@ -17,10 +17,11 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from agent.batch import Batch, Kind, Origin
+from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.replication.mqtt import Asker
 from agent.replication.protocol import (
     ERRORS,
@@ -41,16 +42,11 @@ from agent.replication.protocol import (
     MalformedMessage,
     Note,
     NoteKind,
-    OriginRange,
     PageArrived,
     PageContent,
     PageRefused,
-    Position,
-    PutResult,
-    ReceivedDefinition,
     ReceivingStore,
     Settings,
-    Taken,
     TakenEnd,
     Tick,
     TransportError,
@@ -165,10 +161,10 @@ class Puller:
         self._store_errors = store_errors
         self._chance = chance
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._events: asyncio.Queue[Event[_Arrived]] = asyncio.Queue(EVENTS_MAX)
         self._checker: ThreadPoolExecutor | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._core: Receiver | None = None
+        self._core: Receiver[_Arrived] | None = None
         self._crash: BaseException | None = None
         self._facts_stored = 0
         self._facts_duplicate = 0
@@ -209,7 +205,7 @@ class Puller:
             pacing=self._pacing(core),
         )
 
-    def _pacing(self, core: Receiver) -> Pacing | None:
+    def _pacing(self, core: Receiver[_Arrived]) -> Pacing | None:
         limit, now_ms = self._bandwidth, _now_ms()
         if limit is None:
             return None
@@ -226,8 +222,8 @@ class Puller:
         position = store.peer_position(settings.peer_zone, settings.stream)
         counts = store.definition_counts()
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
-        taken = None if position is None or position.taken is None else Taken(*position.taken)
-        self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts), self._bandwidth, taken)
+        last_batch = None if position is None else position.last_batch
+        self._core = Receiver(settings.receiver, epoch, offset, self._relevant(counts), self._bandwidth, last_batch)
         spans = PullSpans(self._telemetry, settings.peer_zone, settings.stream, is_new=position is None)
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
@@ -240,7 +236,7 @@ class Puller:
             if self._timer is not None:
                 self._timer.cancel()
 
-    async def _drive(self, core: Receiver, spans: PullSpans) -> None:
+    async def _drive(self, core: Receiver[_Arrived], spans: PullSpans) -> None:
         while True:
             event = await self._events.get()
             if self._crash is not None:
@@ -254,7 +250,7 @@ class Puller:
                 self._carry_out(effect)
             self._set_timer(core.deadline_ms)
 
-    def _note_progress(self, core: Receiver) -> None:
+    def _note_progress(self, core: Receiver[_Arrived]) -> None:
         said = self._progress.look(_now_ms(), core.stored_offset, self._peer_end_offset)
         if said is None:
             return
@@ -269,7 +265,7 @@ class Puller:
         known = {str(origin): count for origin, count in counts.items() if origin.zone in self._settings.origins}
         return dict(list(known.items())[:ORIGINS_MAX])
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Event[_Arrived]) -> None:
         """Note an event.  Only answers come in numbers that could fill the queue, and those may be lost."""
         if isinstance(event, PageArrived | FetchFailed) and self._events.qsize() >= EVENTS_MAX // 2:
             return
@@ -283,7 +279,7 @@ class Puller:
 
     # ---------------------------------------------------------------------------------------------------------- effects
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect[_Arrived]) -> None:
         match effect:
             case Fetch():
                 self._fetch(effect)
@@ -314,7 +310,8 @@ class Puller:
             lease=effect.lease,
             lease_after=effect.lease_after,
             definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
-            taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
+            taken=effect.last_batch
+            and TakenEnd(last_offset=effect.last_batch.last_offset, digest=effect.last_batch.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,
             told=effect.after_offset if effect.epoch is not None else None,
         )
@@ -343,15 +340,14 @@ class Puller:
     def _send_failed(self, fetch_id: int, error: TransportError) -> None:
         self._tell(FetchFailed(fetch_id, "transport", str(error), error.retryable))
 
-    def _append(self, effect: Append) -> None:
+    def _append(self, effect: Append[_Arrived]) -> None:
         arrived = effect.page.content
-        assert isinstance(arrived, _Arrived)
         if arrived.checked.done():
             self._put(effect, arrived)
         else:
             arrived.checked.add_done_callback(lambda _: self._put(effect, arrived))
 
-    def _put(self, effect: Append, arrived: _Arrived) -> None:
+    def _put(self, effect: Append[_Arrived], arrived: _Arrived) -> None:
         if arrived.checked.cancelled():
             return  # we are being stopped
         refused = arrived.checked.exception()
@@ -363,7 +359,7 @@ class Puller:
         else:
             self._put_checked(effect, arrived)
 
-    async def _put_after_artifacts(self, effect: Append, arrived: _Arrived) -> None:
+    async def _put_after_artifacts(self, effect: Append[_Arrived], arrived: _Arrived) -> None:
         """Messages may refer to artifacts, which come first."""
         try:
             await self._artifacts.bring(arrived.checked.result())
@@ -374,13 +370,12 @@ class Puller:
         else:
             self._put_checked(effect, arrived)
 
-    def _put_checked(self, effect: Append, arrived: _Arrived) -> None:
+    def _put_checked(self, effect: Append[_Arrived], arrived: _Arrived) -> None:
         definitions: list[ReceivedDefinition] = []
         for page in (*effect.definitions_before, effect.page):
-            assert isinstance(page.content, _Arrived)
             definitions += page.content.content.definitions
         settings = self._settings
-        position = Position(bytes.fromhex(effect.epoch), effect.offset, effect.page.taken)
+        position = PeerPosition(bytes.fromhex(effect.epoch), effect.offset, effect.page.last_batch)
         try:
             future = self._store.put_batches(
                 settings.peer_zone,
@@ -439,9 +434,7 @@ class Puller:
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
                 self._tell(FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch))
                 return
-            page = check_page(answer, sealed, settings.peer_zone, settings.stream, settings.origins)
-            assert isinstance(page.content, PageContent)
-            page = replace(page, content=_Arrived(page.content, self._start_check(page.content)))
+            page = check_page(answer, sealed, settings.peer_zone, settings.stream, settings.origins, self._start_check)
         except MalformedMessage as error:
             self._tell(_unreadable(fetch_id, error))
         except PageRefused as error:
@@ -452,7 +445,7 @@ class Puller:
             self._peer_end_offset = page.end_offset
             self._tell(PageArrived(fetch_id, page))
 
-    def _start_check(self, content: PageContent) -> asyncio.Future[list[Batch]]:
+    def _start_check(self, content: PageContent) -> _Arrived:
         settings = self._settings
         check = partial(
             check_batches,
@@ -465,14 +458,14 @@ class Puller:
         if self._checker is not None and sum(map(len, content.sealed)) > CHECKED_INLINE_BYTES_MAX:
             checked: asyncio.Future[list[Batch]] = self._loop.run_in_executor(self._checker, check)
             checked.add_done_callback(_seen)  # a page that is dropped is not asked how its check ended
-            return checked
+            return _Arrived(content, checked)
         checked = self._loop.create_future()
         try:
             checked.set_result(check())
         except PageRefused as error:
             checked.set_exception(error)
             _seen(checked)
-        return checked
+        return _Arrived(content, checked)
 
 
 def _unreadable(fetch_id: int, error: MalformedMessage) -> FetchFailed:

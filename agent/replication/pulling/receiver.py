@@ -26,8 +26,9 @@ Two things go on side by side, so there are two states, each with its table: wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
+from agent.pages import LastBatch
 from agent.replication.protocol import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
@@ -37,6 +38,7 @@ from agent.replication.protocol import (
     AppendFailed,
     ArrivedPage,
     Asking,
+    Content,
     Counters,
     Effect,
     Event,
@@ -51,7 +53,6 @@ from agent.replication.protocol import (
     PageSize,
     Settings,
     Storing,
-    Taken,
     Tick,
     delay_ms,
 )
@@ -75,12 +76,12 @@ class _Left(NamedTuple):
     """Where we were in an epoch of the peer when another took its place."""
 
     stored_offset: int
-    taken: Taken | None
+    last_batch: LastBatch | None
 
 
-class Receiver:
+class Receiver(Generic[Content]):
     """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was;
-    `taken` is the last batch that was taken of it; `bandwidth` is what all streams of the peer share, if it has a limit;
+    `last_batch` is the last batch that was taken of it; `bandwidth` is what all streams of the peer share, if it has a limit;
     `lost_reason` says why the peer gives no facts at present, None while it does; `page_waits` why our store does not take the page
     that is offered to it again and again, "" while it does."""
 
@@ -91,10 +92,10 @@ class Receiver:
         offset: int,
         definitions: Mapping[str, int] | None = None,
         bandwidth: Bandwidth | None = None,
-        taken: Taken | None = None,
+        last_batch: LastBatch | None = None,
     ) -> None:
         self._settings = settings
-        self._taken = taken
+        self._last_batch_stored = last_batch
         self._asked_ms: int | None = None  # when what was answered last was asked
         self._bandwidth = bandwidth
         self._page_size = PageSize(settings.page_bytes_max)
@@ -112,9 +113,9 @@ class Receiver:
         self._left = dict[str, _Left]()
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
-        self._definitions_before: list[ArrivedPage] = []
-        self._appending: Accepted | None = None
-        self._read_ahead: tuple[Accepted, ...] = ()
+        self._definitions_before: list[ArrivedPage[Content]] = []
+        self._appending: Accepted[Content] | None = None
+        self._read_ahead: tuple[Accepted[Content], ...] = ()
         self._is_proven = False
         self._peer_has_more = False
         self._open: OpenFetch | None = None
@@ -130,7 +131,7 @@ class Receiver:
         self.page_waits = ""
         self.lost_reason: str | None = None
         self._is_page_refused = False
-        self._effects: list[Effect] = []
+        self._effects: list[Effect[Content]] = []
 
     @property
     def open_fetch_id(self) -> int | None:
@@ -153,7 +154,7 @@ class Receiver:
         """How long the peer's bandwidth has kept this pull from asking, in all."""
         return self.counters.paced_ms + (now_ms - self._handled_ms if self.asking is Asking.PACED else 0)
 
-    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
+    def handle(self, event: Event[Content], now_ms: int, jitter: float) -> list[Effect[Content]]:
         """What to do now that `event` has happened."""
         assert not self._effects
         self.counters.paced_ms = self.paced_ms(now_ms)
@@ -213,21 +214,21 @@ class Receiver:
         )
         self._to(Asking.WAITING)
 
-    def _shown(self, now_ms: int) -> tuple[bool, Taken | None]:
+    def _shown(self, now_ms: int) -> tuple[bool, LastBatch | None]:
         """Whether to show the peer what we hold of it, not while its answers come one after the other; and the last batch taken, always: of
         two machines that serve under one name each then knows at once that the other has answered."""
         asked_ms = self._asked_ms
         is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
         must_show = is_due and self.epoch is not None
-        return must_show, self._last_taken() if self.epoch is not None else None
+        return must_show, self._last_batch() if self.epoch is not None else None
 
-    def _last_taken(self) -> Taken | None:
+    def _last_batch(self) -> LastBatch | None:
         """The last batch of the pages accepted, also of those on their way to the disk: the position that goes with it is theirs."""
         on_their_way = [one for one in (self._appending, *self._read_ahead) if one is not None]
         for one in reversed(on_their_way):
-            if one.page.epoch == self.epoch and one.page.taken is not None:
-                return one.page.taken
-        return self._taken
+            if one.page.epoch == self.epoch and one.page.last_batch is not None:
+                return one.page.last_batch
+        return self._last_batch_stored
 
     def _page_bytes(self) -> int:
         found = self._page_size.bytes
@@ -244,7 +245,7 @@ class Receiver:
         self._to(Asking.PACED)
         return True
 
-    def _page_arrived(self, event: PageArrived, now_ms: int, jitter: float) -> None:
+    def _page_arrived(self, event: PageArrived[Content], now_ms: int, jitter: float) -> None:
         page = event.page
         self.lease = max(self.lease, page.lease)
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
@@ -291,7 +292,7 @@ class Receiver:
         else:
             self._close(Asking.HOLDING)
 
-    def _fits(self, page: ArrivedPage, *, is_newest: bool) -> bool:
+    def _fits(self, page: ArrivedPage[Content], *, is_newest: bool) -> bool:
         """Whether the page continues what was accepted, and there is room for it.
 
         Where we have no position the peer chooses it, in answer to the newest fetch. Where we have one, also from the beginning,
@@ -303,7 +304,7 @@ class Receiver:
             return is_newest
         return page.first_offset == self._accepted_offset + 1
 
-    def _page_without_offsets(self, page: ArrivedPage, now_ms: int) -> None:
+    def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
         assert self._open is not None
         if self._accepted_offset is None:
             self._accepted_offset = self.stored_offset = page.frontier  # the peer placed us at its end
@@ -318,7 +319,7 @@ class Receiver:
         else:
             self._close(Asking.HOLDING)
 
-    def _keep_definitions(self, page: ArrivedPage, now_ms: int) -> None:
+    def _keep_definitions(self, page: ArrivedPage[Content], now_ms: int) -> None:
         """Definitions that did not fit beside their batches wait for them: only a batch vouches for what a tag means."""
         if len(self._definitions_before) >= DEFINITION_PAGES_MAX:
             self._block(NoteKind.PEER_REFUSES, f"{DEFINITION_PAGES_MAX} pages of definitions without a fact", now_ms)
@@ -329,7 +330,7 @@ class Receiver:
         self._peer_has_more = True
         self._close(Asking.HOLDING)
 
-    def _accept(self, page: ArrivedPage) -> None:
+    def _accept(self, page: ArrivedPage[Content]) -> None:
         """Take the page: it goes to the store now, or as soon as the one before is there."""
         assert len(self._read_ahead) < PAGES_AHEAD_MAX
         assert self._accepted_offset is not None
@@ -369,12 +370,12 @@ class Receiver:
         before, back = self.epoch, self._left.pop(epoch, None)
         self.counters.restarts += 1
         if before is not None:
-            self._left[before] = _Left(self.stored_offset, self._taken)
+            self._left[before] = _Left(self.stored_offset, self._last_batch_stored)
             while len(self._left) > EPOCHS_LEFT_MAX:
                 del self._left[next(iter(self._left))]
         self.epoch = epoch
         self._shown_in_vain = 0
-        self.stored_offset, self._taken = back or _Left(0, None)
+        self.stored_offset, self._last_batch_stored = back or _Left(0, None)
         self.frontier = 0
         pending = self._appending
         is_coming = pending is not None and pending.page.epoch == epoch
@@ -488,9 +489,9 @@ class Receiver:
         if page.epoch == self.epoch:
             assert offset >= self.stored_offset
             self.stored_offset = offset
-            self._taken = page.taken or self._taken
+            self._last_batch_stored = page.last_batch or self._last_batch_stored
         elif (left := self._left.get(page.epoch)) is not None:
-            self._left[page.epoch] = _Left(offset, page.taken or left.taken)
+            self._left[page.epoch] = _Left(offset, page.last_batch or left.last_batch)
         if self._pauses:
             self._pauses = 0
             self.page_waits = ""

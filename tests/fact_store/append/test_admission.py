@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.append_contract import NO_PRECONDITION, Precondition
+from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.fact_store import FactStore
 from agent.fact_store.append import admission
 from agent.fact_store.append.admission import check_precondition, decide, next_lease_epoch
 from agent.fact_store.log.errors import AcksRefused, FactsRefused
-from agent.fact_store.log.records import AppendOutcome
 from agent.fact_store.log.settings import StreamSettings
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope, Fact, Message, MessageError

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from agent import batch
+from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore, StoreSettings
 from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
-from agent.fact_store.log.records import Appended, AppendOutcome
+from agent.fact_store.log.records import Appended
 from agent.message import Message, MessageError, Sample
 from tests.fact_store.making import (
     AT_ONCE,

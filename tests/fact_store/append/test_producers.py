@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.append_contract import Precondition
+from agent.append_contract import AppendOutcome, Precondition
 from agent.fact_store import FactStore, producers
 from agent.fact_store.log.errors import AcksRefused, FactsRefused, StoreBusy, StoreClosed
-from agent.fact_store.log.records import AppendOutcome
 from agent.fact_store.log.settings import StoreSettings
 from agent.fact_store.producers import Producers
 from agent.message import Message, MessageError

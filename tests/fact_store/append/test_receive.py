@@ -14,9 +14,9 @@ from agent import batch
 from agent.batch import BatchError, Kind
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
-from agent.fact_store.log.records import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import MessageError, Sample
+from agent.pages import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,

@@ -15,10 +15,8 @@ from agent.fact_store.artifacts.artifact_store import ArtifactStore
 from agent.fact_store.log.artifact_reference import (
     CHUNK_BYTES_MAX,
     REFERENCES_MAX,
-    ArtifactProgress,
     Finish,
     Limits,
-    Reference,
     Skip,
     Write,
     check_room,
@@ -36,6 +34,7 @@ from agent.fact_store.log.errors import (
     StoreFull,
 )
 from agent.message import Envelope, Fact, Message, canonical_json
+from agent.pages import ArtifactProgress, ArtifactReference
 
 BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
 
@@ -283,7 +282,7 @@ def test_references_are_found_wherever_they_stand() -> None:
         "no": {"digest": "sha256:x", "size": 1},
         "n": {"digest": 1},
     }
-    expected = {Reference(one["digest"], 7), Reference(two["digest"], 9)}  # type: ignore[arg-type]
+    expected = {ArtifactReference(one["digest"], 7), ArtifactReference(two["digest"], 9)}  # type: ignore[arg-type]
     assert set(references(message(content))) == expected
     assert references(message(content, None)) == ()
     assert references(message({"digest": two["digest"], "size": True})) == ()

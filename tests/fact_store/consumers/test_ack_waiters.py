@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.append_contract import AppendOutcome
 from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.append.acks import terms
@@ -19,7 +20,7 @@ from agent.fact_store.log.catalog import Catalog, StreamState
 from agent.fact_store.log.errors import AcksRefused
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Lifecycle
-from agent.fact_store.log.records import Appended, AppendOutcome, ConsumerState
+from agent.fact_store.log.records import Appended, ConsumerState
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, samples, tag
 from tests.waiting import wait_until
 

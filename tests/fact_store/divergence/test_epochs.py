@@ -12,7 +12,7 @@ from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.epochs import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
 from agent.fact_store.divergence.witness import files_set_aside, mark_suspect, read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreForked
-from agent.fact_store.log.records import Page, PeerPosition, ReceivedDefinition
+from agent.pages import Page, PeerPosition, ReceivedDefinition
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,

@@ -10,9 +10,9 @@ import pytest
 
 from agent.batch import DIGEST_BYTES, parse
 from agent.fact_store import FactStore
-from agent.fact_store.log.records import PeerPosition, Taken
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
+from agent.pages import LastBatch, PeerPosition
 from tests.fact_store.integrity.test_damage import three_batches
 from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
 
@@ -123,7 +123,7 @@ def test_the_last_batch_taken_is_kept_with_the_position(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         known = store.peer_position("north", TELEMETRY)
         assert known is not None
-        assert known.taken == (10, sealed[-DIGEST_BYTES:])
+        assert known.last_batch == (10, sealed[-DIGEST_BYTES:])
         assert store_position(store, Elsewhere("north", epoch=b"n" * 16), [], 3) == (3, None)
 
 
@@ -131,8 +131,8 @@ def store_position(
     store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, taken: tuple[int, bytes] | None = None
 ) -> tuple[int, tuple[int, bytes] | None]:
     """Put a page; the position that stands then."""
-    position = PeerPosition(origin.origin.epoch, offset, Taken(*taken) if taken else None)
+    position = PeerPosition(origin.origin.epoch, offset, LastBatch(*taken) if taken else None)
     done(store.put_batches(origin.origin.zone, TELEMETRY, sealed, origin.received(), position))
     known = store.peer_position(origin.origin.zone, TELEMETRY)
     assert known is not None
-    return known.offset, known.taken
+    return known.offset, known.last_batch

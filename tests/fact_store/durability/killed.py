@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from agent.fact_store import FactStore, StoreSettings
-from agent.fact_store.log.records import PeerPosition
+from agent.pages import PeerPosition
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, samples, tag
 

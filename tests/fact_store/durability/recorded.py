@@ -19,7 +19,7 @@ from typing import Any
 
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreError
-from agent.fact_store.log.records import PeerPosition
+from agent.pages import PeerPosition
 from tests.fact_store.durability.faults import connect_with
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
 from tests.fact_store.making import AT_ONCE, EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag

@@ -26,8 +26,8 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreDamaged, StoreFailed, StoreFull, StoreUnusable
-from agent.fact_store.log.records import PeerPosition
 from agent.fact_store.sqlite.connection import connect
+from agent.pages import PeerPosition
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.durability.power import require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north

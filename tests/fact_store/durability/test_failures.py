@@ -13,8 +13,9 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
-from agent.fact_store.log.records import Appended, PeerPosition
+from agent.fact_store.log.records import Appended
 from agent.fact_store.sqlite.connection import connect
+from agent.pages import PeerPosition
 from tests.fact_store.durability.faults import Faults, broken_error, busy_error, disk_error, full_error
 from tests.fact_store.making import (
     AT_ONCE,

@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 
-from agent.fact_store.log.records import AppendOutcome
+from agent.append_contract import AppendOutcome
 from tests.fact_store.durability.promises import Promises, broken
 from tests.fact_store.making import OPERATIONAL, chain_is_whole, done, ids_in, message, plant
 from tests.sim import first_seed, patient, scaled

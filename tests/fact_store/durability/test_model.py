@@ -29,13 +29,14 @@ from hypothesis.stateful import (
 )
 
 from agent import batch
+from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore, StoreSettings, StreamSettings
 from agent.fact_store.integrity.verifying import Verified, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
-from agent.fact_store.log.records import AppendOutcome, Hole, PeerPosition
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.writer.writer import Writer
+from agent.pages import Hole, PeerPosition
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
     EPOCH,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.page_assembly import Assembly, whole
-from agent.fact_store.log.records import Hole, OriginRange
+from agent.pages import Hole, OriginRange
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,

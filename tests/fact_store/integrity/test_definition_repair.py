@@ -15,7 +15,7 @@ from agent.batch import parse
 from agent.fact_store import FactStore
 from agent.fact_store.integrity.verifying import Verified, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError, StoreDamaged
-from agent.fact_store.log.records import ReceivedDefinition
+from agent.pages import ReceivedDefinition
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, tag
 
 TAGS = 4

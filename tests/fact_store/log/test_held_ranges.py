@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import NO_DIGEST
-from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, Range, decide
+from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, decide
+from agent.pages import HeldRange
 
 SIZE = 10
 
@@ -17,14 +18,14 @@ def digest(number: int, history: str = "honest") -> bytes:
     return NO_DIGEST if number == 0 else f"{history[:8]}{number:08d}".encode()
 
 
-def batch(number: int, history: str = "honest") -> Range:
+def batch(number: int, history: str = "honest") -> HeldRange:
     """Batch `number` of a chain in which every batch holds `SIZE` facts."""
-    return Range((number - 1) * SIZE + 1, number * SIZE, digest(number - 1, history), digest(number, history))
+    return HeldRange((number - 1) * SIZE + 1, number * SIZE, digest(number - 1, history), digest(number, history))
 
 
-def run(first: int, last: int) -> Range:
+def run(first: int, last: int) -> HeldRange:
     """What is held after batches `first` to `last`."""
-    return Range(batch(first).first_sequence, batch(last).last_sequence, digest(first - 1), digest(last))
+    return HeldRange(batch(first).first_sequence, batch(last).last_sequence, digest(first - 1), digest(last))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def run(first: int, last: int) -> Range:
         ((run(1, 3),), batch(1, "other"), Duplicate()),  # ends are alike: the shell compares with the stored batch
     ],
 )
-def test_honest_batches(held: tuple[Range, ...], offered: Range, decision: Insert | Duplicate) -> None:
+def test_honest_batches(held: tuple[HeldRange, ...], offered: HeldRange, decision: Insert | Duplicate) -> None:
     """New batches join what they touch; a skipped stretch is declared only where the log's new end skips it."""
     assert decide(held, offered) == decision
 
@@ -55,17 +56,17 @@ def test_honest_batches(held: tuple[Range, ...], offered: Range, decision: Inser
     "held, offered",
     [
         ((run(1, 3),), batch(3, "other")),  # same sequences, other content, at the end
-        ((run(3, 5),), Range(21, 30, digest(2, "other"), digest(3))),  # same start, another predecessor
+        ((run(3, 5),), HeldRange(21, 30, digest(2, "other"), digest(3))),  # same start, another predecessor
         ((run(1, 3),), batch(4, "other")),  # grown on a branch we do not hold
         ((run(5, 7),), batch(4, "other")),  # a predecessor our first batch does not follow
-        ((run(1, 3),), Range(25, 34, digest(2), digest(4))),  # across the end of what is held
-        ((run(3, 5),), Range(15, 24, digest(1), digest(2))),  # across its beginning
-        ((run(3, 5),), Range(11, 60, digest(1), digest(6))),  # around it
-        ((), Range(1, 10, digest(7), digest(1))),  # sequence 1 has no predecessor
-        ((), Range(11, 20, NO_DIGEST, digest(2))),  # and every other has one
+        ((run(1, 3),), HeldRange(25, 34, digest(2), digest(4))),  # across the end of what is held
+        ((run(3, 5),), HeldRange(15, 24, digest(1), digest(2))),  # across its beginning
+        ((run(3, 5),), HeldRange(11, 60, digest(1), digest(6))),  # around it
+        ((), HeldRange(1, 10, digest(7), digest(1))),  # sequence 1 has no predecessor
+        ((), HeldRange(11, 20, NO_DIGEST, digest(2))),  # and every other has one
     ],
 )
-def test_forks(held: tuple[Range, ...], offered: Range) -> None:
+def test_forks(held: tuple[HeldRange, ...], offered: HeldRange) -> None:
     """A history that contradicts what is held is a fork, whatever end of it shows first."""
     decision = decide(held, offered)
     assert isinstance(decision, Fork), decision
@@ -85,7 +86,7 @@ def test_ranges_are_limited() -> None:
 @given(st.lists(st.integers(1, 12), max_size=40))
 def test_like_a_set(order: list[int]) -> None:
     """Batches of one history in any order, any number of times: held is exactly what came, nothing forks, nothing doubles."""
-    held: tuple[Range, ...] = ()
+    held: tuple[HeldRange, ...] = ()
     came = set[int]()
     for number in order:
         decision = decide(held, batch(number))
@@ -112,7 +113,7 @@ def test_like_a_set(order: list[int]) -> None:
 @given(st.sets(st.integers(1, 12)), st.integers(1, 12))
 def test_a_foreign_branch_never_joins(held_numbers: set[int], number: int) -> None:
     """A batch of another history is never joined to what is held of this one."""
-    held: tuple[Range, ...] = ()
+    held: tuple[HeldRange, ...] = ()
     for one in sorted(held_numbers):
         decision = decide(held, batch(one))
         assert isinstance(decision, Insert)

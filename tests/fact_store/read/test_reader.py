@@ -9,8 +9,9 @@ import pytest
 
 from agent.fact_store import StoreReader
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
-from agent.fact_store.log.records import PeerPosition, StreamInfo
+from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.writer import writer
+from agent.pages import PeerPosition
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
 
 

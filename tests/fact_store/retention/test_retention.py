@@ -14,9 +14,9 @@ from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
 from agent.fact_store.integrity.verifying import Verified, verify_store
 from agent.fact_store.log.errors import StoreFull
-from agent.fact_store.log.records import Hole, PeerPosition
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
+from agent.pages import Hole, PeerPosition
 from tests.fact_store.making import AT_ONCE, EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, done, samples, tag
 from tests.waiting import wait_until
 

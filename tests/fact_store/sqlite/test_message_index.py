@@ -16,8 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
-from agent.fact_store.log.records import AppendOutcome
 from agent.fact_store.log.settings import StreamSettings
 from agent.fact_store.sqlite import message_index, migrations
 from agent.fact_store.sqlite.message_index import MessageIndex

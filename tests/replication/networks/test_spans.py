@@ -90,7 +90,7 @@ def of(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: st
 
 def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0) -> ArrivedPage:
     """A page of one run of offsets."""
-    return ArrivedPage(epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more)
+    return ArrivedPage(epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more, content=None)
 
 
 @pytest.mark.parametrize(

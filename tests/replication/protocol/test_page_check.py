@@ -49,20 +49,24 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
     return FetchAnswer(**{**good, **fields})
 
 
+def kept(content: PageContent) -> PageContent:
+    """The content as it is: the batches are checked apart."""
+    return content
+
+
 def test_good_page() -> None:
     """A page as it should be, with its content and the definitions' numbers."""
     batch = sealed()
-    page = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, ORIGINS)
+    page = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, ORIGINS, kept)
     assert (page.first_offset, page.last_offset, page.more, page.end_offset) == (1, 10, True, 99)
     assert page.definitions == {str(batch.header.origin): 1}
-    assert isinstance(page.content, PageContent)
     assert list(page.content.sealed) == [batch.sealed]
     assert page.content.definitions[0].body == DEFINITION
 
 
 def test_page_of_omitted_facts() -> None:
     """Our own facts were left out: the page covers offsets and holds nothing."""
-    page = check_page(answer(b"", batches=[], omitted=[(1, 7)]), [], "plant-a", STREAM, ORIGINS)
+    page = check_page(answer(b"", batches=[], omitted=[(1, 7)]), [], "plant-a", STREAM, ORIGINS, kept)
     assert (page.first_offset, page.last_offset) == (1, 7)
 
 
@@ -73,7 +77,7 @@ def flipped(data: bytes) -> bytes:
 
 def check(page: FetchAnswer, data: bytes) -> None:
     """Both steps."""
-    check_page(page, [data], "plant-a", STREAM, ORIGINS)
+    check_page(page, [data], "plant-a", STREAM, ORIGINS, kept)
     check_batches(page.batches, [data], STREAM, ORIGINS, is_opened=True)
 
 
@@ -113,13 +117,15 @@ def test_answer_to_another_question() -> None:
         store_zone="plant-a", epoch=EPOCH.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
     )
     with pytest.raises(PageRefused, match="another operation"):
-        check_page(cursor, [], "plant-a", STREAM, ORIGINS)
+        check_page(cursor, [], "plant-a", STREAM, ORIGINS, kept)
 
 
 def test_relayed_origins_are_taken_when_allowed() -> None:
     """The configuration's word is what counts."""
     batch = sealed(zone="plant-b")
     origins = frozenset({"plant-b"})
-    page = check_page(answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins)
+    page = check_page(
+        answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins, kept
+    )
     check_batches([(1, 10, len(batch.sealed))], [batch.sealed], STREAM, origins, is_opened=True)
     assert replace(page, content=None).last_offset == 10

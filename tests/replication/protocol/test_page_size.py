@@ -59,7 +59,7 @@ def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
         asked.extend(effect for effect in receiver.handle(event, now_ms, 0.5) if isinstance(effect, Fetch))
 
     def page(first: int, last: int, *, more: bool) -> PageArrived:
-        found = ArrivedPage(epoch="00" * 16, frontier=0, first_offset=first, last_offset=last, more=more)
+        found = ArrivedPage(epoch="00" * 16, frontier=0, first_offset=first, last_offset=last, more=more, content=None)
         return PageArrived(asked[-1].fetch_id, found)
 
     happens(LinkUp())

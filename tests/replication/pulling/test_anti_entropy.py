@@ -19,10 +19,10 @@ from agent.cli import bsfg
 from agent.config import load
 from agent.fact_store.integrity.verifying import Verified, verify_store
 from agent.fact_store.log.errors import StoreDamaged
-from agent.fact_store.log.records import PeerPosition, ReceivedDefinition
 from agent.fact_store.store import FactStore
 from agent.local_socket import local_socket
 from agent.node import compare
+from agent.pages import PeerPosition, ReceivedDefinition
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Asker
 from agent.replication.protocol.errors import PeerRefused

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.pages import LastBatch
 from agent.replication.protocol.backoff import delay_ms
 from agent.replication.protocol.pull_events import (
     Append,
@@ -22,7 +23,6 @@ from agent.replication.protocol.pull_events import (
     PageArrived,
     Settings,
     Storing,
-    Taken,
     Tick,
 )
 from agent.replication.pulling.receiver import DEFINITION_PAGES_MAX, Receiver
@@ -35,7 +35,9 @@ def page(
     first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0, **fields: object
 ) -> ArrivedPage:
     """A page of one run of offsets."""
-    return ArrivedPage(epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more, **fields)
+    return ArrivedPage(
+        epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more, content=None, **fields
+    )
 
 
 class Driver:
@@ -208,13 +210,13 @@ def test_what_was_stored_meanwhile_counts_when_an_epoch_comes_back() -> None:
     """A page stored while another epoch was in force is not asked for again."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
-    driver.answer(page(11, 20, more=True, taken=Taken(20, b"d")))
+    driver.answer(page(11, 20, more=True, last_batch=LastBatch(20, b"d")))
     other_epoch(driver, TWO)
     driver(Appended())
     assert driver.core.stored_offset == 0
     other_epoch(driver, ONE)
     driver(Tick(), PATIENCE.blocked_ms)
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].taken) == (20, Taken(20, b"d"))
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].last_batch) == (20, LastBatch(20, b"d"))
 
 
 def test_store_that_is_full_gets_the_same_page_again() -> None:
@@ -506,25 +508,25 @@ def test_a_fenced_receiver_stops_for_good() -> None:
 def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
     """What is held with the first fetch, after each loss and after a second without an answer, but not from page to page; the last batch
     taken always, also of a page that is not durable yet, and nothing of another life of its store."""
-    first, second = Taken(10, b"a" * 16), Taken(20, b"b" * 16)
+    first, second = LastBatch(10, b"a" * 16), LastBatch(20, b"b" * 16)
     driver = Driver(ONE, 10)
-    driver.core = Receiver(PATIENCE, ONE, 10, taken=first)
+    driver.core = Receiver(PATIENCE, ONE, 10, last_batch=first)
     driver(LinkUp())
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, first)
-    driver.answer(page(11, 20, more=True, taken=second))
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (False, second)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (True, first)
+    driver.answer(page(11, 20, more=True, last_batch=second))
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (False, second)
     driver(LinkDown("gone"))
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, second)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (True, second)
     driver(Appended())
     driver.answer(page(0, 0, frontier=10), fetch=-1)
     assert not driver.fetches[-1].must_show
     driver.now_ms += 1_000
     driver.answer(page(0, 0, frontier=20), fetch=-1)
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].taken) == (True, second)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (True, second)
     driver(FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "other", is_retryable=True, epoch=TWO))
-    assert driver.fetches[-1].taken is None
+    assert driver.fetches[-1].last_batch is None
 
 
 def test_an_old_copy_that_stays_one_is_for_a_person() -> None:

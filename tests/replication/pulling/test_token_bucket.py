@@ -58,7 +58,9 @@ class Pull:
         last = min(after + 10, self.end_offset)
         self.bandwidth.spend(size, now_ms)
         self.bytes += size
-        page = ArrivedPage(ONE, 0, after + 1, last, more=last < self.end_offset, end_offset=self.end_offset)
+        page = ArrivedPage(
+            ONE, 0, after + 1, last, more=last < self.end_offset, end_offset=self.end_offset, content=None
+        )
         self(PageArrived(self.asked[-1][1].fetch_id, page), now_ms)
         self(Appended(), now_ms)
 
@@ -128,7 +130,7 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
     backlog, live = Pull(bandwidth, 10**6), Pull(bandwidth, 0)
     backlog(LinkUp(), 0)
     live(LinkUp(), 0)
-    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False)), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False, content=None)), 0)
     waited_ms = []
     for now_ms in range(0, 60_000, 10):
         backlog.tick(now_ms)
@@ -201,7 +203,7 @@ def test_live_facts_beyond_the_rate_are_paced_too() -> None:
     """A stream that is at its end each time, with more bytes than the rate allows, is brought down to the rate."""
     live = Pull(Bandwidth(RATE), 0)
     live(LinkUp(), 0)
-    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False)), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False, content=None)), 0)
     for now_ms in range(0, 60_000, 50):
         live.tick(now_ms)
         live.end_offset += 10

@@ -1,7 +1,7 @@
 """Reading a page from a store that is not what it was."""
 
 from agent.batch import Definitions, Link, Origin, seal_samples
-from agent.fact_store.log.records import Page, StoredBatch
+from agent.pages import Page, StoredBatch
 from agent.replication.serving.page import ReadPlan, Refuse
 from agent.replication.serving.reading import PageAsked, PageRead, read_page
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agent.batch import NO_DIGEST, BatchError, Kind, Origin, open_samples, parse
 from agent.fact_store import FactStore
-from agent.fact_store.log.records import OriginRange
+from agent.pages import OriginRange
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.batch import Origin
 from agent.fact_store.log.errors import StoreError
-from agent.fact_store.log.records import PutResult
+from agent.pages import LastBatch, PeerPosition, PutResult
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
-from agent.replication.protocol.page_check import PageContent, PageRefused, Position, check_batches, check_page
+from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
 from agent.replication.protocol.pull_events import (
     Append,
     Appended,
@@ -28,7 +28,6 @@ from agent.replication.protocol.pull_events import (
     LinkUp,
     Note,
     PageArrived,
-    Taken,
     Tick,
 )
 from agent.replication.pulling.receiver import Receiver
@@ -73,7 +72,7 @@ class Pull:
         position = store.peer_position(self.peer.zone, STREAM)
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
         known = {str(origin): count for origin, count in store.definition_counts().items()}
-        taken = None if position is None or position.taken is None else Taken(*position.taken)
+        taken = None if position is None or position.last_batch is None else LastBatch(*position.last_batch)
         self._core = world.receiver(world.settings, epoch, offset, known, None, taken)
         self._is_linked = False
         self._tick_at = None
@@ -173,7 +172,8 @@ class Pull:
             definitions_known=dict(effect.definitions_known),
             lease=effect.lease,
             lease_after=effect.lease_after,
-            taken=effect.taken and TakenEnd(last_offset=effect.taken.last_offset, digest=effect.taken.digest.hex()),
+            taken=effect.last_batch
+            and TakenEnd(last_offset=effect.last_batch.last_offset, digest=effect.last_batch.digest.hex()),
             held=self._held(effect.epoch) if effect.must_show else None,
             told=effect.after_offset if effect.epoch is not None else None,
         )
@@ -222,9 +222,10 @@ class Pull:
                 reason = f"{error.code}: {error.message}"
                 self._tell(FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch))
                 return
-            page = check_page(answer, sealed, self.peer.zone, STREAM, zones)
-            assert isinstance(page.content, PageContent)
-            page = replace(page, content=_Arrived(page.content, self._refused(page.content), version, served))
+            page = check_page(
+                *(answer, sealed, self.peer.zone, STREAM, zones),
+                lambda content: _Arrived(content, self._refused(content), version, served),
+            )
         except MalformedMessage as error:
             code, is_final = error.code, error.code == "unsupported_version"
             self._tell(FetchFailed(fetch_id, code, f"unreadable answer: {error.why}", is_retryable=not is_final))
@@ -245,7 +246,7 @@ class Pull:
         for page in (*effect.definitions_before, effect.page):
             assert isinstance(page.content, _Arrived)
             definitions += page.content.content.definitions
-        position = Position(bytes.fromhex(effect.epoch), effect.offset, effect.page.taken)
+        position = PeerPosition(bytes.fromhex(effect.epoch), effect.offset, effect.page.last_batch)
         holes = list(arrived.content.holes)
         try:
             putting = self.node.running.put_batches(

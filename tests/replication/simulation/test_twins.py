@@ -163,7 +163,9 @@ class World:
 def _answered(fetch: Fetch, lease: Lease | None) -> Event:
     if lease is None:
         return FetchFailed(fetch.fetch_id, "fenced", "fenced", is_retryable=False)
-    page = ArrivedPage(epoch="1" * 32, frontier=10, first_offset=0, last_offset=0, more=False, lease=lease.epoch)
+    page = ArrivedPage(
+        epoch="1" * 32, frontier=10, first_offset=0, last_offset=0, more=False, lease=lease.epoch, content=None
+    )
     return PageArrived(fetch.fetch_id, page)
 
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from functools import partial
 
 from agent.lease import Lease, Shown, must_ask_anew
+from agent.pages import Consumer
 from agent.replication.protocol import (
     Confirm,
     ConfirmAnswer,
     ConfirmReceipt,
-    Consumer,
     CursorAnswer,
     FetchAnswer,
     FetchFacts,

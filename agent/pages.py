@@ -1,0 +1,173 @@
+"""What the fact store and replication say to each other of pages: batches, the offsets and sequences they cover, what became of them.
+
+Frozen records without behaviour. An offset is a position in one store's stream, a sequence a position in the stream of its origin;
+both begin at 1, and 0 means "nothing yet". Ranges include both ends. Core: no IO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from agent.batch import Header, Origin
+from agent.lease import Lease
+
+# -------------------------------------------------------------------------------------------------------- what is read
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A sealed batch, its offsets in the stream, and how many tag definitions it needs."""
+
+    first_offset: int
+    last_offset: int
+    sealed: bytes
+    origin: Origin
+    definition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets (or sequences, in a page of sequences) whose facts are not held."""
+
+    first_offset: int
+    last_offset: int
+    reason: Literal["expired", "damaged", "absent"]
+    """Released by retention; damaged by the disk; never held, which is possible for sequences only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Whole batches in order, the holes between them, and the end of the stream when they were read.
+
+    Batches and holes together cover every offset from the one asked for to the last of them.
+    """
+
+    batches: list[StoredBatch]
+    end_offset: int
+    holes: tuple[Hole, ...] = ()
+
+
+# ----------------------------------------------------------------------------------------------------- what is received
+
+
+class LastBatch(NamedTuple):
+    """The last batch taken from a peer's log: the offset at which it ends there, and its digest."""
+
+    last_offset: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPosition:
+    """How far a peer's stream is stored here: an offset in one epoch of the peer, and the last batch taken up to there, if known."""
+
+    epoch: bytes
+    offset: int
+    last_batch: LastBatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedDefinition:
+    """Tag definition `number` of an origin as a peer sent it: canonical JSON."""
+
+    origin: Origin
+    number: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Sequences of an origin that are missing before a batch, because the peer no longer had them."""
+
+    origin: Origin
+    first_sequence: int
+    last_sequence: int
+
+
+class OriginRange(NamedTuple):
+    """Sequences of one origin."""
+
+    zone: str
+    epoch: bytes
+    first_sequence: int
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What became of a peer's page; all of it is durable."""
+
+    stored_facts: int
+    duplicate_facts: int
+    end_offset: int
+    gaps: tuple[Gap, ...] = ()
+    refused: tuple[OriginRange, ...] = ()
+    """Not stored, because other facts are held under the same sequences."""
+    uncompared: tuple[OriginRange, ...] = ()
+    """Taken for duplicates of facts released here, so that whether they are equal is unknown."""
+
+
+class RepairedRange(NamedTuple):
+    """Offsets whose facts are served again."""
+
+    first_offset: int
+    last_offset: int
+
+
+# -------------------------------------------------------------------------------------------------------- what is held
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HeldRange:
+    """Consecutive sequences held of one stream and origin, and the digests at both ends; retention may have released their facts."""
+
+    first_sequence: int
+    last_sequence: int
+    first_previous_digest: bytes
+    last_digest: bytes
+
+    @classmethod
+    def of(cls, header: Header, digest: bytes) -> HeldRange:
+        """The range that one batch makes by itself."""
+        return cls(header.first_sequence, header.last_sequence, header.previous_digest, digest)
+
+
+class BatchEnd(NamedTuple):
+    """The last sequence of a batch, and its digest, which covers every batch before it."""
+
+    last_sequence: int
+    digest: bytes
+
+
+class Consumer(Protocol):
+    """A registered consumer: its zone, its stream, the offset up to which it has confirmed everything, and its lease."""
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
+    @property
+    def frontier(self) -> int: ...
+    @property
+    def lease(self) -> Lease: ...
+
+
+# ----------------------------------------------------------------------------------------------------------- artifacts
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReference:
+    """A fact's reference to an artifact: digest ("sha256:" and 64 hex digits) and size in bytes."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactProgress:
+    """How much of an artifact is here: `received` of `size` bytes; complete once the whole was compared with its digest."""
+
+    size: int
+    received: int
+    is_complete: bool
