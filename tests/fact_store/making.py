@@ -1,6 +1,6 @@
 """What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short waits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +47,14 @@ def failed(future: Future[T]) -> BaseException:
     error = future.exception(LIMIT_S)
     assert error is not None, f"succeeded with {future.result()!r}"
     return error
+
+
+def parsed(sealed: Iterable[bytes]) -> list[batch.Batch]:
+    """Sealed batches as a pulling node hands them to a store: each parsed, its content read once."""
+    batches = [batch.parse(one) for one in sealed]
+    for one in batches:
+        batch.verify(one)
+    return batches
 
 
 @contextmanager
@@ -130,4 +138,4 @@ class Elsewhere:
         """Hand batches to a store as this origin's own zone."""
         position = PeerPosition(self.origin.epoch, offset)
         definitions = self.received(first_definition)
-        return done(store.put_batches(self.origin.zone, self.stream, sealed, definitions, position))
+        return done(store.put_batches(self.origin.zone, self.stream, parsed(sealed), definitions, position))

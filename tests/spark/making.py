@@ -66,7 +66,7 @@ def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
     header = batches[0].header
     received = [ReceivedDefinition(header.origin, n, one.to_json()) for n, one in enumerate(DEFINITIONS, 1)]
     position = PeerPosition(header.origin.epoch, offset)
-    opened.put_batches(header.origin.zone, header.stream, [one.sealed for one in batches], received, position).result()
+    opened.put_batches(header.origin.zone, header.stream, batches, received, position).result()
 
 
 def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str = TELEMETRY) -> dict[str, Any]:

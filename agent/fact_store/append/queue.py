@@ -19,10 +19,6 @@ from agent.fact_store.sqlite import Transaction
 CALLS_MAX = 10_000  # a consumer has one confirmation in flight, a peer two pages; more is somebody who does not wait
 
 
-def _not_prepared(_: Transaction) -> Any:
-    raise AssertionError("a call was queued before it was known what it does")
-
-
 @dataclass(slots=True, eq=False)
 class Call:
     """Anything else than an append: runs inside the transaction, after the appends; `is_early`, before them.
@@ -33,7 +29,7 @@ class Call:
     name: str
     bytes: int
     queued_ns: int
-    run: Callable[[Transaction], Any] = _not_prepared
+    run: Callable[[Transaction], Any]
     is_early: bool = False
     stream: str | None = None
     future: Future[Any] = field(default_factory=Future)

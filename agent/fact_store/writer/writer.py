@@ -140,26 +140,6 @@ class Writer:
             self._queue.put_call(call)
             self._changed.notify()
 
-    def call_reserved(self, call: Call) -> None:
-        """Queue a call whose room was taken by `reserve`; when the writer has ended, its future says so."""
-        with self._changed:
-            is_open = self.failure is None and not self._has_ended
-            if is_open:
-                self._queue.put_call(call)
-                self._changed.notify()
-        if not is_open:
-            self._fail([call], self.failure or StoreClosed(f"{self._path} is closed"))
-
-    def reserve(self, call: Call) -> None:
-        """Take room for a call that still has to be prepared elsewhere; then `call_reserved`, or `release` it."""
-        with self._changed:
-            self._reserve(call)
-
-    def release(self, call: Call) -> None:
-        """Give back room taken by `reserve`."""
-        with self._changed:
-            self._queue.release(call)
-
     def policy(self, stream: str) -> StreamSettings:
         """What is promised of a stream's facts."""
         found = self._policies.get(stream)

@@ -22,6 +22,7 @@ from tests.fact_store.making import (
     done,
     failed,
     message,
+    parsed,
     samples,
     tag,
     values_in,
@@ -56,7 +57,7 @@ def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
     ]
     position = PeerPosition(source.epoch, page.end_offset)
     batches = [one.sealed for one in page.batches]
-    return done(target.put_batches(source.zone, TELEMETRY, batches, definitions, position)).stored_facts
+    return done(target.put_batches(source.zone, TELEMETRY, parsed(batches), definitions, position)).stored_facts
 
 
 @pytest.mark.parametrize("ruin", ["not a database" * 400, None], ids=["no SQLite file", "marked suspect"])

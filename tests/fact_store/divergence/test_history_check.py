@@ -14,7 +14,7 @@ from agent.fact_store.log.records import PeerPosition, Taken
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
 from tests.fact_store.integrity.test_damage import three_batches
-from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
+from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, parsed, plant, samples, tag
 
 Ends = dict[int, bytes]
 
@@ -132,7 +132,7 @@ def store_position(
 ) -> tuple[int, tuple[int, bytes] | None]:
     """Put a page; the position that stands then."""
     position = PeerPosition(origin.origin.epoch, offset, Taken(*taken) if taken else None)
-    done(store.put_batches(origin.origin.zone, TELEMETRY, sealed, origin.received(), position))
+    done(store.put_batches(origin.origin.zone, TELEMETRY, parsed(sealed), origin.received(), position))
     known = store.peer_position(origin.origin.zone, TELEMETRY)
     assert known is not None
     return known.offset, known.taken

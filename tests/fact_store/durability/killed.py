@@ -15,7 +15,7 @@ from pathlib import Path
 from agent.fact_store import FactStore, StoreSettings
 from agent.fact_store.log.records import PeerPosition
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
-from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, samples, tag
+from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, parsed, samples, tag
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 
@@ -44,7 +44,7 @@ def put(store: FactStore) -> None:
         origin.seal(RUN)
     for number in count(len(origin.sealed) + 1):
         page = [*origin.sealed[-1:], origin.seal(RUN)]
-        store.put_batches("north", NORTH, page, origin.received(), PeerPosition(EPOCH, number)).result()
+        store.put_batches("north", NORTH, parsed(page), origin.received(), PeerPosition(EPOCH, number)).result()
         say("P", number)
 
 

@@ -31,7 +31,7 @@ from agent.fact_store.sqlite.connection import connect
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.durability.power import require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north
-from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, samples, tag
+from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
 from tests.sim import IS_LONG, patient
 
 ROOT = Path(__file__).parents[3]
@@ -63,7 +63,7 @@ def steps() -> Iterator[Step]:
         nonlocal batches
         page, batches = [*north.sealed[-1:], *(north.seal(RUN) for _ in range(count))], batches + count
         position = PeerPosition(EPOCH, batches)
-        return ("P", batches), lambda store: store.put_batches("north", NORTH, page, north.received(), position)
+        return ("P", batches), lambda store: store.put_batches("north", NORTH, parsed(page), north.received(), position)
 
     def confirm(first: int, last: int, frontier: int) -> Step:
         return ("C", CONSUMER, first, last, frontier), lambda store: store.confirm(CONSUMER, last, first)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
-from agent.fact_store.log.records import Appended, PeerPosition
+from agent.fact_store.log.errors import StoreBusy, StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store.log.records import Appended
 from agent.fact_store.sqlite.connection import connect
 from tests.fact_store.durability.faults import Faults, broken_error, busy_error, disk_error, full_error
 from tests.fact_store.making import (
@@ -258,13 +258,3 @@ def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
     store.close()
     with plant(tmp_path) as store:
         assert len(store.consumers()) == 2
-
-
-def test_a_page_that_comes_while_the_store_closes_is_told_so(tmp_path: Path) -> None:
-    """Between the end of the checking thread and that of the writer a page is refused as any other work is after it, and the room
-    it took in the queue is free again."""
-    with plant(tmp_path) as store:
-        store._checker.shutdown()
-        with pytest.raises(StoreClosed):
-            store.put_batches("idmz", TELEMETRY, [Elsewhere().seal(1)], [], PeerPosition(bytes(16), 1))
-        assert store.statistics().queue_bytes == 0

@@ -49,6 +49,7 @@ from tests.fact_store.making import (
     failed,
     ids_in,
     message,
+    parsed,
     samples,
     tag,
 )
@@ -169,7 +170,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.settle()  # which of two kinds of work joins the stream first is a matter of pace, not of the model
         fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
         page, position = [self.origin.sealed[n] for n in numbers], PeerPosition(EPOCH, max(numbers))
-        result = self.answer(self.store.put_batches("north", TELEMETRY, page, self.origin.received(), position))
+        result = self.answer(self.store.put_batches("north", TELEMETRY, parsed(page), self.origin.received(), position))
         if result is REFUSED:
             return
         assert (result.stored_facts, result.duplicate_facts) == (
@@ -193,7 +194,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return  # what it contradicts is forgotten
         position = PeerPosition(EPOCH, number)
         future = self.store.put_batches(
-            "north", TELEMETRY, [self.restored.sealed[number]], self.restored.received(), position
+            "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
         )
         error = failed(future)
         assert isinstance(error, ForkError) or (self.is_full and isinstance(error, StoreFull))

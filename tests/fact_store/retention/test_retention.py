@@ -17,7 +17,18 @@ from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.log.records import Hole, PeerPosition
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
-from tests.fact_store.making import AT_ONCE, EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, done, samples, tag
+from tests.fact_store.making import (
+    AT_ONCE,
+    EPOCH,
+    EVERYTHING,
+    OPERATIONAL,
+    TELEMETRY,
+    Elsewhere,
+    done,
+    parsed,
+    samples,
+    tag,
+)
 from tests.waiting import wait_until
 
 HOUR_NS = 3_600_000_000_000
@@ -107,15 +118,15 @@ def test_a_batch_that_came_late_outlives_those_behind_it(tmp_path: Path) -> None
     north = Elsewhere("north")
     early, late = north.seal(3), north.seal(3)
     with store_of(tmp_path, keep_hours=0) as store:
-        done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 6)))
+        done(store.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 6)))
         done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
         done(store.confirm("idmz.a", 3))
         wait_until(lambda: first_offset(store) == 4, "the later batch to go")
-        done(store.put_batches("north", TELEMETRY, [early], north.received(), PeerPosition(EPOCH, 7)))
+        done(store.put_batches("north", TELEMETRY, parsed([early]), north.received(), PeerPosition(EPOCH, 7)))
         assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)).first_offset == 7
     with store_of(tmp_path, keep_hours=0) as store:
         assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
-        again = done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 8)))
+        again = done(store.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 8)))
         assert again.duplicate_facts == 3
         assert not list(verify_store(store.path, Verified(), lambda *_: None, is_quick=False))
 
@@ -275,7 +286,9 @@ def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock)
             if minute == 10:
                 position = PeerPosition(EPOCH, 12_000)
                 history = [peer.seal(20) for _ in range(600)]
-                putting = store.put_batches("plant-b", TELEMETRY, history, peer.received(), position, is_backlog=True)
+                putting = store.put_batches(
+                    "plant-b", TELEMETRY, parsed(history), peer.received(), position, is_backlog=True
+                )
                 done(putting)
         (found,) = store.space().streams
         assert found.inflow_bytes_per_s is not None
