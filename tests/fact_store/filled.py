@@ -43,7 +43,7 @@ def main() -> None:
     first, number = 1, next(messages)
     while True:
         try:
-            done(store.append_samples(TELEMETRY, noise(first), awaited=True))
+            done(store.append_samples(TELEMETRY, noise(first)))
             first += RUN
             say("S", first - 1)
             done(store.append_message(OPERATIONAL, message(f"id-{number}")))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +18,13 @@ OPERATIONAL = "facts.operational"
 EPOCH = bytes(range(16))
 LIMIT_S = 20.0
 AT_ONCE = StoreSettings(commit_interval_ms=0)
-NEVER = StoreSettings(commit_interval_ms=60_000)  # samples nobody waits for stay queued
+NEVER = StoreSettings(commit_interval_ms=60_000)  # samples stay queued
 EVERYTHING = 2**40
+
+
+def committed_at(facts: int) -> StoreSettings:
+    """Settings with which samples stay queued until there are so many of them."""
+    return replace(NEVER, batch_facts_target=facts)
 
 
 def tag(number: int, unit: str = "") -> TagDefinition:

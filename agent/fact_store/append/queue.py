@@ -129,10 +129,10 @@ class Queue:
         stream = append.stream
         self._samples.setdefault(stream, []).append(append)
         before = self._waiting.get(stream)
-        facts, oldest_ns, is_awaited = append.count, append.queued_ns, append.is_awaited
+        facts, oldest_ns = append.count, append.queued_ns
         if before is not None:
-            facts, oldest_ns, is_awaited = before.facts + facts, before.oldest_ns, before.is_awaited or is_awaited
-        found = self._waiting[stream] = Waiting(facts, oldest_ns, is_awaited)
+            facts, oldest_ns = before.facts + facts, before.oldest_ns
+        found = self._waiting[stream] = Waiting(facts, oldest_ns)
         return found
 
     def put_messages(self, append: AppendMessages) -> None:

@@ -123,7 +123,7 @@ class Writer:
             self._reserve(append)
             waiting = self._queue.put_samples(append)
             # Wake the writer when it must act now, or learn of a deadline; not for every append in between.
-            if waiting.is_awaited or waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
+            if waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
                 self._changed.notify()
 
     def append_messages(self, append: AppendMessages) -> None:
@@ -321,7 +321,7 @@ class Writer:
             self.meter.done(work, outcome, now_ns)
             if isinstance(outcome, StoreError):
                 work.future.set_exception(outcome)
-            elif isinstance(work, AppendSamples | AppendMessages):
+            elif isinstance(work, AppendMessages):
                 self._acknowledging.answer(work, outcome, self.catalog, now_ns)
             else:
                 work.future.set_result(outcome)

@@ -395,7 +395,7 @@ def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
         done(opened.define([tag(1)]))
         with closing(sqlite3.connect(tmp_path / "idmz.db")) as outside:
             while outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0] <= 30:
-                done(opened.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))], awaited=True))
+                done(opened.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]))
         yield opened, copy
 
 

@@ -37,7 +37,7 @@ def node(folder: Path, zone: str = "plant") -> FactStore:
 def fill(store: FactStore, first: int, count: int = 10) -> None:
     """Some samples."""
     done(store.define([tag(1)]))
-    done(store.append_samples(TELEMETRY, samples(count, first), awaited=True))
+    done(store.append_samples(TELEMETRY, samples(count, first)))
 
 
 def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
@@ -197,7 +197,7 @@ def test_the_background_passes_over_a_stream_that_cannot_be_read(
     with node(tmp_path) as store:
         done(store.define([tag(1)]))
         for stream in ("facts.first", "facts.last"):
-            done(store.append_samples(stream, samples(1), awaited=True))
+            done(store.append_samples(stream, samples(1)))
         whole = store._upkeep._read
 
         def read(stream: str, *asked: int) -> Page:

@@ -23,7 +23,7 @@ def fill(store: FactStore, batches: int, salt: int = 0) -> None:
     """Batches of ten samples; `salt` makes others."""
     for _ in range(batches):
         first = store.end_offset(TELEMETRY) + 1 + salt
-        done(store.append_samples(TELEMETRY, samples(10, first), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(10, first)))
 
 
 def ends(store: FactStore) -> Ends:
@@ -44,7 +44,7 @@ def grown(tmp_path: Path) -> Iterator[tuple[FactStore, Ends]]:
     shutil.copy(copy, tmp_path / "facts.db")
     with plant(tmp_path) as store:
         fill(store, 1, salt=1000)
-        done(store.append_samples(TELEMETRY, samples(30, 1000), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(30, 1000)))
         yield store, before
 
 
@@ -103,7 +103,7 @@ def test_what_is_released_is_told_by_its_successor_alone(tmp_path: Path) -> None
         ends = list[bytes]()
         while store.streams() == [] or store.streams()[0].first_offset == 1:
             noise = [Sample(1, number, os.urandom(50_000)) for number in (1, 2)]
-            done(store.append_samples(TELEMETRY, noise, awaited=True))
+            done(store.append_samples(TELEMETRY, noise))
             ends += [one.sealed[-DIGEST_BYTES:] for one in store.read(TELEMETRY, 2 * len(ends), 1, 1).batches]
         released = store.streams()[0].first_offset - 1
         digest = ends[released // 2 - 1]

@@ -60,7 +60,7 @@ class Recorded:
         if self.rng.random() < 0.1:  # more than a page of the database holds
             rows = samples(100 * RUN, self.samples + 1)
         self.samples += len(rows)
-        self.ask(store.append_samples(TELEMETRY, rows, awaited=True), "S", self.samples)
+        self.ask(store.append_samples(TELEMETRY, rows), "S", self.samples)
 
     def append_message(self, store: FactStore) -> None:
         self.messages += 1

@@ -55,9 +55,7 @@ def steps() -> Iterator[Step]:
     north, batches = origin_of_north(), 0
 
     def append(first: int, runs: int) -> Step:
-        return ("S", first + runs * RUN - 1), lambda store: store.append_samples(
-            TELEMETRY, samples(runs * RUN, first), awaited=True
-        )
+        return ("S", first + runs * RUN - 1), lambda store: store.append_samples(TELEMETRY, samples(runs * RUN, first))
 
     def put(count: int) -> Step:
         nonlocal batches
@@ -125,7 +123,7 @@ def check(path: Path, promises: Promises) -> None:
         assert not found, found
         done(store.define([tag(1)]))
         end_offset = store.end_offset(TELEMETRY)
-        assert done(store.append_samples(TELEMETRY, samples(RUN), awaited=True)).last_offset == end_offset + RUN
+        assert done(store.append_samples(TELEMETRY, samples(RUN))).last_offset == end_offset + RUN
     with closing(connect(f"{path.as_uri()}?mode=ro")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 

@@ -135,13 +135,13 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     # -------------------------------------------------------------------------------------------------------------- writing
 
-    @rule(count=st.integers(1, 20), is_awaited=st.booleans())
-    def append(self, count: int, is_awaited: bool) -> None:  # noqa: FBT001
+    @rule(count=st.integers(1, 20), is_settled=st.booleans())
+    def append(self, count: int, is_settled: bool) -> None:  # noqa: FBT001
         """Samples, waited for or not."""
         first, self.sampled = self.sampled + 1, self.sampled + count
-        future = self.store.append_samples(TELEMETRY, samples(count, first), awaited=is_awaited)
+        future = self.store.append_samples(TELEMETRY, samples(count, first))
         self.queued.append((future, list(range(first, first + count))))
-        if is_awaited:
+        if is_settled:
             self.settle()
 
     @rule(name=st.sampled_from("wxyz"), content=st.sampled_from("12"))
