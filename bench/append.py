@@ -1,13 +1,16 @@
 """`append`: durable appends of data set A in batches of 1000 samples, encoding included, beside raw file appends.
 
-Three ways take turns on the same disk. *Sustained* is what a busy node does: a source hands over a batch without waiting for
-the one before, a few are on their way, and the group commit takes what has queued up while the last fsync ran; each counts
-when its future says that it is durable. *Awaited*, each batch is handed over when the one before is durable, so each has an
-fsync of its own. The *limit* is the very bytes that the store sealed, appended to a plain file with one fdatasync a batch. How
-many batches shared a commit is told, so that nobody has to guess what the group commit was worth.
+The store is called as a node's sources call it (`FactStore.append_samples`): samples wait in the queue until there are enough for a
+batch, and the group commit takes everything that has queued up while the last fsync ran. Here each append fills a batch, so the wait for
+`commit_interval_ms` is not measured.
 
-Then single awaited facts take turns with single fsyncs of one page inside a preallocated file, which is the least that any
-durable write can cost. At the end the closed stores are weighed, every file of them, for both data sets.
+Three ways take turns on the same disk. *Sustained*: a source hands over the next batch without waiting for the one before, with a few in
+flight; each counts when its future is done, which means that it is durable. *Awaited*: the source waits for each batch before it hands over
+the next, so each batch has an fsync of its own. The *limit*: the bytes that the store sealed, appended to a plain file with one fdatasync
+a batch. `batches_per_commit` says how many batches shared a commit.
+
+Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated file, the least
+that any durable write can cost. At the end the files of the closed stores are measured, for both data sets.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from itertools import islice
 from pathlib import Path
 
 from agent.fact_store import Appended, FactStore, StoreSettings
-from agent.message import Sample
-from bench.data import DataSet, definitions, runs, samples
+from agent.message import Envelope, Fact, Message, Sample
+from bench.data import DataSet, definitions, runs
 from bench.figures import Latency, Report, files_bytes, machine, median, rounded
 from bench.stage import SERVING, workplace
 
@@ -35,7 +38,9 @@ IN_FLIGHT = 8  # when sustained: a scan of eight sources with a thousand tags ea
 TURN_SINGLES = 25
 PAGE_BYTES = 4096
 PREALLOCATED_PAGES = 256
-SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS, ballast_bytes=0)  # an empty file is no fact
+SETTINGS = StoreSettings(
+    batch_facts_target=BATCH_FACTS, ballast_bytes=0
+)  # each append fills a batch; an empty file is no fact
 
 
 @dataclass(slots=True)
@@ -60,13 +65,13 @@ class Stretches:
 
 
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
-    """Append `facts` samples, half of them awaited, then single ones for `seconds`."""
+    """Append `facts` samples, half of them awaited, then single messages for `seconds`."""
     with workplace(below) as folder:
         described = machine(folder)
         found = _append_in_turns(folder / "a", facts, seed)
         appended = 2 * sum(found.facts)
         at_rest_a = files_bytes(folder / "a") / appended
-        one_fact, one_fsync = _single_in_turns(folder, seconds, seed)
+        one_fact, one_fsync = _single_in_turns(folder, seconds)
         at_rest_b = _fill(folder / "b", "B", appended, seed)
     ways = (found.sustained_ns, found.awaited_ns, found.raw_ns)
     sustained, awaited, raw = (found.facts_per_s(durations_ns) for durations_ns in ways)
@@ -130,7 +135,7 @@ def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stret
     for batch in batches:
         if len(flying) == IN_FLIGHT:
             flying.popleft().result()
-        flying.append(store.append_samples(STREAM, batch, awaited=True))
+        flying.append(store.append_samples(STREAM, batch))
     for future in flying:
         future.result()
     found.sustained_ns.append(time.perf_counter_ns() - start_ns)
@@ -143,7 +148,7 @@ def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int,
     awaited_ns = awaited_cpu_ns = raw_ns = 0
     for batch in batches:
         cpu_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()
-        appended = store.append_samples(STREAM, batch, awaited=True).result()
+        appended = store.append_samples(STREAM, batch).result()
         awaited_ns += time.perf_counter_ns() - start_ns
         awaited_cpu_ns += time.process_time_ns() - cpu_ns
         (sealed,) = _sealed(store, appended.first_offset - 1)
@@ -157,9 +162,8 @@ def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int,
     found.raw_ns.append(raw_ns)
 
 
-def _single_in_turns(folder: Path, seconds: float, seed: int) -> tuple[Latency, Latency]:
-    """Single awaited facts into a store of their own, and single fsyncs, in turns."""
-    source = samples("A", seed)
+def _single_in_turns(folder: Path, seconds: float) -> tuple[Latency, Latency]:
+    """Single messages into a store of their own, each durable before the next, and single fsyncs, in turns."""
     facts_ns: list[int] = []
     fsyncs_ns: list[int] = []
     with new_store(folder / "single") as store, file_of(folder / "page") as file:
@@ -167,9 +171,10 @@ def _single_in_turns(folder: Path, seconds: float, seed: int) -> tuple[Latency, 
         os.fsync(file)
         end_ns = time.perf_counter_ns() + int(seconds * 1e9)
         while time.perf_counter_ns() < end_ns:
-            for sample in islice(source, TURN_SINGLES):
+            for _ in range(TURN_SINGLES):
+                message = one_message(len(facts_ns))
                 start_ns = time.perf_counter_ns()
-                store.append_samples(STREAM, [sample], awaited=True).result()
+                store.append_message(STREAM, message).result()
                 facts_ns.append(time.perf_counter_ns() - start_ns)
             for _ in range(TURN_SINGLES):
                 page = os.urandom(PAGE_BYTES)
@@ -180,12 +185,18 @@ def _single_in_turns(folder: Path, seconds: float, seed: int) -> tuple[Latency, 
     return Latency.of(facts_ns), Latency.of(fsyncs_ns)
 
 
+def one_message(number: int) -> Message:
+    """A message of an application."""
+    fact = Fact("order:line1/77", "step_completed", b'{"amount":%d,"recipe":"R-7"}' % number)
+    return Message(Envelope(f"single-{number}", SERVING, "*", 1_767_268_800_000 + number), fact)
+
+
 def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
     """Bytes a fact of a closed store with so many facts, in batches of 1000."""
     count = 0
     with new_store(folder) as store:
         for batch in runs(data_set, seed, facts, BATCH_FACTS):
-            store.append_samples(STREAM, batch, awaited=True).result()
+            store.append_samples(STREAM, batch).result()
             count += len(batch)
     return files_bytes(folder) / count
 

@@ -22,7 +22,17 @@ from pathlib import Path
 
 from agent.fact_store import FactStore
 from agent.message import Sample
-from bench.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_awaited, append_sustained, file_of, new_store
+from bench.append import (
+    BATCH_FACTS,
+    SETTINGS,
+    STREAM,
+    Stretches,
+    append_awaited,
+    append_sustained,
+    file_of,
+    new_store,
+    one_message,
+)
 from bench.data import runs
 from bench.figures import Report, files_bytes, machine, median, peak_rss_mib, rounded
 from bench.side import Options, say
@@ -33,6 +43,7 @@ RAW_BATCHES = 10  # of each stretch, also appended raw
 OPENINGS = 5
 PAD_VALUE_BYTES = 60_000
 PAD_VALUES = 64
+PADS_IN_FLIGHT = 8  # of 4 MB: less than a store's queue holds
 FILL_S_MAX = 3600.0
 
 
@@ -109,7 +120,7 @@ def grow(options: Options) -> None:
             },
         )
         for number in count():
-            store.append_samples(STREAM, [Sample(1, number, number)], awaited=True).result()
+            store.append_message(STREAM, one_message(number)).result()
 
 
 def _stretch(store: FactStore, batches: list[list[Sample]], raw: int, found: Stretches) -> list[int]:
@@ -131,8 +142,13 @@ def _facts(batches: Sequence[Sequence[Sample]]) -> int:
 def _pad(store: FactStore, folder: Path, gigabytes: float) -> None:
     """Fill the store with values that cannot be compressed, up to that size."""
     while files_bytes(folder) < gigabytes * 1e9:
-        rows = [Sample(1, number, os.urandom(PAD_VALUE_BYTES)) for number in range(PAD_VALUES)]
-        store.append_samples(STREAM, rows, awaited=True).result()
+        appending = [store.append_samples(STREAM, _noise()) for _ in range(PADS_IN_FLIGHT)]
+        for future in appending:
+            future.result()
+
+
+def _noise() -> list[Sample]:
+    return [Sample(1, number, os.urandom(PAD_VALUE_BYTES)) for number in range(PAD_VALUES)]
 
 
 def _median_of(rows: Sequence[Sequence[int]]) -> _Part:

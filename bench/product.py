@@ -39,7 +39,9 @@ IN_FLIGHT = 50  # appends queued at once while filling: half of what the queue h
 PAGE_BYTES = 4096 * 1024
 PROBE_INTERVAL_NS = 10_000_000
 LOAD_RUNS = 100  # distinct runs of samples that the load repeats
-SETTINGS = StoreSettings(ballast_bytes=0)  # as a node has them; an empty file is no fact
+SETTINGS = StoreSettings(
+    commit_interval_ms=0, ballast_bytes=0
+)  # samples are committed at once; an empty file is no fact
 STORE_ERRORS = (StoreError, BatchError)
 
 
@@ -75,7 +77,7 @@ def fill(options: Options) -> dict[str, Any]:
         store.define(definitions()).result()
         flying: list[Future[Any]] = []
         for run in _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts):
-            flying.append(store.append_samples(STREAM, run, awaited=True))
+            flying.append(store.append_samples(STREAM, run))
             facts += len(run)
             if len(flying) == IN_FLIGHT:
                 for future in flying:
@@ -227,7 +229,7 @@ class Probes:
     def append(self, store: FactStore, rows: list[Sample], stream: str = STREAM) -> None:
         """Append rows and wait for nothing."""
         started_ns = time.monotonic_ns()
-        store.append_samples(stream, rows, awaited=True).add_done_callback(partial(self._appended, started_ns))
+        store.append_samples(stream, rows).add_done_callback(partial(self._appended, started_ns))
 
     def _appended(self, started_ns: int, future: Future[Any]) -> None:
         with self._lock:
@@ -274,9 +276,8 @@ def _probe(options: Options, store: FactStore, probes: Probes, stopped: threadin
     for number in range(count):
         due_ns += PROBE_INTERVAL_NS
         time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
-        if load:
-            store.append_samples(STREAM, load[number % LOAD_RUNS])
-        probes.append(store, [single[number % BATCH_FACTS]])
+        beside = load[number % LOAD_RUNS] if load else []
+        probes.append(store, [*beside, single[number % BATCH_FACTS]])
     while not probes.are_home(count) and not stopped.wait(0.01):
         pass
     warm = probes.lags_ns[count // 20 :]  # the first few fill caches and meet the first definitions

@@ -6,7 +6,7 @@ space back in the very commits that append; before it is measured it has been fi
 are reused as in a store that has run for long. How much it deleted is counted, for a retention that lags behind would be
 fast at nothing.
 
-Then single awaited facts, one after the other, into both: in the forgetting store while all that was kept back on purpose is
+Then single messages, one after the other, into both: in the forgetting store while all that was kept back on purpose is
 deleted underneath. What a commit costs at worst, with checkpoints and deletions in its way, is the spread's p99 and maximum.
 """
 
@@ -19,8 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from agent.fact_store import FactStore, StreamSettings
-from agent.message import Sample
-from bench.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_sustained
+from bench.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_sustained, one_message
 from bench.data import definitions, runs
 from bench.figures import Latency, Report, files_bytes, machine, rounded
 from bench.stage import SERVING, workplace
@@ -33,7 +32,7 @@ FORGETTING = StreamSettings(STREAM, keep_hours=0)
 
 
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
-    """Append `facts` samples to each of two stores in turns, then single facts for `seconds`."""
+    """Append `facts` samples to each of two stores in turns, then single messages for `seconds`."""
     with workplace(below) as folder:
         described = machine(folder)
         source = runs("A", seed, 2**60, BATCH_FACTS)
@@ -53,7 +52,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
             released = _first_offset(forgetting) - held_before
             backlog = list(islice(source, 4 * STRETCH_BATCHES))
             append_sustained(forgetting, backlog, Stretches())
-            single_kept, single_forgot = _singles(keeping, forgetting, next(source), seconds)
+            single_kept, single_forgot = _singles(keeping, forgetting, seconds)
         at_rest = files_bytes(folder / "keeping") / (keeping.end_offset(STREAM))
         forgetting_bytes = files_bytes(folder / "forgetting")
     rates = kept.facts_per_s(kept.sustained_ns), forgot.facts_per_s(forgot.sustained_ns)
@@ -91,16 +90,17 @@ def _first_offset(store: FactStore) -> int:
     return next(one.first_offset for one in store.streams() if one.name == STREAM)
 
 
-def _singles(keeping: FactStore, forgetting: FactStore, batch: list[Sample], seconds: float) -> tuple[Latency, Latency]:
-    """Single awaited facts into both stores in turns; the backlog of the forgetting one is released at the start."""
+def _singles(keeping: FactStore, forgetting: FactStore, seconds: float) -> tuple[Latency, Latency]:
+    """Single messages into both stores in turns; the backlog of the forgetting one is released at the start."""
     _confirm(forgetting)
     durations = list[int](), list[int]()
     end_ns = time.perf_counter_ns() + int(seconds * 1e9)
     while time.perf_counter_ns() < end_ns:
         for store, found in zip((keeping, forgetting), durations, strict=True):
-            for sample in batch[:TURN_SINGLES]:
+            for _ in range(TURN_SINGLES):
+                message = one_message(len(found))
                 start_ns = time.perf_counter_ns()
-                store.append_samples(STREAM, [sample], awaited=True).result()
+                store.append_message(STREAM, message).result()
                 found.append(time.perf_counter_ns() - start_ns)
     return Latency.of(durations[0]), Latency.of(durations[1])
 

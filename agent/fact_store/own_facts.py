@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
 from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.batch import SampleColumns
@@ -41,8 +40,6 @@ from agent.message import (
     value_bytes,
 )
 
-T = TypeVar("T")
-
 _FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or bytes apart
 _MESSAGE_BYTES = 1000
 _PLAIN = frozenset({bool, int, float, type(None)})
@@ -61,13 +58,11 @@ class OwnFacts(RunningStore):
         bodies = [definition.to_json() for definition in definitions]
         return self._call("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
 
-    def append_samples(
-        self, stream: str, rows: Sequence[Sample], *, awaited: bool = False, acks: Acks | None = None
-    ) -> Future[Appended]:
-        """Append samples, all or none, in one place; done when durable. `awaited` commits at once, otherwise they ripen.
+    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Appended]:
+        """Append samples, all or none, at consecutive offsets; the future is done when they are durable here, whatever the stream's `acks`.
 
-        Awaited ones are answered on the stream's `acks`, or on these; what nobody waits for is answered when it is durable here.
-        Raises StoreBusy at once when the queue is full: slow the source; and AcksRefused. FactsRefused comes through the future.
+        They wait for others in the queue: until the stream has `batch_facts_target` of them, `commit_interval_ms` at most. Raises
+        StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
         """
         check_name("stream", stream, STREAM)
         if not rows:
@@ -76,12 +71,9 @@ class OwnFacts(RunningStore):
             columns = SampleColumns.of(rows)
         except (ValueError, TypeError) as error:
             raise FactsRefused(f"samples for {stream} are not samples: {error}", "correct the source") from error
-        size = _values_bytes(columns.values)
-        terms = terms_of(self._writer.policy(stream), acks) if awaited or acks else None
-        is_urgent = terms is not None and not terms.is_answered_unstored
-        append = AppendSamples(stream, columns, len(rows), size, is_urgent, time.monotonic_ns(), terms)
+        append = AppendSamples(stream, columns, len(rows), _values_bytes(columns.values), time.monotonic_ns())
         self._writer.append_samples(append)
-        return append.future if terms is None or is_urgent else _answered(Appended(0, 0, "queued"))
+        return append.future
 
     def append_message(
         self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition | None = None
@@ -152,9 +144,11 @@ class OwnFacts(RunningStore):
         asked = [one or NO_PRECONDITION for one in preconditions]
         append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
         self._writer.append_messages(append)
-        return (
-            append.future if not terms.is_answered_unstored else _answered([AppendOutcome(0, "queued")] * len(messages))
-        )
+        if not terms.is_answered_unstored:
+            return append.future
+        answered: Future[list[AppendOutcome]] = Future()
+        answered.set_result([AppendOutcome(0, "queued")] * len(messages))
+        return answered
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
         """A lease epoch for a producer that begins, higher than any before it: appends with lower ones are fenced from now on.
@@ -175,13 +169,6 @@ class OwnFacts(RunningStore):
     def lease_epoch(self, stream: str, producer: str) -> int:
         """The lease epoch of a producer that is in force, 0 for none."""
         return self._writer.catalog.leases.get((stream, producer), 0)
-
-
-def _answered(outcome: T) -> Future[T]:
-    """A future that is done: acks none asks for no more than a place in the queue."""
-    future: Future[T] = Future()
-    future.set_result(outcome)
-    return future
 
 
 def _answer_with_first(outer: Future[AppendOutcome], inner: Future[list[AppendOutcome]]) -> None:

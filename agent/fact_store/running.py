@@ -190,7 +190,9 @@ class RunningStore:
         """
         return self._writer.subscribe(callback)
 
-    def _call(self, name: str, run: Callable[..., Any], *, size: int = 0, is_early: bool = False) -> Future[Any]:
-        call = Call(name, size, time.monotonic_ns(), run, is_early)
+    def _call(
+        self, name: str, run: Callable[..., Any], *, size: int = 0, is_early: bool = False, stream: str | None = None
+    ) -> Future[Any]:
+        call = Call(name, size, time.monotonic_ns(), run, is_early, stream)
         self._writer.call(call)
         return call.future

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class FactStore(OwnFacts, PeersFacts, Readership):
-    """The fact store of one node. Owns the lock, the writer's thread, a thread that checks batches, and reading connections."""
+    """The fact store of one node. Owns the lock, the writer's thread and reading connections."""
 
     def __init__(self, parts: Parts, lock_descriptor: int, space: Callable[[], StoreSpace]) -> None:
         super().__init__(parts)
@@ -162,7 +162,6 @@ class FactStore(OwnFacts, PeersFacts, Readership):
             with contextlib.suppress(StoreError):  # whatever ended the writer, the rest is to be closed
                 self._call("remember", partial(consumers.remember, seen_unix_ms=seen))
         self._upkeep.stop()
-        self._checker.shutdown()
         self._reader.close()  # first: the last connection to close folds the log into the database, readers cannot
         self._writer.close()
         if self._upkeep.is_begun:

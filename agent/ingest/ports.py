@@ -22,7 +22,7 @@ class StorePort(Protocol):
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         """The numbers that stand for these definitions at this origin."""
 
-    def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Any]:
+    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
         """Queue samples for the next group commit."""
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:

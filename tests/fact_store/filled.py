@@ -14,7 +14,7 @@ from agent.fact_store.retention import housekeeping
 from agent.message import Sample
 from agent.pages import PeerPosition
 from tests.fact_store.durability.promises import NORTH, RUN, origin_of_north, say
-from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag
+from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
 from tests.waiting import wait_until
 
 CONSUMER = "idmz.facts.telemetry"
@@ -38,12 +38,12 @@ def main() -> None:
     wait_until(Path(f"{store.path}.ballast").exists, "the ballast")
     for batches in range(1, 4):
         page, position = [north.seal(RUN)], PeerPosition(EPOCH, batches)
-        done(store.put_batches("north", NORTH, page, north.received(), position))
+        done(store.put_batches("north", NORTH, parsed(page), north.received(), position))
         say("P", batches)
     first, number = 1, next(messages)
     while True:
         try:
-            done(store.append_samples(TELEMETRY, noise(first), awaited=True))
+            done(store.append_samples(TELEMETRY, noise(first)))
             first += RUN
             say("S", first - 1)
             done(store.append_message(OPERATIONAL, message(f"id-{number}")))

@@ -1,8 +1,9 @@
 """What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short waits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +18,13 @@ OPERATIONAL = "facts.operational"
 EPOCH = bytes(range(16))
 LIMIT_S = 20.0
 AT_ONCE = StoreSettings(commit_interval_ms=0)
-NEVER = StoreSettings(commit_interval_ms=60_000)  # samples nobody waits for stay queued
+NEVER = StoreSettings(commit_interval_ms=60_000)  # samples stay queued
 EVERYTHING = 2**40
+
+
+def committed_at(facts: int) -> StoreSettings:
+    """Settings with which samples stay queued until there are so many of them."""
+    return replace(NEVER, batch_facts_target=facts)
 
 
 def tag(number: int, unit: str = "") -> TagDefinition:
@@ -47,6 +53,14 @@ def failed(future: Future[T]) -> BaseException:
     error = future.exception(LIMIT_S)
     assert error is not None, f"succeeded with {future.result()!r}"
     return error
+
+
+def parsed(sealed: Iterable[bytes]) -> list[batch.Batch]:
+    """Sealed batches as a pulling node hands them to a store: each parsed, its content read once."""
+    batches = [batch.parse(one) for one in sealed]
+    for one in batches:
+        batch.verify(one)
+    return batches
 
 
 @contextmanager
@@ -130,4 +144,4 @@ class Elsewhere:
         """Hand batches to a store as this origin's own zone."""
         position = PeerPosition(self.origin.epoch, offset)
         definitions = self.received(first_definition)
-        return done(store.put_batches(self.origin.zone, self.stream, sealed, definitions, position))
+        return done(store.put_batches(self.origin.zone, self.stream, parsed(sealed), definitions, position))

@@ -66,7 +66,7 @@ def pages() -> list[PageRead]:
     ):
         done(store.define([TagDefinition(f"tag:line1/t{number}", unit="bar") for number in range(1, 10)]))
         for values in ((1.0,), VALUES):
-            done(store.append_samples(TELEMETRY, rows(values), awaited=True))
+            done(store.append_samples(TELEMETRY, rows(values)))
         for number, fact in enumerate(facts):
             done(store.append_message(OPERATIONAL, Message(_numbered(number), fact)))
         plans = [

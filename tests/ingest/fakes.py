@@ -48,8 +48,7 @@ class FakeStore:
                 self.definitions.append(definition)
         return _done([self.definitions.index(definition) + 1 for definition in definitions])
 
-    def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Any]:
-        assert not awaited
+    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
         self._check()
         if self.failing_futures:
             self.failing_futures -= 1

@@ -43,7 +43,7 @@ def test_the_age_of_a_consumer_is_the_time_it_had(tmp_path: Path) -> None:
     """Not the source time of what it lacks, years ago, nor for how long that lay here before the consumer came."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.define([TagDefinition("tag:line1/t1")]).result(20)
-        store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)], awaited=True).result(20)
+        store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result(20)
         store.register_consumer("mes", "plant-a", "facts.telemetry", "oldest").result(20)
         figures, kept = figures_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
         figures._remembered.space = StoreSpace(0, None, None, None, (), (kept,))
@@ -164,7 +164,7 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
     with with_a_consumer_behind(tmp_path) as store:
         (before,) = figures_of(store, tmp_path).progress()
         with pytest.raises(Exception, match="cannot be sealed"):  # counted as a full disk would be
-            store.append_samples(STREAM, [Sample(9, 1, 1.0, 0)], awaited=True).result(20)
+            store.append_samples(STREAM, [Sample(9, 1, 1.0, 0)]).result(20)
         (after,) = figures_of(store, tmp_path).progress()
         assert after.counter > before.counter
 

@@ -67,7 +67,12 @@ class Node:
     ) -> "Node":
         """A node with its store in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        store = FactStore.open(folder / f"{zone}.db", zone, settings=settings or StoreSettings(), streams=streams)
+        store = FactStore.open(
+            folder / f"{zone}.db",
+            zone,
+            settings=replace(settings or StoreSettings(), commit_interval_ms=0),
+            streams=streams,
+        )
         return cls(zone, store, Link(access(broker, zone)))
 
     def serve(
@@ -127,13 +132,13 @@ class Node:
         await define(self.store, "line1/temperature")
         for start in range(first, first + count, batch):
             rows = samples(start, min(batch, first + count - start))
-            await asyncio.wrap_future(self.store.append_samples(STREAM, rows, awaited=True))
+            await asyncio.wrap_future(self.store.append_samples(STREAM, rows))
 
     async def fill_with_noise(self, size: int) -> None:
         """So many bytes of facts that cannot be compressed."""
         for _ in range(size // 120_000):
             rows = [Sample(1, 1, os.urandom(60_000)), Sample(1, 2, os.urandom(60_000))]
-            await asyncio.wrap_future(self.store.append_samples(STREAM, rows, awaited=True))
+            await asyncio.wrap_future(self.store.append_samples(STREAM, rows))
 
     async def wait_end(self, end_offset: int, stream: str = STREAM) -> None:
         """Until the stream ends at `end_offset` here."""

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Batch, Definitions, Link, Origin, seal_samples
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreSettings
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.pages import PeerPosition, ReceivedDefinition
 
+AT_ONCE = StoreSettings(commit_interval_ms=0)
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 NOON_NS = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z
 SECOND_NS = 1_000_000_000
@@ -42,10 +43,10 @@ def message(number: int, subject: str = "order:4711") -> Message:
 
 def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY, zone: str = "enterprise") -> Origin:
     """A store that recorded these samples itself, a batch for each run; closed again."""
-    with FactStore.open(path, zone) as opened:
+    with FactStore.open(path, zone, settings=AT_ONCE) as opened:
         opened.define(DEFINITIONS).result()
         for run in runs:
-            opened.append_samples(stream, list(run), awaited=True).result()
+            opened.append_samples(stream, list(run)).result()
         return opened.origin
 
 
@@ -66,7 +67,7 @@ def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
     header = batches[0].header
     received = [ReceivedDefinition(header.origin, n, one.to_json()) for n, one in enumerate(DEFINITIONS, 1)]
     position = PeerPosition(header.origin.epoch, offset)
-    opened.put_batches(header.origin.zone, header.stream, [one.sealed for one in batches], received, position).result()
+    opened.put_batches(header.origin.zone, header.stream, batches, received, position).result()
 
 
 def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str = TELEMETRY) -> dict[str, Any]:

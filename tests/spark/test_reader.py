@@ -129,11 +129,11 @@ def test_reading_does_not_keep_the_writers_log_from_being_reused(tmp_path: Path)
         opened.define(making.DEFINITIONS).result()
         for _ in range(4):
             run = [Sample(1, NOON_NS + n, float(n)) for n in range(16_384)]
-            opened.append_samples(TELEMETRY, run, awaited=True).result()
+            opened.append_samples(TELEMETRY, run).result()
         asked = store.OffsetRange(1, 4 * 16_384)
         record_batches = store.record_batches(path, TELEMETRY, asked, arrow_schema(FACTS))
         facts = next(record_batches).num_rows
-        opened.append_samples(TELEMETRY, RUN, awaited=True).result()
+        opened.append_samples(TELEMETRY, RUN).result()
         checker = sqlite3.connect(path, isolation_level=None)
         busy, log_pages, moved_pages = checker.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         checker.close()
@@ -149,11 +149,11 @@ def test_a_store_is_read_from_where_retention_has_left_it(
     start begins behind it, all that is left comes once, whether its rows are deleted yet or not."""
     path = tmp_path / "facts.db"
     dropping = StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")
-    with FactStore.open(path, "enterprise", streams=[dropping]) as opened:
+    with FactStore.open(path, "enterprise", settings=making.AT_ONCE, streams=[dropping]) as opened:
         opened.define(making.DEFINITIONS).result()
         for _ in range(24):
             noise = [Sample(1, NOON_NS + n, os.urandom(60_000)) for n in range(2)]
-            opened.append_samples(TELEMETRY, noise, awaited=True).result()
+            opened.append_samples(TELEMETRY, noise).result()
         [stream] = [one for one in opened.streams() if one.name == TELEMETRY]
         assert stream.first_offset > 1, "retention released nothing"
         offsets = [row["offset"] for row in read(path, StructType([FACTS["offset"]]), numPartitions=tasks)]

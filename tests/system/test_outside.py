@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.batch import parse
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message
 from agent.pages import PeerPosition
@@ -44,7 +45,7 @@ def relay(source: Path, path: Path, leave_out: int = 0) -> None:
     kept = batches[: len(batches) - leave_out]
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
         position = PeerPosition(epoch, kept[-1].last_offset)
-        done(store.put_batches("plant", OPERATIONAL, [one.sealed for one in kept], [], position))
+        done(store.put_batches("plant", OPERATIONAL, [parse(one.sealed) for one in kept], [], position))
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from agent.fact_store.append.append import (
     content_digest,
     message_key,
 )
-from agent.fact_store.append.definitions import define
+from agent.fact_store.append.definitions import check_readable, define
 from agent.fact_store.append.group_commit import Commit, Pace, Wait, decide_commit
 from agent.fact_store.append.queue import Call, Group, Queue, Work
-from agent.fact_store.append.receive import ReceivedPage, begin_check, check, put
+from agent.fact_store.append.receive import ReceivedPage, check_batches, put
 
 __all__ = [
     "AppendMessages",
@@ -48,9 +48,9 @@ __all__ = [
     "append_messages",
     "append_notice",
     "append_samples",
-    "begin_check",
-    "check",
+    "check_batches",
     "check_precondition",
+    "check_readable",
     "content_digest",
     "decide_commit",
     "define",

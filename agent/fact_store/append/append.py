@@ -48,9 +48,7 @@ class AppendSamples:
     columns: SampleColumns
     count: int
     bytes: int
-    is_awaited: bool
     queued_ns: int
-    terms: Terms | None = None  # without: answered when durable here
     future: Future[Appended] = field(default_factory=Future)
 
 

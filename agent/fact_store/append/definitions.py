@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agent.batch import Batch, Definitions, Kind, Origin
-from agent.fact_store.log import DefinitionsMissing, ForkError
+from agent.fact_store.log import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.sqlite import Transaction
+from agent.message import MessageError, TagDefinition
 from agent.pages import ReceivedDefinition
 
 
@@ -31,12 +32,21 @@ def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
     return [known[body] for body in bodies]
 
 
+def check_readable(origin: Origin, number: int, body: bytes) -> None:
+    """Raise FactsRefused for bytes that are no tag definition: a digest vouches for bytes, not for what they mean."""
+    try:
+        TagDefinition.from_json(body)
+    except MessageError as error:
+        raise FactsRefused(f"definition {number} of {origin}: {error}") from error
+
+
 def vouched(
     transaction: Transaction, batches: Iterable[Batch], received: Iterable[ReceivedDefinition]
 ) -> dict[Origin, list[bytes]]:
     """The definitions that must be stored with `batches`: those not known yet that the batches' digests vouch for.
 
-    Raises DefinitionsMissing where some did not come, ForkError where they are not what the origin defined.
+    Raises DefinitionsMissing where some did not come, ForkError where they are not what the origin defined, FactsRefused where one is no
+    definition.
     """
     needed = {(batch.header.origin, batch.header.definitions) for batch in batches if batch.header.kind is Kind.SAMPLES}
     by_origin = dict[Origin, dict[int, bytes]]()
@@ -64,6 +74,7 @@ def _fresh(transaction: Transaction, origin: Origin, ends: dict[int, bytes], rec
     for wanted in range(known.count + 1, max(ends) + 1):
         if wanted not in received:
             raise DefinitionsMissing(f"tag definition {wanted} of {origin} did not come; held are {known.count}")
+        check_readable(origin, wanted, received[wanted])
         bodies.append(received[wanted])
         running = running.extended(received[wanted])
         if ends.get(wanted, running.digest) != running.digest:

@@ -2,9 +2,8 @@
 
 One fsync costs the same for one fact as for two thousand, so facts wait for company, but never longer than promised:
 
-- what somebody waits for (an awaited append, a message, a peer's page, a confirmation) commits at once, together with
-  whatever queued up while the last fsync ran;
-- samples nobody waits for ripen: at `facts_target` of one stream, or after `interval_ns`;
+- a message, a peer's page or a confirmation commits at once, together with whatever queued up while the last fsync ran;
+- samples ripen: at `facts_target` of one stream, or after `interval_ns`;
 - samples that are at least half ripe ride along with a commit that happens anyway. Unripe ones do not: with a confirmation
   every few milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact.
 """
@@ -25,11 +24,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Samples of one stream in the queue: how many, since when, and whether somebody waits for them."""
+    """Samples of one stream in the queue: how many, and since when."""
 
     facts: int
     oldest_ns: int
-    is_awaited: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +68,4 @@ def batch_sizes(facts: int, facts_target: int) -> list[int]:
 
 
 def _is_ripe(one: Waiting, now_ns: int, pace: Pace) -> bool:
-    return one.is_awaited or one.facts >= pace.facts_target or now_ns - one.oldest_ns >= pace.interval_ns
+    return one.facts >= pace.facts_target or now_ns - one.oldest_ns >= pace.interval_ns

@@ -19,10 +19,6 @@ from agent.fact_store.sqlite import Transaction
 CALLS_MAX = 10_000  # a consumer has one confirmation in flight, a peer two pages; more is somebody who does not wait
 
 
-def _not_prepared(_: Transaction) -> Any:
-    raise AssertionError("a call was queued before it was known what it does")
-
-
 @dataclass(slots=True, eq=False)
 class Call:
     """Anything else than an append: runs inside the transaction, after the appends; `is_early`, before them.
@@ -33,7 +29,7 @@ class Call:
     name: str
     bytes: int
     queued_ns: int
-    run: Callable[[Transaction], Any] = _not_prepared
+    run: Callable[[Transaction], Any]
     is_early: bool = False
     stream: str | None = None
     future: Future[Any] = field(default_factory=Future)
@@ -133,10 +129,10 @@ class Queue:
         stream = append.stream
         self._samples.setdefault(stream, []).append(append)
         before = self._waiting.get(stream)
-        facts, oldest_ns, is_awaited = append.count, append.queued_ns, append.is_awaited
+        facts, oldest_ns = append.count, append.queued_ns
         if before is not None:
-            facts, oldest_ns, is_awaited = before.facts + facts, before.oldest_ns, before.is_awaited or is_awaited
-        found = self._waiting[stream] = Waiting(facts, oldest_ns, is_awaited)
+            facts, oldest_ns = before.facts + facts, before.oldest_ns
+        found = self._waiting[stream] = Waiting(facts, oldest_ns)
         return found
 
     def put_messages(self, append: AppendMessages) -> None:

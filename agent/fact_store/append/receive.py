@@ -10,26 +10,14 @@ another one, that is said by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from agent import batch as batch_format
 from agent.batch import Batch, BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import vouched
-from agent.fact_store.log import (
-    Duplicate,
-    FactsRefused,
-    Fork,
-    ForkError,
-    Insert,
-    decide,
-    digests_in,
-    messages_of,
-    stream_notice,
-)
+from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide, digests_in, messages_of, stream_notice
 from agent.fact_store.sqlite import Transaction
-from agent.message import MessageError, TagDefinition
 from agent.pages import Gap, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 
 
@@ -60,17 +48,9 @@ class _Plan:
     duplicate_facts: int = 0
 
 
-def check(
-    stream: str, sealed: Sequence[bytes | Batch], definitions: Sequence[ReceivedDefinition], *, is_opened: bool
-) -> list[Batch]:
-    """Parse batches and, by default, open each once; raises BatchError for bytes that may not be stored in `stream`, and
-    FactsRefused for definitions that no reader could understand."""
-    for definition in definitions:
-        try:
-            TagDefinition.from_json(definition.body)
-        except MessageError as error:
-            raise FactsRefused(f"definition {definition.number} of {definition.origin}: {error}") from error
-    batches = [one if isinstance(one, Batch) else batch_format.parse(one) for one in sealed]
+def check_batches(stream: str, batches: Iterable[Batch]) -> None:
+    """Raise BatchError for a batch that cannot be stored in `stream`: a slice, or a batch of another stream. Reads headers only: the
+    caller has parsed each batch and read its content (`agent.batch.parse`, `agent.batch.verify`)."""
     for batch in batches:
         header = batch.header
         if header.is_slice:
@@ -79,28 +59,6 @@ def check(
             )
         if header.stream != stream:
             raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
-        if is_opened:
-            batch_format.verify(batch)
-    return batches
-
-
-def begin_check(
-    checker: Executor,
-    stream: str,
-    sealed: Sequence[bytes | Batch],
-    definitions: Sequence[ReceivedDefinition],
-    *,
-    is_opened: bool,
-) -> Future[list[Batch]]:
-    """`check` in another thread, or done when this returns where only headers are left to look at, which the way there would outlast."""
-    if is_opened or definitions or not all(isinstance(one, Batch) for one in sealed):
-        return checker.submit(check, stream, sealed, definitions, is_opened=is_opened)
-    checked: Future[list[Batch]] = Future()
-    try:
-        checked.set_result(check(stream, sealed, (), is_opened=False))
-    except BatchError as error:
-        checked.set_exception(error)
-    return checked
 
 
 def put(transaction: Transaction, page: ReceivedPage) -> PutResult:

@@ -16,7 +16,6 @@ from typing import Any
 from agent.append_contract import AppendOutcome
 from agent.fact_store.append import (
     AppendMessages,
-    AppendSamples,
     Follower,
     Pending,
     Queued,
@@ -27,7 +26,7 @@ from agent.fact_store.append import (
     reached,
 )
 from agent.fact_store.consumers.activity import Presence
-from agent.fact_store.log import Appended, Catalog
+from agent.fact_store.log import Catalog
 
 WAITING_MAX = 10_000
 """Appends of one stream that may wait at once: ten times the producers one gateway is measured with."""
@@ -38,13 +37,11 @@ NEVER_NS = 2**63 - 1
 _GOES_ON = "the fact is durable here and goes on replicating"
 _GONE = "the fact was released before it was confirmed; the notice facts_expired says what went"
 
-Append = AppendSamples | AppendMessages
-
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    append: Append
-    outcome: Appended | list[AppendOutcome]
+    append: AppendMessages
+    outcome: list[AppendOutcome]
     offset: int
     since_ns: int
     is_answered: bool = False
@@ -76,7 +73,7 @@ class Acknowledging:
         """How many appends wait."""
         return self._counts.total()
 
-    def answer(self, append: Append, outcome: Appended | list[AppendOutcome], catalog: Catalog, now_ns: int) -> None:
+    def answer(self, append: AppendMessages, outcome: list[AppendOutcome], catalog: Catalog, now_ns: int) -> None:
         """Answer an append that has just been committed, now or later."""
         terms, offset = append.terms, _last_offset(outcome)
         if terms is None or not terms.promises or not offset:
@@ -156,24 +153,18 @@ class Acknowledging:
         _set(waiting.append, outcome)
 
 
-def _set(append: Append, outcome: Any) -> None:
+def _set(append: AppendMessages, outcome: Any) -> None:
     append.future.set_result(outcome)
 
 
-def _last_offset(outcome: Appended | list[AppendOutcome]) -> int:
+def _last_offset(outcome: list[AppendOutcome]) -> int:
     """The last offset that somebody waits for; 0 where nothing was stored."""
-    if isinstance(outcome, Appended):
-        return outcome.last_offset
     return max((one.offset for one in outcome if one.outcome in _STORED), default=0)
 
 
-def _queued(
-    outcome: Appended | list[AppendOutcome], reach: int, why: str, *, goes_on: bool = True
-) -> Appended | list[AppendOutcome]:
+def _queued(outcome: list[AppendOutcome], reach: int, why: str, *, goes_on: bool = True) -> list[AppendOutcome]:
     """The outcome of an append whose time is over: what lies beyond `reach` is queued."""
     warning = f"{why}; {_GOES_ON}" if goes_on else why
-    if isinstance(outcome, Appended):
-        return outcome._replace(outcome="queued", warning=warning)
     return [
         one._replace(outcome="queued", warning=warning) if one.outcome in _STORED and one.offset > reach else one
         for one in outcome

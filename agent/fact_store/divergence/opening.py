@@ -218,7 +218,7 @@ def _close_handed(opened: Opened) -> None:
     try:
         connection.execute(QUERIES["begin"])
         for stream in streams:
-            connection.execute(QUERIES["update_handed"], (stream.end_offset, stream.id))
+            connection.execute(QUERIES["update_served"], (stream.end_offset, stream.id))
         connection.execute(QUERIES["commit"])
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith("SQLITE_FULL"):

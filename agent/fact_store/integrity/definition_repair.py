@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from agent.batch import Batch, Definitions, Kind
+from agent.fact_store.append import check_readable
 from agent.fact_store.log import FactsRefused, ForkError
 from agent.fact_store.sqlite import Transaction, is_damage
 from agent.pages import ReceivedDefinition
@@ -53,6 +54,7 @@ def _repair(
     right = _running(transaction.definition_bodies(origin, 0, first - 1))
     offered = list[tuple[int, bytes, bytes]]()
     for number in sorted(bodies):
+        check_readable(header.origin, number, bodies[number])
         right = right.extended(bodies[number])
         offered.append((number, right.digest, bodies[number]))
     if right != header.definitions:

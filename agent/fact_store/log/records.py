@@ -15,12 +15,10 @@ from agent.lease import NO_LEASE, Lease
 
 
 class Appended(NamedTuple):
-    """Where samples of one append lie; they are durable here. `queued`: not yet where `acks` promises them, `warning` says why."""
+    """The offsets of the samples of one append; they are durable here."""
 
     first_offset: int
     last_offset: int
-    outcome: Literal["acknowledged", "queued"] = "acknowledged"
-    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class MessageIndex:
 
     @classmethod
     def load(cls, connection: sqlite3.Connection) -> MessageIndex:
-        """From the tables, when a store is opened. A closed generation without a filter (one that was migrated) gets it."""
+        """From the tables, when a store is opened. A full generation without a filter gets one."""
         index = cls(connection)
         for (number,) in connection.execute(QUERIES["select_message_streams"]).fetchall():
             index._load_stream(number)
@@ -208,7 +208,7 @@ class MessageIndex:
         saved = {row[0]: row[1:] for row in self._execute(QUERIES["select_message_filters"], (stream,))}
         for generation in range(first, last + 1):
             last_offset, digest, summary = saved.get(generation, (0, b"", b""))
-            if digest != _digest(summary):  # migrated, or damaged: a filter that forgot a key would let it in twice
+            if digest != _digest(summary):  # missing or damaged: a filter without a key would let it in twice
                 rows = self._execute(QUERIES["select_message_keys"], (stream, generation)).fetchall()
                 if generation == last and len(rows) < GENERATION_IDS and not digest:
                     for key, _ in rows:

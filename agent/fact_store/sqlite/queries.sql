@@ -463,16 +463,16 @@ DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
 SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
 
 -- insert_peer_position: how far a peer's stream is stored
-INSERT INTO peer_position (peer, stream, epoch, peer_offset, taken_offset, taken_digest) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO peer_position (peer, stream, epoch, peer_offset, last_batch_offset, last_batch_digest) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (peer, stream) DO UPDATE SET
     epoch = excluded.epoch, peer_offset = excluded.peer_offset,
-    taken_offset = excluded.taken_offset, taken_digest = excluded.taken_digest,
-    has_restarted = peer_position.has_restarted OR peer_position.epoch <> excluded.epoch;
+    last_batch_offset = excluded.last_batch_offset, last_batch_digest = excluded.last_batch_digest,
+    has_changed_epoch = peer_position.has_changed_epoch OR peer_position.epoch <> excluded.epoch;
 
 -- select_peer_positions: every peer's position
 SELECT
     peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset,
-    peer_position.has_restarted, peer_position.taken_offset, peer_position.taken_digest
+    peer_position.has_changed_epoch, peer_position.last_batch_offset, peer_position.last_batch_digest
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
 -- insert_unproven: facts of an origin came again that can no longer be compared
@@ -481,15 +481,15 @@ INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
 -- select_unproven: origins of which facts came again that could not be compared
 SELECT stream, origin FROM unproven;
 
--- insert_handed: a zone begins to be handed a stream
-INSERT INTO handed (stream, zone, until_offset) VALUES (?, ?, NULL)
+-- insert_served: a zone begins to be handed a stream
+INSERT INTO served (stream, zone, until_offset) VALUES (?, ?, NULL)
 ON CONFLICT (stream, zone) DO UPDATE SET until_offset = NULL;
 
--- update_handed: who read a stream in the last life may have been handed all that was in it
-UPDATE handed SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
+-- update_served: who read a stream in the last life may have been handed all that was in it
+UPDATE served SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
 
--- select_handed: how far each zone was handed each stream
-SELECT stream.name, handed.zone, handed.until_offset FROM handed JOIN stream ON stream.id = handed.stream;
+-- select_served: how far each zone was handed each stream
+SELECT stream.name, served.zone, served.until_offset FROM served JOIN stream ON stream.id = served.stream;
 
 -- insert_incident: something was lost or refused; again, it counts up
 INSERT INTO incident (kind, subject, detail, first_unix_ms, last_unix_ms) VALUES (:kind, :subject, :detail, :now, :now)

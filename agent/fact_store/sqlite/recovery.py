@@ -97,10 +97,10 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.held[stream, origin] = (*held, HeldRange(*ends))
     for origin, count, digest in _rows(connection, "select_definition_ends"):
         catalog.definitions[origin] = Definitions(count, digest)
-    for peer, stream, epoch, offset, has_restarted, *taken in _rows(connection, "select_peer_positions"):
-        catalog.restarted |= {(peer, stream)} if has_restarted else set()
+    for peer, stream, epoch, offset, has_changed_epoch, *taken in _rows(connection, "select_peer_positions"):
+        catalog.restarted |= {(peer, stream)} if has_changed_epoch else set()
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, LastBatch(*taken) if taken[0] else None)
-    for stream, zone, until_offset in _rows(connection, "select_handed"):
+    for stream, zone, until_offset in _rows(connection, "select_served"):
         end_offset = catalog.streams[stream].end_offset  # it read in the last life
         catalog.handed[stream, zone] = end_offset if until_offset is None else until_offset
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))

@@ -1,10 +1,10 @@
--- The fact store, as it is after every migration: read this, not the migrations. A test replays those and compares.
+-- The fact store as it is after every migration. A test replays the migrations and compares the result with this file.
 --
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
--- Whose store this is, and which life of it. One row. new_epoch_because: the next opening begins a new epoch; peer_epoch_unix_ms:
--- when one was last begun because a peer said so.
+-- The zone that owns this store, and the store's epoch. One row. new_epoch_because: why the next opening begins a new epoch, NULL where it
+-- does not. peer_epoch_unix_ms: when a claim of a peer last began one.
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
@@ -15,7 +15,7 @@ CREATE TABLE store (
     peer_epoch_unix_ms INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- Who first recorded facts that are held here. This store itself is the one with its present epoch.
+-- The stores that first recorded the facts held here. This store is the origin with its present epoch.
 CREATE TABLE origin (
     id INTEGER PRIMARY KEY,
     zone TEXT NOT NULL,
@@ -23,8 +23,8 @@ CREATE TABLE origin (
     UNIQUE (zone, epoch)
 ) STRICT;
 
--- The logs. What retention has released (up to this offset, this many bytes) may be deleted from batch, nothing else. unseen_after: while
--- a new epoch is due, behind which offset nobody can have seen a fact; those get its name (sealing_anew.py).
+-- The logs. Only what retention has released (up to released_offset, released_bytes in all) may be deleted from batch. unseen_after: set
+-- while a new epoch is due; no consumer can have read a fact behind this offset, so those facts get the new epoch (decision 0041).
 CREATE TABLE stream (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -71,7 +71,7 @@ BEGIN
     SELECT RAISE(ABORT, 'batch is append-only: retention has not released this one');
 END;
 
--- Batches found damaged and not repaired yet, by what they hold.
+-- Batches that are damaged and not repaired yet, by their sequences.
 CREATE TABLE damage (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
@@ -80,9 +80,9 @@ CREATE TABLE damage (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- What a peer gave back of damaged batches, byte for byte what they were, at their offsets; served in their place. The damaged row stays
--- as it is: writing where the disk has changed something, perhaps SQLite's own pointers, could hurt its neighbours. Several rows for
--- one place: the first that is whole counts.
+-- Copies of damaged batches, fetched from a peer, byte for byte, at the same offsets; they are served in place of the damaged rows. The
+-- damaged row stays as it is: a write to pages that the disk has changed could damage neighbouring rows. Where several rows have one
+-- offset, the first that is whole counts.
 CREATE TABLE repaired (
     id INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -105,10 +105,10 @@ BEGIN
     SELECT RAISE(ABORT, 'repaired is append-only: retention has not released this one');
 END;
 
--- When a stream's log had come how far, at most one row a minute: what lies from first_offset on was recorded later. age_ms is the
--- store's own clock, the milliseconds it has been open in all its lives; unix_ms the clock on the wall, for people only.
--- bytes_total counts the stream's sealed bytes before first_offset. is_backlog: what came in the minute from here on may be history that
--- a peer had kept, so that it says nothing of the pace at which facts come in; where that begins there is a mark more.
+-- Time marks of a stream, at most one row a minute: facts from first_offset on were recorded after the mark. age_ms is the store's own
+-- clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people only. bytes_total counts the
+-- stream's sealed bytes before first_offset. is_backlog: the facts of the minute from here on may be history that a peer had kept, so
+-- they do not count as the rate at which facts come in; a mark is set where a backlog begins.
 CREATE TABLE mark (
     stream INTEGER NOT NULL REFERENCES stream (id),
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
@@ -138,8 +138,8 @@ BEGIN
     SELECT RAISE(ABORT, 'definition is append-only');
 END;
 
--- Tag definitions that a peer gave back, proven by a batch that is held; believed in the place of those in `definition`, which stay as the
--- disk has them.
+-- Copies of damaged tag definitions, fetched from a peer and proven by the digest of a held batch; used in place of the rows in
+-- `definition`, which stay as they are.
 CREATE TABLE repaired_definition (
     origin INTEGER NOT NULL REFERENCES origin (id),
     number INTEGER NOT NULL CHECK (number > 0),
@@ -158,7 +158,7 @@ BEGIN
     SELECT RAISE(ABORT, 'repaired_definition is append-only');
 END;
 
--- Which sequences are held, or were before retention: what "have I got this already" compares with.
+-- The sequences that are held, or were held before retention released them: a batch within these ranges is a duplicate.
 CREATE TABLE held (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
@@ -169,16 +169,16 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- Origins of which a peer has offered facts again that were released here and could not be compared. Should their zone go on under another
--- epoch, what was taken for a repetition may have been another history.
+-- Origins of which a peer has sent facts again that were released here and could not be compared. If their zone begins a new epoch later,
+-- what was taken for a duplicate may have been another history.
 CREATE TABLE unproven (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
     PRIMARY KEY (stream, origin)
 ) STRICT, WITHOUT ROWID;
 
--- Messages that applications appended here: the digest of their id leads to the digest of their content and their offset.
--- Generations of 65536 ids in the order they came keep inserts in a part of the table that the cache holds.
+-- Messages that applications appended here: digest of the id, digest of the content, offset. Generations of 65536 ids, in the order in
+-- which they came, keep inserts in a part of the table that fits the cache.
 CREATE TABLE message_index (
     stream INTEGER NOT NULL REFERENCES stream (id),
     generation INTEGER NOT NULL CHECK (generation >= 0),
@@ -188,8 +188,8 @@ CREATE TABLE message_index (
     PRIMARY KEY (stream, generation, message_key)
 ) STRICT, WITHOUT ROWID;
 
--- Generations that are full: which keys they may hold (message_filter.py), and where their last message lies. What is damaged
--- or missing here is made again from message_index.
+-- Full generations: a filter of the keys that each may hold (message_filter.py), and the offset of its last message. A damaged or missing
+-- row is built again from message_index.
 CREATE TABLE message_filter (
     stream INTEGER NOT NULL REFERENCES stream (id),
     generation INTEGER NOT NULL CHECK (generation >= 0),
@@ -199,7 +199,7 @@ CREATE TABLE message_filter (
     PRIMARY KEY (stream, generation)
 ) STRICT;
 
--- Producers that hold a lease in a stream: the highest epoch shown or given. Who shows a lower one is fenced.
+-- Producers with a lease in a stream: the highest lease epoch presented or granted. A producer that presents a lower one is fenced.
 CREATE TABLE lease (
     stream INTEGER NOT NULL REFERENCES stream (id),
     producer TEXT NOT NULL,
@@ -215,8 +215,8 @@ CREATE TABLE subject (
     PRIMARY KEY (stream, subject_key)
 ) STRICT, WITHOUT ROWID;
 
--- Who reads a stream, how far the prefix without a hole is confirmed, and when it was last seen: written with its confirmations,
--- when its state changes, and at an orderly close. The lease says which of several instances that use its name may go on.
+-- Consumers of a stream. frontier: everything up to this offset is confirmed. seen_unix_ms: last contact, written with its confirmations,
+-- when its state changes, and at an orderly close. lease_epoch and lease_holder: which of several instances with this name may continue.
 CREATE TABLE consumer (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -239,31 +239,30 @@ CREATE TABLE confirmed (
     PRIMARY KEY (consumer, first_offset)
 ) STRICT, WITHOUT ROWID;
 
--- How far a peer's stream has been stored here: its epoch and its offset, moved in the transaction that stores the facts; and the last
--- batch that was taken of its log: where it ends there and its digest (0 and nothing where none was). has_restarted: it has gone on under
--- another epoch since it was first read.
+-- How far a peer's stream has been stored here: the peer's epoch and offset, moved in the transaction that stores the facts; and the last
+-- batch that was stored of its log: its last offset there and its digest (0 and empty where there is none). has_changed_epoch: the peer
+-- has begun another epoch since it was first read.
 CREATE TABLE peer_position (
     peer TEXT NOT NULL,
     stream INTEGER NOT NULL REFERENCES stream (id),
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     peer_offset INTEGER NOT NULL CHECK (peer_offset >= 0),
-    taken_offset INTEGER NOT NULL DEFAULT 0 CHECK (taken_offset >= 0),
-    taken_digest BLOB NOT NULL DEFAULT x'',
-    has_restarted INTEGER NOT NULL DEFAULT 0,
+    last_batch_offset INTEGER NOT NULL DEFAULT 0 CHECK (last_batch_offset >= 0),
+    last_batch_digest BLOB NOT NULL DEFAULT x'',
+    has_changed_epoch INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 
--- How far each zone was handed a stream's log, so that a peer that has read on finds out that this is an old copy of what it read. NULL
--- while it reads: opening gives such a row the end that the stream had then. In streams that are older than this table anybody ('') may
--- have been handed all of it.
-CREATE TABLE handed (
+-- The highest offset of a stream that was served to each zone. A zone that has read further proves that this store was restored from an old
+-- copy. NULL while the zone reads in this life of the store; the next opening replaces it with the end of the stream.
+CREATE TABLE served (
     stream INTEGER NOT NULL REFERENCES stream (id),
     zone TEXT NOT NULL,
     until_offset INTEGER CHECK (until_offset >= 0),
     PRIMARY KEY (stream, zone)
 ) STRICT, WITHOUT ROWID;
 
--- What was lost or refused. The same thing again counts up instead of filling the disk.
+-- What was lost or refused. The same kind and subject again increments count.
 CREATE TABLE incident (
     id INTEGER PRIMARY KEY,
     kind TEXT NOT NULL,
@@ -275,7 +274,7 @@ CREATE TABLE incident (
     UNIQUE (kind, subject)
 ) STRICT;
 
--- To which artifacts held facts refer (artifact.py): the last fact of each stream that does.
+-- The artifacts to which held facts refer, with the last fact of each stream that does.
 CREATE TABLE artifact (
     digest BLOB NOT NULL CHECK (length(digest) = 32),
     stream INTEGER NOT NULL REFERENCES stream (id),

@@ -245,8 +245,8 @@ class Transaction:
             taken = taken or known.last_batch
         elif known is not None:
             self.catalog.restarted |= {(peer, stream.name)}
-        taken_offset, taken_digest = taken or (0, b"")
-        values = (peer, stream.id, position.epoch, position.offset, taken_offset, taken_digest)
+        last_batch_offset, last_batch_digest = taken or (0, b"")
+        values = (peer, stream.id, position.epoch, position.offset, last_batch_offset, last_batch_digest)
         self._execute(QUERIES["insert_peer_position"], values)
         self.catalog.peers[peer, stream.name] = PeerPosition(
             position.epoch, position.offset, LastBatch(*taken) if taken else None
@@ -260,7 +260,7 @@ class Transaction:
 
     def begin_handing(self, stream: StreamState, zone: str) -> None:
         """From now on a zone may be handed all that there is of a stream."""
-        self._execute(QUERIES["insert_handed"], (stream.id, zone))
+        self._execute(QUERIES["insert_served"], (stream.id, zone))
         self.catalog.handed[stream.name, zone] = None
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:

@@ -123,7 +123,7 @@ class Writer:
             self._reserve(append)
             waiting = self._queue.put_samples(append)
             # Wake the writer when it must act now, or learn of a deadline; not for every append in between.
-            if waiting.is_awaited or waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
+            if waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
                 self._changed.notify()
 
     def append_messages(self, append: AppendMessages) -> None:
@@ -139,26 +139,6 @@ class Writer:
             self._reserve(call)
             self._queue.put_call(call)
             self._changed.notify()
-
-    def call_reserved(self, call: Call) -> None:
-        """Queue a call whose room was taken by `reserve`; when the writer has ended, its future says so."""
-        with self._changed:
-            is_open = self.failure is None and not self._has_ended
-            if is_open:
-                self._queue.put_call(call)
-                self._changed.notify()
-        if not is_open:
-            self._fail([call], self.failure or StoreClosed(f"{self._path} is closed"))
-
-    def reserve(self, call: Call) -> None:
-        """Take room for a call that still has to be prepared elsewhere; then `call_reserved`, or `release` it."""
-        with self._changed:
-            self._reserve(call)
-
-    def release(self, call: Call) -> None:
-        """Give back room taken by `reserve`."""
-        with self._changed:
-            self._queue.release(call)
 
     def policy(self, stream: str) -> StreamSettings:
         """What is promised of a stream's facts."""
@@ -341,7 +321,7 @@ class Writer:
             self.meter.done(work, outcome, now_ns)
             if isinstance(outcome, StoreError):
                 work.future.set_exception(outcome)
-            elif isinstance(work, AppendSamples | AppendMessages):
+            elif isinstance(work, AppendMessages):
                 self._acknowledging.answer(work, outcome, self.catalog, now_ns)
             else:
                 work.future.set_result(outcome)

@@ -234,19 +234,18 @@ class ReceivingStore(ComparedStore, Protocol):
         self,
         peer: str,
         stream: str,
-        sealed: Sequence[bytes | Batch],
+        batches: Sequence[Batch],
         definitions: Sequence[ReceivedDefinition],
         position: PeerPosition,
         *,
         holes: Sequence[tuple[int, int, str]] = (),
-        verify: bool,
         is_backlog: bool = False,
     ) -> Future[PutResult]:
         """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one transaction, or
         nothing at all.
 
-        Without `verify` the batches' contents need not be opened: the caller has done it. `is_backlog`: what the peer had kept for us
-        says nothing of the pace at which facts come in.
+        The caller has parsed each batch and read its content. `is_backlog`: what the peer had kept for this store says nothing of the pace
+        at which facts come in.
         """
         ...
 
@@ -262,7 +261,7 @@ class ReceivingStore(ComparedStore, Protocol):
         """The batches that are known to be damaged here."""
         ...
 
-    def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[list[RepairedRange]]:
+    def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
         """Put damaged batches back, at the offsets where they lay; one object for each that was."""
         ...
 

@@ -353,9 +353,7 @@ class Comparer:
             return  # nothing was ever pulled: everything is on its way
         async for batches, definitions in self._pages(found, origin, span):
             await self._artifacts.bring(batches)
-            putting = self._store.put_batches(
-                peer, found.stream, batches, definitions, position, verify=False, is_backlog=True
-            )
+            putting = self._store.put_batches(peer, found.stream, batches, definitions, position, is_backlog=True)
             stored += (await asyncio.wrap_future(putting)).stored_facts
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0
@@ -366,7 +364,7 @@ class Comparer:
         async for batches, _ in self._pages(found, origin, span):
             for batch in batches:
                 try:
-                    put_back = await asyncio.wrap_future(self._store.repair(found.stream, peer, [batch.sealed]))
+                    put_back = await asyncio.wrap_future(self._store.repair(found.stream, peer, [batch]))
                 except self._store_errors as error:
                     if getattr(error, "retryable", False):
                         raise

@@ -384,7 +384,6 @@ class Puller:
                 definitions,
                 position,
                 holes=arrived.content.holes,
-                verify=False,
                 is_backlog=self._progress.takes_backlog,
             )
         except self._store_errors as error:

@@ -23,6 +23,7 @@ from tests.fact_store.making import (
     TELEMETRY,
     Elsewhere,
     chain_is_whole,
+    committed_at,
     done,
     failed,
     ids_in,
@@ -47,9 +48,9 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
 
 def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
     """Group commit: many small appends to one stream are sealed together, each told its own offsets, in order."""
-    with plant(tmp_path, NEVER) as store:
+    with plant(tmp_path, committed_at(31)) as store:
         waiting = [store.append_samples(TELEMETRY, samples(3, 1 + 3 * n)) for n in range(10)]
-        last = store.append_samples(TELEMETRY, samples(1, 31), awaited=True)
+        last = store.append_samples(TELEMETRY, samples(1, 31))
         assert [done(future) for future in [*waiting, last]] == [
             *(Appended(1 + 3 * n, 3 + 3 * n) for n in range(10)),
             Appended(31, 31),
@@ -90,11 +91,11 @@ def test_closing_commits_what_is_queued(tmp_path: Path) -> None:
 
 def test_a_bad_append_fails_alone(tmp_path: Path) -> None:
     """Samples that cannot be sealed are refused by name; those that shared their group commit are stored."""
-    with plant(tmp_path, NEVER) as store:
+    with plant(tmp_path, committed_at(7)) as store:
         before = store.append_samples(TELEMETRY, samples(2))
         undefined = store.append_samples(TELEMETRY, [Sample(7, 1, 1, 0)])
         strange = store.append_samples(TELEMETRY, [Sample(1, 1, 2**64, 0), Sample(1, 1, object(), 0)])  # type: ignore[arg-type]
-        after = store.append_samples(TELEMETRY, samples(2, 3), awaited=True)
+        after = store.append_samples(TELEMETRY, samples(2, 3))
         assert (done(before), done(after)) == (Appended(1, 2), Appended(3, 4))
         for future, why in ((undefined, "tags 7 to 7"), (strange, "object is not a type")):
             error = failed(future)
@@ -125,18 +126,18 @@ def test_large_values_split_by_bytes(tmp_path: Path) -> None:
     """Facts whose bytes exceed a batch are spread over as many batches as it takes, none lost, chain whole."""
     large = [Sample(1, n, bytes([n]) * 60_000, 0) for n in range(100)]
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, large, awaited=True))
+        done(store.append_samples(TELEMETRY, large))
         assert len(sealed_in(store)) > 1
         assert values_in(store) == [one.value for one in large]
-        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)) == Appended(101, 101)
+        assert done(store.append_samples(TELEMETRY, samples(1))) == Appended(101, 101)
         chain_is_whole(store)
     with plant(tmp_path) as store:
-        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)) == Appended(102, 102)
+        assert done(store.append_samples(TELEMETRY, samples(1))) == Appended(102, 102)
 
 
 def test_a_full_queue_says_so(tmp_path: Path) -> None:
     """The queue is bounded in facts and in bytes: full means StoreBusy at once, and room comes back with the commit."""
-    settings = StoreSettings(commit_interval_ms=60_000, queue_facts_max=2000, queue_bytes_max=1024 * 1024)
+    settings = replace(committed_at(1501), queue_facts_max=2000, queue_bytes_max=1024 * 1024)
     with plant(tmp_path, settings) as store:
         queued = store.append_samples(TELEMETRY, samples(1500))
         with pytest.raises(StoreBusy, match="1500 facts"):
@@ -146,11 +147,12 @@ def test_a_full_queue_says_so(tmp_path: Path) -> None:
             store.append_samples(TELEMETRY, text)
         with pytest.raises(FactsRefused, match="hand over fewer"):
             store.append_samples(TELEMETRY, samples(2001))
-        done(store.append_samples(TELEMETRY, samples(1), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(1)))
         assert queued.done()
-        done(store.append_samples(TELEMETRY, text, awaited=True))
-        assert store.statistics().queue_facts == 0
-        assert store.statistics().queue_bytes == 0
+        queued = store.append_samples(TELEMETRY, text)
+    assert done(queued) == Appended(1502, 1517)
+    assert store.statistics().queue_facts == 0
+    assert store.statistics().queue_bytes == 0
 
 
 def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
@@ -158,7 +160,7 @@ def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
     a peer's page is still stored."""
     settings = StoreSettings(commit_interval_ms=60_000, queue_facts_max=2000, batch_facts_target=2000)
     with plant(tmp_path, settings) as store:
-        done(store.append_samples(TELEMETRY, samples(5), awaited=True))
+        done(store.append_messages(TELEMETRY, [message(f"m{n}") for n in range(5)]))
         flood = [store.append_samples(f"facts.flood{n}", samples(999)) for n in range(2)]  # unripe: they stay
         flood.append(store.append_samples("facts.flood2", samples(2)))
         with pytest.raises(StoreBusy):
@@ -293,9 +295,9 @@ def test_definitions_are_numbered_once(tmp_path: Path) -> None:
 
 def test_a_tag_defined_in_the_same_commit(tmp_path: Path) -> None:
     """Definitions queued before samples are there when those are sealed."""
-    with plant(tmp_path, NEVER) as store:
+    with plant(tmp_path, committed_at(1)) as store:
         numbers = store.define([tag(2)])
-        appended = store.append_samples(TELEMETRY, [Sample(2, 1, 1.5, 0)], awaited=True)
+        appended = store.append_samples(TELEMETRY, [Sample(2, 1, 1.5, 0)])
         assert done(numbers) == [2]
         assert done(appended) == Appended(1, 1)
 
@@ -305,11 +307,11 @@ def test_commits_are_announced(tmp_path: Path) -> None:
     seen: list[dict[str, int]] = []
     with plant(tmp_path) as store:
         unsubscribe = store.on_commit(lambda ends: seen.append(dict(ends)))
-        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(3)))
         done(store.append_message(OPERATIONAL, message("a")))
         done(store.register_consumer("x", "idmz", TELEMETRY))
         unsubscribe()
-        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(3)))
     assert seen == [{TELEMETRY: 3}, {OPERATIONAL: 1}]
 
 
@@ -332,8 +334,8 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 def test_giving_up_does_not_take_facts_back(tmp_path: Path) -> None:
     """A caller that cancels its future has still handed the facts over."""
-    with plant(tmp_path, NEVER) as store:
+    with plant(tmp_path, committed_at(2)) as store:
         abandoned = store.append_samples(TELEMETRY, samples(1))
         assert not abandoned.cancel()
-        done(store.append_samples(TELEMETRY, samples(1, 2), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(1, 2)))
         assert values_in(store) == [1, 2]

@@ -11,9 +11,9 @@ PACE = Pace(interval_ns=250 * MS, facts_target=2000)
 NOW = 1_000 * MS
 
 
-def since(age_ms: int, facts: int = 10, *, is_awaited: bool = False) -> Waiting:
+def since(age_ms: int, facts: int = 10) -> Waiting:
     """Samples that have waited for `age_ms`."""
-    return Waiting(facts, NOW - age_ms * MS, is_awaited)
+    return Waiting(facts, NOW - age_ms * MS)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,6 @@ def since(age_ms: int, facts: int = 10, *, is_awaited: bool = False) -> Waiting:
         ({"a": since(250)}, False, Commit(("a",))),
         ({"a": since(0, 2000)}, False, Commit(("a",))),
         ({"a": since(0, 1999)}, False, Wait(NOW + 250 * MS)),
-        ({"a": since(0, is_awaited=True)}, False, Commit(("a",))),
         ({}, True, Commit(())),
         ({"a": since(10)}, True, Commit(())),  # unripe: a confirmation must not chop samples into crumbs
         ({"a": since(125)}, True, Commit(("a",))),

@@ -109,7 +109,7 @@ def test_invariant_1_a_waiting_append_delays_nobody(tmp_path: Path) -> None:
         waiting = [store.append_message(OPERATIONAL, message(f"w{n}")) for n in range(50)]
         for n in range(20):
             assert done(store.append_message(OPERATIONAL, message(f"l{n}"), acks="local")).outcome == "applied"
-            done(store.append_samples(TELEMETRY, samples(1), awaited=True))
+            done(store.append_samples(TELEMETRY, samples(1)))
         assert not any(one.done() for one in waiting)
         done(store.confirm("a", 70))
         assert [done(one).outcome for one in waiting] == ["applied"] * 50
@@ -126,17 +126,12 @@ def test_overrides_of_one_append(tmp_path: Path) -> None:
         assert waits(store, future)
         done(store.confirm("a", 3))
         assert done(future) == AppendOutcome(3, "applied")
-        assert done(store.append_samples(TELEMETRY, samples(1), acks="none")) == Appended(0, 0, "queued")
 
 
-def test_samples(tmp_path: Path) -> None:
-    """Awaited samples are answered on the stream's acks; what nobody waits for is answered at its commit, whatever they are."""
-    telemetry = dataclasses.replace(SOON, name=TELEMETRY)
-    with plant(tmp_path, telemetry) as store:
-        awaited = done(store.append_samples(TELEMETRY, samples(3), awaited=True))
-        assert awaited[:3] == (1, 3, "queued")
-        assert awaited.warning.endswith("goes on replicating")
-        assert done(store.append_samples(TELEMETRY, samples(2))) == Appended(4, 5)
+def test_samples_wait_for_no_consumer(tmp_path: Path) -> None:
+    """Samples are answered when they are durable here, whatever the stream's acks are."""
+    with plant(tmp_path, dataclasses.replace(ALL, name=TELEMETRY)) as store:
+        assert done(store.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
 
 
 def test_what_one_append_half_reached(tmp_path: Path) -> None:

@@ -110,6 +110,6 @@ def test_a_confirmation_in_the_commit_of_its_facts(tmp_path: Path) -> None:
     """Work queued together is done in order: facts first, then what confirms them."""
     with plant(tmp_path) as store:
         done(store.register_consumer(NAME, "idmz", TELEMETRY))
-        appended = store.append_samples(TELEMETRY, samples(3), awaited=True)
+        appended = store.append_samples(TELEMETRY, samples(3))
         confirmed = store.confirm(NAME, 3)
         assert (done(appended).last_offset, done(confirmed)) == (3, 3)

@@ -22,6 +22,7 @@ from tests.fact_store.making import (
     done,
     failed,
     message,
+    parsed,
     samples,
     tag,
     values_in,
@@ -36,7 +37,7 @@ def node(folder: Path, zone: str = "plant") -> FactStore:
 def fill(store: FactStore, first: int, count: int = 10) -> None:
     """Some samples."""
     done(store.define([tag(1)]))
-    done(store.append_samples(TELEMETRY, samples(count, first), awaited=True))
+    done(store.append_samples(TELEMETRY, samples(count, first)))
 
 
 def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
@@ -56,7 +57,7 @@ def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
     ]
     position = PeerPosition(source.epoch, page.end_offset)
     batches = [one.sealed for one in page.batches]
-    return done(target.put_batches(source.zone, TELEMETRY, batches, definitions, position)).stored_facts
+    return done(target.put_batches(source.zone, TELEMETRY, parsed(batches), definitions, position)).stored_facts
 
 
 @pytest.mark.parametrize("ruin", ["not a database" * 400, None], ids=["no SQLite file", "marked suspect"])
@@ -196,7 +197,7 @@ def test_the_background_passes_over_a_stream_that_cannot_be_read(
     with node(tmp_path) as store:
         done(store.define([tag(1)]))
         for stream in ("facts.first", "facts.last"):
-            done(store.append_samples(stream, samples(1), awaited=True))
+            done(store.append_samples(stream, samples(1)))
         whole = store._upkeep._read
 
         def read(stream: str, *asked: int) -> Page:

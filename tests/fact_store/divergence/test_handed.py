@@ -14,7 +14,7 @@ from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 def fill(store: FactStore, count: int) -> None:
     """Some samples in one batch."""
-    done(store.append_samples(TELEMETRY, samples(count, store.end_offset(TELEMETRY) + 1), awaited=True))
+    done(store.append_samples(TELEMETRY, samples(count, store.end_offset(TELEMETRY) + 1)))
 
 
 def hand(store: FactStore, zone: str, offset: int) -> None:
@@ -103,15 +103,3 @@ def test_a_copy_knows_no_more_than_its_image_however_often_it_is_opened(image: P
             hand(store, "cloud", store.end_offset(TELEMETRY))
             assert (until(store, "idmz"), until(store, "cloud")) == (10, 30 + 20 * life)
             assert store.contradiction(TELEMETRY, None, None) is None
-
-
-def test_in_a_store_of_an_older_version_anybody_may_have_read_all(tmp_path: Path) -> None:
-    """The migration knows nothing of who was handed what, and so accuses nobody; what is recorded afterwards it knows."""
-    with plant(tmp_path) as store:
-        fill(store, 10)
-    with closing(sqlite3.connect(tmp_path / "facts.db", isolation_level=None)) as old:
-        old.execute("DROP TABLE handed")
-        old.execute("DELETE FROM _sqlite_migrations WHERE name = '0012_handed'")
-    with plant(tmp_path) as store:
-        fill(store, 10)
-        assert until(store, "idmz") == 10

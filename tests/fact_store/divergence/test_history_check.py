@@ -14,7 +14,7 @@ from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
 from agent.pages import LastBatch, PeerPosition
 from tests.fact_store.integrity.test_damage import three_batches
-from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
+from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, parsed, plant, samples, tag
 
 Ends = dict[int, bytes]
 
@@ -23,7 +23,7 @@ def fill(store: FactStore, batches: int, salt: int = 0) -> None:
     """Batches of ten samples; `salt` makes others."""
     for _ in range(batches):
         first = store.end_offset(TELEMETRY) + 1 + salt
-        done(store.append_samples(TELEMETRY, samples(10, first), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(10, first)))
 
 
 def ends(store: FactStore) -> Ends:
@@ -44,7 +44,7 @@ def grown(tmp_path: Path) -> Iterator[tuple[FactStore, Ends]]:
     shutil.copy(copy, tmp_path / "facts.db")
     with plant(tmp_path) as store:
         fill(store, 1, salt=1000)
-        done(store.append_samples(TELEMETRY, samples(30, 1000), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(30, 1000)))
         yield store, before
 
 
@@ -103,7 +103,7 @@ def test_what_is_released_is_told_by_its_successor_alone(tmp_path: Path) -> None
         ends = list[bytes]()
         while store.streams() == [] or store.streams()[0].first_offset == 1:
             noise = [Sample(1, number, os.urandom(50_000)) for number in (1, 2)]
-            done(store.append_samples(TELEMETRY, noise, awaited=True))
+            done(store.append_samples(TELEMETRY, noise))
             ends += [one.sealed[-DIGEST_BYTES:] for one in store.read(TELEMETRY, 2 * len(ends), 1, 1).batches]
         released = store.streams()[0].first_offset - 1
         digest = ends[released // 2 - 1]
@@ -132,7 +132,7 @@ def store_position(
 ) -> tuple[int, tuple[int, bytes] | None]:
     """Put a page; the position that stands then."""
     position = PeerPosition(origin.origin.epoch, offset, LastBatch(*taken) if taken else None)
-    done(store.put_batches(origin.origin.zone, TELEMETRY, sealed, origin.received(), position))
+    done(store.put_batches(origin.origin.zone, TELEMETRY, parsed(sealed), origin.received(), position))
     known = store.peer_position(origin.origin.zone, TELEMETRY)
     assert known is not None
     return known.offset, known.last_batch

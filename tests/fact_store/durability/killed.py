@@ -15,15 +15,15 @@ from pathlib import Path
 from agent.fact_store import FactStore, StoreSettings
 from agent.pages import PeerPosition
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
-from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, samples, tag
+from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, parsed, samples, tag
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 
 
 def append(store: FactStore) -> None:
-    """Samples: some waited for, the others left to the group commit."""
+    """Samples, three appends at a time; the group commit decides which share one."""
     for first in count(store.end_offset(TELEMETRY) + 1, 3 * RUN):
-        futures = [store.append_samples(TELEMETRY, samples(RUN, first + n * RUN), awaited=n == 2) for n in range(3)]
+        futures = [store.append_samples(TELEMETRY, samples(RUN, first + n * RUN)) for n in range(3)]
         for n, future in enumerate(futures):
             future.result()
             say("S", first + (n + 1) * RUN - 1)
@@ -44,7 +44,7 @@ def put(store: FactStore) -> None:
         origin.seal(RUN)
     for number in count(len(origin.sealed) + 1):
         page = [*origin.sealed[-1:], origin.seal(RUN)]
-        store.put_batches("north", NORTH, page, origin.received(), PeerPosition(EPOCH, number)).result()
+        store.put_batches("north", NORTH, parsed(page), origin.received(), PeerPosition(EPOCH, number)).result()
         say("P", number)
 
 

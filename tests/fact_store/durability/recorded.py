@@ -22,7 +22,7 @@ from agent.fact_store.log.errors import StoreError
 from agent.pages import PeerPosition
 from tests.fact_store.durability.faults import connect_with
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
-from tests.fact_store.making import AT_ONCE, EPOCH, OPERATIONAL, TELEMETRY, done, message, samples, tag
+from tests.fact_store.making import AT_ONCE, EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 CHECKPOINT_PAGES = 100
@@ -60,7 +60,7 @@ class Recorded:
         if self.rng.random() < 0.1:  # more than a page of the database holds
             rows = samples(100 * RUN, self.samples + 1)
         self.samples += len(rows)
-        self.ask(store.append_samples(TELEMETRY, rows, awaited=True), "S", self.samples)
+        self.ask(store.append_samples(TELEMETRY, rows), "S", self.samples)
 
     def append_message(self, store: FactStore) -> None:
         self.messages += 1
@@ -76,7 +76,7 @@ class Recorded:
             page.append(self.north.seal(RUN))
         self.batches = len(self.north.sealed)
         position = PeerPosition(EPOCH, self.batches)
-        self.ask(store.put_batches("north", NORTH, page, self.north.received(), position), "P", self.batches)
+        self.ask(store.put_batches("north", NORTH, parsed(page), self.north.received(), position), "P", self.batches)
 
     def confirm(self, store: FactStore) -> None:
         name = self.rng.choice(CONSUMERS)

@@ -31,7 +31,7 @@ from agent.pages import PeerPosition
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.durability.power import require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north
-from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, samples, tag
+from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
 from tests.sim import IS_LONG, patient
 
 ROOT = Path(__file__).parents[3]
@@ -55,15 +55,13 @@ def steps() -> Iterator[Step]:
     north, batches = origin_of_north(), 0
 
     def append(first: int, runs: int) -> Step:
-        return ("S", first + runs * RUN - 1), lambda store: store.append_samples(
-            TELEMETRY, samples(runs * RUN, first), awaited=True
-        )
+        return ("S", first + runs * RUN - 1), lambda store: store.append_samples(TELEMETRY, samples(runs * RUN, first))
 
     def put(count: int) -> Step:
         nonlocal batches
         page, batches = [*north.sealed[-1:], *(north.seal(RUN) for _ in range(count))], batches + count
         position = PeerPosition(EPOCH, batches)
-        return ("P", batches), lambda store: store.put_batches("north", NORTH, page, north.received(), position)
+        return ("P", batches), lambda store: store.put_batches("north", NORTH, parsed(page), north.received(), position)
 
     def confirm(first: int, last: int, frontier: int) -> Step:
         return ("C", CONSUMER, first, last, frontier), lambda store: store.confirm(CONSUMER, last, first)
@@ -125,7 +123,7 @@ def check(path: Path, promises: Promises) -> None:
         assert not found, found
         done(store.define([tag(1)]))
         end_offset = store.end_offset(TELEMETRY)
-        assert done(store.append_samples(TELEMETRY, samples(RUN), awaited=True)).last_offset == end_offset + RUN
+        assert done(store.append_samples(TELEMETRY, samples(RUN))).last_offset == end_offset + RUN
     with closing(connect(f"{path.as_uri()}?mode=ro")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 

@@ -11,21 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store.log.errors import StoreBusy, StoreDamaged, StoreError, StoreFailed, StoreFull
 from agent.fact_store.log.records import Appended
 from agent.fact_store.sqlite.connection import connect
-from agent.pages import PeerPosition
 from tests.fact_store.durability.faults import Faults, broken_error, busy_error, disk_error, full_error
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
     LIMIT_S,
-    NEVER,
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
     chain_is_whole,
+    committed_at,
     done,
     failed,
     message,
@@ -36,14 +35,16 @@ from tests.fact_store.making import (
 )
 from tests.waiting import wait_until
 
+SOON = StoreSettings(commit_interval_ms=100)  # samples wait a little for others
+
 
 @contextlib.contextmanager
 def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
     """The plant's store over connections that can be made to fail."""
     faults = Faults()
-    with FactStore.open(folder / "facts.db", "plant", settings=NEVER, connect_to=faults.connect) as store:
+    with FactStore.open(folder / "facts.db", "plant", settings=SOON, connect_to=faults.connect) as store:
         done(store.define([tag(1)]))
-        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(3)))
         yield store, faults
 
 
@@ -61,7 +62,7 @@ def test_a_failed_commit_ends_the_writer(
         waiting = [
             store.append_samples(TELEMETRY, samples(2, 4)),
             store.append_message(OPERATIONAL, message("a")),
-            store.append_samples(TELEMETRY, samples(2, 6), awaited=True),
+            store.append_samples(TELEMETRY, samples(2, 6)),
         ]
         for future in waiting:
             assert isinstance(failed(future), expected)
@@ -112,7 +113,7 @@ def test_full_at_every_statement(tmp_path: Path) -> None:
             assert (store.end_offset(TELEMETRY), store.origins()) == (facts, [store.origin])
             assert store.definitions(origin.origin, 0, 10) == []
             faults.start = None
-            done(store.append_samples(TELEMETRY, samples(1), awaited=True))
+            done(store.append_samples(TELEMETRY, samples(1)))
             facts += 1
         assert origin.put(store, [sealed]).stored_facts == 5
         chain_is_whole(store)
@@ -122,10 +123,10 @@ def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
     """A program that holds the write lock for too long costs its time, not the store."""
     with faulty(tmp_path) as (store, faults):
         faults.arm("BEGIN", 1, busy_error)
-        error = failed(store.append_samples(TELEMETRY, samples(1), awaited=True))
+        error = failed(store.append_samples(TELEMETRY, samples(1)))
         assert isinstance(error, StoreBusy)
         assert "another program holds a lock" in str(error)
-        assert done(store.append_samples(TELEMETRY, samples(1, 4), awaited=True)) == Appended(4, 4)
+        assert done(store.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
         assert values_in(store) == [1, 2, 3, 4]
 
 
@@ -153,7 +154,7 @@ def test_a_rollback_that_fails(tmp_path: Path) -> None:
             return full_error()
 
         faults.arm("INSERT INTO batch", 1, full_then_dead)
-        assert isinstance(failed(store.append_samples(TELEMETRY, samples(1), awaited=True)), StoreFailed)
+        assert isinstance(failed(store.append_samples(TELEMETRY, samples(1))), StoreFailed)
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
 
 
@@ -162,9 +163,9 @@ def test_a_mistake_of_ours_is_not_a_quiet_end(tmp_path: Path, monkeypatch: pytes
     told: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
     monkeypatch.setattr("agent.fact_store.writer.writer.append_samples", lambda *_: [].pop())
-    with plant(tmp_path, NEVER) as store:
+    with plant(tmp_path, committed_at(2)) as store:
         queued = store.append_samples(TELEMETRY, samples(1))
-        broken = store.append_samples(TELEMETRY, samples(1), awaited=True)
+        broken = store.append_samples(TELEMETRY, samples(1))
         for future in (queued, broken):
             assert isinstance(failed(future), StoreFailed)
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
@@ -182,7 +183,7 @@ store.define([TagDefinition("tag:line1/t1")]).result()
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 for n in range(100_000):
     try:
-        end = store.append_samples("facts.telemetry", [Sample(1, n, str(n) * 100, 0)], awaited=True).result().last_offset
+        end = store.append_samples("facts.telemetry", [Sample(1, n, str(n) * 100, 0)]).result().last_offset
     except StoreError as error:
         print(type(error).__name__, store.ended.exception(20) is not None, flush=True)
         break
@@ -240,7 +241,7 @@ def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Pa
         wait_until(lambda: housekeeping.alarm_ns > due_ns, "housekeeping to be put off", 5.0)
         housekeeping.is_out_of_space = lambda: None  # type: ignore[method-assign]
         faults.start = None
-        assert done(store.append_samples(TELEMETRY, samples(1, 4), awaited=True)).last_offset == 4
+        assert done(store.append_samples(TELEMETRY, samples(1, 4))).last_offset == 4
 
 
 def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
@@ -259,13 +260,3 @@ def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
     store.close()
     with plant(tmp_path) as store:
         assert len(store.consumers()) == 2
-
-
-def test_a_page_that_comes_while_the_store_closes_is_told_so(tmp_path: Path) -> None:
-    """Between the end of the checking thread and that of the writer a page is refused as any other work is after it, and the room
-    it took in the queue is free again."""
-    with plant(tmp_path) as store:
-        store._checker.shutdown()
-        with pytest.raises(StoreClosed):
-            store.put_batches("idmz", TELEMETRY, [Elsewhere().seal(1)], [], PeerPosition(bytes(16), 1))
-        assert store.statistics().queue_bytes == 0

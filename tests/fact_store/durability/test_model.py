@@ -50,6 +50,7 @@ from tests.fact_store.making import (
     failed,
     ids_in,
     message,
+    parsed,
     samples,
     tag,
 )
@@ -135,13 +136,13 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     # -------------------------------------------------------------------------------------------------------------- writing
 
-    @rule(count=st.integers(1, 20), is_awaited=st.booleans())
-    def append(self, count: int, is_awaited: bool) -> None:  # noqa: FBT001
+    @rule(count=st.integers(1, 20), is_settled=st.booleans())
+    def append(self, count: int, is_settled: bool) -> None:  # noqa: FBT001
         """Samples, waited for or not."""
         first, self.sampled = self.sampled + 1, self.sampled + count
-        future = self.store.append_samples(TELEMETRY, samples(count, first), awaited=is_awaited)
+        future = self.store.append_samples(TELEMETRY, samples(count, first))
         self.queued.append((future, list(range(first, first + count))))
-        if is_awaited:
+        if is_settled:
             self.settle()
 
     @rule(name=st.sampled_from("wxyz"), content=st.sampled_from("12"))
@@ -170,7 +171,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.settle()  # which of two kinds of work joins the stream first is a matter of pace, not of the model
         fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
         page, position = [self.origin.sealed[n] for n in numbers], PeerPosition(EPOCH, max(numbers))
-        result = self.answer(self.store.put_batches("north", TELEMETRY, page, self.origin.received(), position))
+        result = self.answer(self.store.put_batches("north", TELEMETRY, parsed(page), self.origin.received(), position))
         if result is REFUSED:
             return
         assert (result.stored_facts, result.duplicate_facts) == (
@@ -194,7 +195,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return  # what it contradicts is forgotten
         position = PeerPosition(EPOCH, number)
         future = self.store.put_batches(
-            "north", TELEMETRY, [self.restored.sealed[number]], self.restored.received(), position
+            "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
         )
         error = failed(future)
         assert isinstance(error, ForkError) or (self.is_full and isinstance(error, StoreFull))

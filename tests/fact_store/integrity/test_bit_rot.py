@@ -29,6 +29,7 @@ from tests.fact_store.making import (
     TELEMETRY,
     done,
     message,
+    parsed,
     plant,
     samples,
     tag,
@@ -74,9 +75,11 @@ def fill(store: FactStore) -> None:
     origin, values = origin_of_north(), random.Random(1)
     for n in range(30):
         rows = [row._replace(value=values.random()) for row in samples(30 if n % 10 else 900, 1 + 1000 * n)]
-        done(store.append_samples(TELEMETRY, rows, awaited=True))
+        done(store.append_samples(TELEMETRY, rows))
         done(store.append_message(OPERATIONAL, message(f"id-{n}", f'"{values.random()}"')))
-        done(store.put_batches("north", NORTH, [origin.seal(25)], origin.received(), PeerPosition(EPOCH, n + 1)))
+        done(
+            store.put_batches("north", NORTH, parsed([origin.seal(25)]), origin.received(), PeerPosition(EPOCH, n + 1))
+        )
     done(store.define([tag(n, "degC") for n in range(2, 12)]))
     for name in ("a", "b"):
         done(store.register_consumer(name, "idmz", TELEMETRY))

@@ -18,7 +18,7 @@ def filled(folder: Path) -> Path:
     with plant(folder) as store:
         done(store.define([tag(2), tag(3)]))
         for n in range(4):
-            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * n), awaited=True))
+            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
             done(store.append_message(OPERATIONAL, message(f"id-{n}")))
             north.put(store, [north.seal(5)], n + 1)
         done(store.register_consumer("idmz", "idmz", TELEMETRY))

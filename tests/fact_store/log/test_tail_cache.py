@@ -32,7 +32,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, 
     with plant(folder) as store, closing(StoreReader(folder / "facts.db")) as reader:
         first = 1
         for size in SIZES:
-            done(store.append_samples(TELEMETRY, samples(size, first), awaited=True))
+            done(store.append_samples(TELEMETRY, samples(size, first)))
             first += size
         yield store, reader
 
@@ -88,7 +88,7 @@ def test_what_retention_let_go_of_is_not_served_from_memory(tmp_path: Path) -> N
         done(store.define([tag(1)]))
         done(store.register_consumer("reader", "idmz", TELEMETRY))
         for first in (1, 11):
-            done(store.append_samples(TELEMETRY, samples(10, first), awaited=True))
+            done(store.append_samples(TELEMETRY, samples(10, first)))
         done(store.confirm("reader", 10))
         wait_until(lambda: store.streams()[0].first_offset == 11, "what was confirmed to go")
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
@@ -110,7 +110,7 @@ def test_a_peers_batches_are_served_as_they_came(tmp_path: Path) -> None:
 def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
     """After `close` a read is refused, whatever was in memory."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(3), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(3)))
         assert store.read(TELEMETRY, 0, 1, 1).batches
     with pytest.raises(StoreClosed):
         store.read(TELEMETRY, 0, 1, 1)

@@ -23,7 +23,7 @@ def filled(folder: Path) -> list[int]:
         for name in ("all", "none", "some"):
             done(store.register_consumer(name, "idmz", TELEMETRY))
         for n in range(4):
-            done(store.append_samples(TELEMETRY, samples(BATCH, n * BATCH + 1), awaited=True))
+            done(store.append_samples(TELEMETRY, samples(BATCH, n * BATCH + 1)))
         done(store.confirm("all", 4 * BATCH))
         done(store.confirm("some", 2 * BATCH + 10))
         return [len(one.sealed) for one in store.read(TELEMETRY, 0, 1000, 10**9).batches]

@@ -33,7 +33,7 @@ def main() -> None:
     done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
     while True:
         for _ in range(rng.randint(1, 60)):
-            say("S", done(store.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1), awaited=True))[1])
+            say("S", done(store.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))[1])
         known = store.consumer(CONSUMER)
         assert known is not None
         until = rng.randint(known.frontier, store.end_offset(TELEMETRY))

@@ -95,7 +95,7 @@ def test_a_reader_in_the_middle_of_a_scan(tmp_path: Path) -> None:
         thread.start()
         for _ in range(60):
             for _ in range(10):
-                done(store.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1), awaited=True))
+                done(store.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))
             done(store.confirm(CONSUMER, max(1, store.end_offset(TELEMETRY) - 100)))
         wait_until(lambda: (told[0] > 0 and told[1] > 0) or errors, "a scan that met a hole and one that met facts")
         is_over.set()
@@ -137,7 +137,7 @@ def test_no_clock_that_jumps_expires_anything(tmp_path: Path, monkeypatch: pytes
         with FactStore.open(tmp_path / "facts.db", "plant", settings=SETTINGS, streams=streams) as store:
             done(store.define([tag(1)]))
             done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
-            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * life), awaited=True))
+            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * life)))
             jumped_ns[0] += jump_h * 3_600_000_000_000 // 3
             looked = store._writer.housekeeping._looked_ns
             wait_until(lambda: store._writer.housekeeping._looked_ns > looked, "retention to look")  # noqa: B023
@@ -157,7 +157,7 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
 
         def put(count: int) -> None:
             for n in range(count):
-                done(store.append_samples(TELEMETRY, [Sample(1, n, os.urandom(50_000), 0)] * 2, awaited=True))
+                done(store.append_samples(TELEMETRY, [Sample(1, n, os.urandom(50_000), 0)] * 2))
 
         def held() -> int:
             return next(one.bytes for one in store.streams() if one.name == TELEMETRY)

@@ -59,7 +59,7 @@ def listen(process: subprocess.Popen[bytes], promises: Promises, refusals: int) 
 def refused(store: FactStore, end_offset: int) -> BaseException | None:
     """Why the next samples were not taken; None where they were."""
     try:
-        return store.append_samples(TELEMETRY, noise(end_offset + 1), awaited=True).exception(LIMIT_S)
+        return store.append_samples(TELEMETRY, noise(end_offset + 1)).exception(LIMIT_S)
     except StoreFull as error:  # already when they were handed over
         return error
 

@@ -17,7 +17,18 @@ from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
 from agent.pages import Hole, PeerPosition
-from tests.fact_store.making import AT_ONCE, EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, done, samples, tag
+from tests.fact_store.making import (
+    AT_ONCE,
+    EPOCH,
+    EVERYTHING,
+    OPERATIONAL,
+    TELEMETRY,
+    Elsewhere,
+    done,
+    parsed,
+    samples,
+    tag,
+)
 from tests.waiting import wait_until
 
 HOUR_NS = 3_600_000_000_000
@@ -60,7 +71,7 @@ def first_offset(store: FactStore) -> int:
 def fill(store: FactStore, batches: int, facts: int = 10) -> int:
     """So many batches; the end offset."""
     for _ in range(batches):
-        done(store.append_samples(TELEMETRY, samples(facts), awaited=True))
+        done(store.append_samples(TELEMETRY, samples(facts)))
     return store.end_offset(TELEMETRY)
 
 
@@ -96,7 +107,7 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
         done(store.confirm("idmz.b", end))
         wait_until(lambda: first_offset(store) == end + 1, "everything to go")
         assert store.read(TELEMETRY, 0, 1, 1).holes == (Hole(1, end, "expired"),)
-        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)).first_offset == end + 1
+        assert done(store.append_samples(TELEMETRY, samples(1))).first_offset == end + 1
         assert notices(store) == []
     assert rows(tmp_path) == 1
 
@@ -107,15 +118,15 @@ def test_a_batch_that_came_late_outlives_those_behind_it(tmp_path: Path) -> None
     north = Elsewhere("north")
     early, late = north.seal(3), north.seal(3)
     with store_of(tmp_path, keep_hours=0) as store:
-        done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 6)))
+        done(store.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 6)))
         done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
         done(store.confirm("idmz.a", 3))
         wait_until(lambda: first_offset(store) == 4, "the later batch to go")
-        done(store.put_batches("north", TELEMETRY, [early], north.received(), PeerPosition(EPOCH, 7)))
-        assert done(store.append_samples(TELEMETRY, samples(1), awaited=True)).first_offset == 7
+        done(store.put_batches("north", TELEMETRY, parsed([early]), north.received(), PeerPosition(EPOCH, 7)))
+        assert done(store.append_samples(TELEMETRY, samples(1))).first_offset == 7
     with store_of(tmp_path, keep_hours=0) as store:
         assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
-        again = done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 8)))
+        again = done(store.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 8)))
         assert again.duplicate_facts == 3
         assert not list(verify_store(store.path, Verified(), lambda *_: None, is_quick=False))
 
@@ -178,7 +189,7 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
         done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
         rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
         acknowledged = 0
-        while not isinstance(error := store.append_samples(TELEMETRY, rows_, awaited=True).exception(), StoreFull):
+        while not isinstance(error := store.append_samples(TELEMETRY, rows_).exception(), StoreFull):
             assert error is None
             acknowledged += len(rows_)
         assert TELEMETRY in str(error)
@@ -188,7 +199,7 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert page.batches[-1].last_offset == acknowledged
         assert done(store.confirm("idmz.a", acknowledged)) == acknowledged
-        assert done(store.append_samples(TELEMETRY, rows_, awaited=True)).first_offset == acknowledged + 1
+        assert done(store.append_samples(TELEMETRY, rows_)).first_offset == acknowledged + 1
         assert notices(store) == []
 
 
@@ -199,7 +210,7 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
         done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
         for _ in range(100):
             rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(4)]
-            done(store.append_samples(TELEMETRY, rows_, awaited=True))
+            done(store.append_samples(TELEMETRY, rows_))
         released = first_offset(store) - 1
         assert released > 200
         held = next(one.bytes for one in store.streams() if one.name == TELEMETRY)
@@ -225,8 +236,8 @@ def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
         for n in range(300):
             rows_ = [Sample(1, one, os.urandom(3_000)) for one in range(8)]
             if n < 20 or n % 20 == 0:
-                done(store.append_samples(OPERATIONAL, rows_[:1], awaited=True))
-            done(store.confirm("idmz.a", done(store.append_samples(TELEMETRY, rows_, awaited=True)).last_offset))
+                done(store.append_samples(OPERATIONAL, rows_[:1]))
+            done(store.confirm("idmz.a", done(store.append_samples(TELEMETRY, rows_)).last_offset))
         assert first_offset(store) > 1000
         (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
         assert (kept.first_offset, kept.end_offset) == (1, 34)
@@ -239,13 +250,13 @@ def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
         done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
         for _ in range(60):
             rows_ = [Sample(1, n, os.urandom(60_000)) for n in range(20)]
-            done(store.append_samples(TELEMETRY, rows_, awaited=True))
+            done(store.append_samples(TELEMETRY, rows_))
         end = store.end_offset(TELEMETRY)
         before = (tmp_path / "facts.db").stat().st_size
         assert before > 64 * 1024 * 1024
         done(store.confirm("idmz.a", end))
         wait_until(lambda: (tmp_path / "facts.db").stat().st_size < before * 0.7, "the file to shrink")
-        assert done(store.append_samples(TELEMETRY, samples(3), awaited=True)).first_offset == end + 1
+        assert done(store.append_samples(TELEMETRY, samples(3))).first_offset == end + 1
     with closing(StoreReader(tmp_path / "facts.db")) as reader:
         assert reader.read(TELEMETRY, end, EVERYTHING, EVERYTHING).batches[0].first_offset == end + 1
 
@@ -275,7 +286,9 @@ def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock)
             if minute == 10:
                 position = PeerPosition(EPOCH, 12_000)
                 history = [peer.seal(20) for _ in range(600)]
-                putting = store.put_batches("plant-b", TELEMETRY, history, peer.received(), position, is_backlog=True)
+                putting = store.put_batches(
+                    "plant-b", TELEMETRY, parsed(history), peer.received(), position, is_backlog=True
+                )
                 done(putting)
         (found,) = store.space().streams
         assert found.inflow_bytes_per_s is not None

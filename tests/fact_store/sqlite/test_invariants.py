@@ -20,6 +20,7 @@ from tests.fact_store.making import (
     done,
     ids_in,
     message,
+    parsed,
     plant,
     samples,
     sealed_in,
@@ -122,9 +123,9 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
             for stream in (TELEMETRY, OPERATIONAL):
                 position = PeerPosition(store.epoch, store.end_offset(stream))
                 batches = sealed_in(store, stream)
-                done(copy.put_batches("plant", stream, batches, definitions, position))
+                done(copy.put_batches("plant", stream, parsed(batches), definitions, position))
                 assert sealed_in(copy, stream) == batches
-                again = done(copy.put_batches("plant", stream, batches, definitions, position))
+                again = done(copy.put_batches("plant", stream, parsed(batches), definitions, position))
                 assert again.stored_facts == 0, "what is held is known from the facts alone"
             assert (values_in(copy), ids_in(copy)) == (values_in(store), ids_in(store))
             for origin in store.origins():
@@ -141,7 +142,7 @@ def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> N
         north.put(store, [north.seal(5), north.seal(5)], 10)
         assert [one.first_offset for one in store.read(TELEMETRY, 17, EVERYTHING, EVERYTHING).batches] == [18, 23]
         other_path = PeerPosition(bytes(16), 4_711)
-        again = done(store.put_batches("idmz", TELEMETRY, north.sealed, north.received(), other_path))
+        again = done(store.put_batches("idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)
     reader = StoreReader(tmp_path / "facts.db")
     assert reader.peer_positions() == {

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
 from agent.fact_store.log.settings import StreamSettings
-from agent.fact_store.sqlite import message_index, migrations
+from agent.fact_store.sqlite import message_index
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import statements
 from tests.fact_store.making import OPERATIONAL, done, ids_in, message, plant
@@ -205,32 +204,6 @@ def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, 
     while index.release(1, 100, 7):
         pass
     assert connection.execute("SELECT count(*) FROM subject WHERE stream = 1").fetchone() == (0,)
-
-
-def test_rows_of_the_first_schema_move_into_generations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store whose ids lie in one table keyed by id alone is migrated: every id is still known, in generations by offset."""
-    monkeypatch.setattr(message_index, "GENERATION_IDS", 65_536)
-    known: dict[bytes, tuple[bytes, Any]] = {}
-    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as found:
-        before = [file for file in migrations.FILES if file.stem < "0003"]
-        monkeypatch.setattr(migrations, "FILES", tuple(before))
-        migrations.migrate(found)
-        found.execute("INSERT INTO stream (id, name) VALUES (1, 's1')")
-        found.execute("BEGIN")
-        for number in range(70_000):
-            known[true_key(number)] = content(number), 2 * number
-            found.execute("INSERT INTO message_index VALUES (1, ?, ?, ?)", (true_key(number), *known[true_key(number)]))
-        found.execute("COMMIT")
-        monkeypatch.undo()
-        migrations.migrate(found)
-        index = MessageIndex.load(found)
-        assert all(index.find(1, one) == expected for one, expected in list(known.items())[::37])
-        index.add(1, [(true_key(n), content(n), 2 * n) for n in range(70_000, 140_000)])
-        index.settle(is_durable=True)
-        generations = found.execute("SELECT generation, count(*) FROM message_index GROUP BY 1").fetchall()
-        assert generations == [(0, 65_536), (1, 65_536), (2, 8928)]
-        assert index.find(1, true_key(139_999)) == (content(139_999), 279_998)
-    found.close()
 
 
 def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ with FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_in
     while not ended.is_set():
         number += 1
         samples = [Sample(1, number * 1000 + k, float(k)) for k in range(100)]
-        store.append_samples("facts.telemetry", samples, awaited=True).result()
+        store.append_samples("facts.telemetry", samples).result()
     print(store.end_offset("facts.telemetry"), flush=True)
 """
 
@@ -342,7 +342,7 @@ def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
         next(rows)
         for _ in range(50):
             large = [Sample(1, n, noise.randbytes(50_000)) for n in range(8)]
-            done(store.append_samples(TELEMETRY, large, awaited=True))
+            done(store.append_samples(TELEMETRY, large))
         assert file.with_name("facts.db-wal").stat().st_size < 10_000_000
         assert sum(1 for _ in rows) > 100
         session.close()

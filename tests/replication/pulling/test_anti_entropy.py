@@ -247,7 +247,7 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
             some = [*batches[:2], *batches[5:7], batches[8]]
             definitions = [ReceivedDefinition(origin, 1, body[0])]
             position = PeerPosition(origin.epoch, 900)
-            store.put_batches("plant-a", STREAM, some, definitions, position).result(10)
+            store.put_batches("plant-a", STREAM, [parse(one) for one in some], definitions, position).result(10)
         plant.store.close()
         return batches
 

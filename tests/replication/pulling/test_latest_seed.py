@@ -38,7 +38,7 @@ async def plant_with_history(broker: Mosquitto, folder: Path) -> Node:
 async def say(plant: Node, round_: int, tags: range) -> None:
     """One fact of each tag."""
     rows = [Sample(tag, BASE_NS + round_ * 1_000_000_000, float(100 * round_ + tag)) for tag in tags]
-    await asyncio.wrap_future(plant.store.append_samples(STREAM, rows, awaited=True))
+    await asyncio.wrap_future(plant.store.append_samples(STREAM, rows))
 
 
 PULL = f'zone = "plant-a"\npulls = ["{STREAM}"]\nstart = [{{ stream = "{STREAM}", at = "latest" }}]'

@@ -63,11 +63,11 @@ def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path
         await define(plant.store, "line1/temperature")
         for number in range(250):
             noise = [Sample(1, number, os.urandom(8_000))]
-            await asyncio.wrap_future(plant.store.append_samples(STREAM, noise, awaited=True))
+            await asyncio.wrap_future(plant.store.append_samples(STREAM, noise))
         async with plant.running(), idmz.running():
             await wait_until_async(lambda: draining.statistics().asking is Asking.PACED, "the drain to wait")
             for number in range(5):
-                await asyncio.wrap_future(plant.store.append_samples(LIVE, samples(number, 1), awaited=True))
+                await asyncio.wrap_future(plant.store.append_samples(LIVE, samples(number, 1)))
                 await idmz.wait_end(number + 1, LIVE)
             await wait_until_async(lambda: frontier(plant, LIVE) == 5, "confirmation")
             assert live.statistics().is_caught_up
@@ -169,7 +169,7 @@ def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp_path:
         idmz.pull("plant-a")
         await define(plant.store, *(f"line{number // 100}/tag{number}" for number in range(10_000)))
         rows = [samples(number, 1, tag=number)[0] for number in range(1, 10_001)]
-        await asyncio.wrap_future(plant.store.append_samples(STREAM, rows, awaited=True))
+        await asyncio.wrap_future(plant.store.append_samples(STREAM, rows))
         async with plant.running(), idmz.running():
             await idmz.wait_end(10_000)
         assert idmz.store.definition_counts()[plant.store.origin] == 10_000
@@ -189,7 +189,7 @@ def test_a_page_may_end_before_the_batch_that_brings_new_tags(broker: Mosquitto,
         for life in range(20):
             await define(plant.store, f"line1/tag{life}")
             rows = samples(100 * life, 40 + 7 * life, tag=life + 1)
-            await asyncio.wrap_future(plant.store.append_samples(STREAM, rows, awaited=True))
+            await asyncio.wrap_future(plant.store.append_samples(STREAM, rows))
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
         end_offset = plant.store.end_offset(STREAM)
         async with plant.running(), idmz.running():

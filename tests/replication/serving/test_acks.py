@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import AppendOutcome, FactStore, StreamSettings
 from agent.fact_store.append.acks import is_in_sync
 from agent.fact_store.log.errors import StoreError, StreamIsLocal
 from agent.fact_store.log.lifecycle import Lifecycle
+from agent.message import Envelope, Fact, Message
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STREAM, Node, define, samples
+from tests.replication.nodes import STREAM, Node, define
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -33,10 +34,9 @@ def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
         async with plant.running(), idmz.running():
             await wait_until_async(lambda: keeps_up(plant), "a fetch at the end of an empty log")
             for n in range(5):
-                appended = await asyncio.wrap_future(
-                    plant.store.append_samples(STREAM, samples(n, 1), awaited=True, acks="all")
-                )
-                assert appended == (n + 1, n + 1, "acknowledged", "")
+                message = Message(Envelope(f"m{n}", "plant-a", "*", 0), Fact("order:line1/77", "step_completed", b"1"))
+                appended = await asyncio.wrap_future(plant.store.append_message(STREAM, message, acks="all"))
+                assert appended == AppendOutcome(n + 1, "applied")
                 assert idmz.store.end_offset(STREAM) == n + 1
             consumer = plant.store.consumer(f"idmz.{STREAM}")
             assert consumer is not None

@@ -168,7 +168,7 @@ class Node:
         world.facts += world.chance.randint(1, 12)
         rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
         with suppress(StoreError):
-            appending = self.running.append_samples(STREAM, rows, awaited=True)
+            appending = self.running.append_samples(STREAM, rows)
             appending.add_done_callback(lambda future: self._produced(rows, future))
 
     def _produced(self, rows: list[Sample], future: Future[Appended]) -> None:

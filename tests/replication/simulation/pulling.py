@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.batch import Origin
+from agent.batch import Origin, parse
 from agent.fact_store.log.errors import StoreError
 from agent.pages import LastBatch, PeerPosition, PutResult
 from agent.replication.protocol.codec import decode_answer, encode_request
@@ -250,7 +250,12 @@ class Pull:
         holes = list(arrived.content.holes)
         try:
             putting = self.node.running.put_batches(
-                self.peer.zone, STREAM, arrived.content.sealed, definitions, position, holes=holes, verify=False
+                self.peer.zone,
+                STREAM,
+                [parse(one) for one in arrived.content.sealed],
+                definitions,
+                position,
+                holes=holes,
             )
         except StoreError as error:
             self._told_soon(AppendFailed(str(error), is_retryable=error.retryable))

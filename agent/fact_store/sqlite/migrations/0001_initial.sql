@@ -1,18 +1,21 @@
--- The fact store, as it is after every migration: read this, not the migrations. A test replays those and compares.
+-- The tables of the first release.
 --
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
--- Whose store this is, and which life of it. One row.
+-- The zone that owns this store, and the store's epoch. One row. new_epoch_because: why the next opening begins a new epoch, NULL where it
+-- does not. peer_epoch_unix_ms: when a claim of a peer last began one.
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     format INTEGER NOT NULL,
-    created_unix_ms INTEGER NOT NULL
+    created_unix_ms INTEGER NOT NULL,
+    new_epoch_because TEXT,
+    peer_epoch_unix_ms INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- Who first recorded facts that are held here. Number 1 is this store itself.
+-- The stores that first recorded the facts held here. This store is the origin with its present epoch.
 CREATE TABLE origin (
     id INTEGER PRIMARY KEY,
     zone TEXT NOT NULL,
@@ -20,12 +23,14 @@ CREATE TABLE origin (
     UNIQUE (zone, epoch)
 ) STRICT;
 
--- The logs. What retention has released (up to this offset, this many bytes) may be deleted from batch, nothing else.
+-- The logs. Only what retention has released (up to released_offset, released_bytes in all) may be deleted from batch. unseen_after: set
+-- while a new epoch is due; no consumer can have read a fact behind this offset, so those facts get the new epoch (decision 0041).
 CREATE TABLE stream (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     released_offset INTEGER NOT NULL DEFAULT 0,
-    released_bytes INTEGER NOT NULL DEFAULT 0
+    released_bytes INTEGER NOT NULL DEFAULT 0,
+    unseen_after INTEGER CHECK (unseen_after >= 0)
 ) STRICT;
 
 -- The facts: sealed batches, byte for byte as they were sealed. body is the batch without its last 16 bytes, which are the
@@ -55,6 +60,7 @@ CREATE TABLE batch (
 CREATE UNIQUE INDEX batch_by_sequence ON batch (stream, origin, first_sequence);
 
 CREATE TRIGGER batch_update_refused BEFORE UPDATE ON batch
+WHEN (SELECT new_epoch_because FROM store) IS NULL
 BEGIN
     SELECT RAISE(ABORT, 'batch is append-only');
 END;
@@ -64,6 +70,54 @@ WHEN OLD.last_offset > (SELECT released_offset FROM stream WHERE id = OLD.stream
 BEGIN
     SELECT RAISE(ABORT, 'batch is append-only: retention has not released this one');
 END;
+
+-- Batches that are damaged and not repaired yet, by their sequences.
+CREATE TABLE damage (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    first_sequence INTEGER NOT NULL CHECK (first_sequence > 0),
+    last_sequence INTEGER NOT NULL CHECK (last_sequence >= first_sequence),
+    PRIMARY KEY (stream, origin, first_sequence)
+) STRICT, WITHOUT ROWID;
+
+-- Copies of damaged batches, fetched from a peer, byte for byte, at the same offsets; they are served in place of the damaged rows. The
+-- damaged row stays as it is: a write to pages that the disk has changed could damage neighbouring rows. Where several rows have one
+-- offset, the first that is whole counts.
+CREATE TABLE repaired (
+    id INTEGER PRIMARY KEY,
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    first_offset INTEGER NOT NULL CHECK (first_offset > 0),
+    last_offset INTEGER NOT NULL CHECK (last_offset >= first_offset),
+    digest BLOB NOT NULL CHECK (length(digest) = 16),
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE INDEX repaired_by_offset ON repaired (stream, first_offset);
+
+CREATE TRIGGER repaired_update_refused BEFORE UPDATE ON repaired
+BEGIN
+    SELECT RAISE(ABORT, 'repaired is append-only');
+END;
+
+CREATE TRIGGER repaired_delete_refused BEFORE DELETE ON repaired
+WHEN OLD.last_offset > (SELECT released_offset FROM stream WHERE id = OLD.stream)
+BEGIN
+    SELECT RAISE(ABORT, 'repaired is append-only: retention has not released this one');
+END;
+
+-- Time marks of a stream, at most one row a minute: facts from first_offset on were recorded after the mark. age_ms is the store's own
+-- clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people only. bytes_total counts the
+-- stream's sealed bytes before first_offset. is_backlog: the facts of the minute from here on may be history that a peer had kept, so
+-- they do not count as the rate at which facts come in; a mark is set where a backlog begins.
+CREATE TABLE mark (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    first_offset INTEGER NOT NULL CHECK (first_offset > 0),
+    bytes_total INTEGER NOT NULL CHECK (bytes_total >= 0),
+    age_ms INTEGER NOT NULL CHECK (age_ms >= 0),
+    unix_ms INTEGER NOT NULL,
+    is_backlog INTEGER NOT NULL DEFAULT 0 CHECK (is_backlog IN (0, 1)),
+    PRIMARY KEY (stream, first_offset)
+) STRICT, WITHOUT ROWID;
 
 -- What tag numbers stand for, densely numbered per origin; digest is the running digest up to this number.
 CREATE TABLE definition (
@@ -84,7 +138,27 @@ BEGIN
     SELECT RAISE(ABORT, 'definition is append-only');
 END;
 
--- Which sequences are held, or were before retention: what "have I got this already" compares with.
+-- Copies of damaged tag definitions, fetched from a peer and proven by the digest of a held batch; used in place of the rows in
+-- `definition`, which stay as they are.
+CREATE TABLE repaired_definition (
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    number INTEGER NOT NULL CHECK (number > 0),
+    digest BLOB NOT NULL CHECK (length(digest) = 16),
+    body BLOB NOT NULL,
+    PRIMARY KEY (origin, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER repaired_definition_update_refused BEFORE UPDATE ON repaired_definition
+BEGIN
+    SELECT RAISE(ABORT, 'repaired_definition is append-only');
+END;
+
+CREATE TRIGGER repaired_definition_delete_refused BEFORE DELETE ON repaired_definition
+BEGIN
+    SELECT RAISE(ABORT, 'repaired_definition is append-only');
+END;
+
+-- The sequences that are held, or were held before retention released them: a batch within these ranges is a duplicate.
 CREATE TABLE held (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
@@ -95,16 +169,54 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- Messages that applications appended here: the digest of their id leads to the digest of their content and their offset.
+-- Origins of which a peer has sent facts again that were released here and could not be compared. If their zone begins a new epoch later,
+-- what was taken for a duplicate may have been another history.
+CREATE TABLE unproven (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    PRIMARY KEY (stream, origin)
+) STRICT, WITHOUT ROWID;
+
+-- Messages that applications appended here: digest of the id, digest of the content, offset. Generations of 65536 ids, in the order in
+-- which they came, keep inserts in a part of the table that fits the cache.
 CREATE TABLE message_index (
     stream INTEGER NOT NULL REFERENCES stream (id),
+    generation INTEGER NOT NULL CHECK (generation >= 0),
     message_key BLOB NOT NULL CHECK (length(message_key) = 16),
     content_digest BLOB NOT NULL CHECK (length(content_digest) = 16),
     message_offset INTEGER NOT NULL,
-    PRIMARY KEY (stream, message_key)
+    PRIMARY KEY (stream, generation, message_key)
 ) STRICT, WITHOUT ROWID;
 
--- Who reads a stream, and how far the prefix without a hole is confirmed.
+-- Full generations: a filter of the keys that each may hold (message_filter.py), and the offset of its last message. A damaged or missing
+-- row is built again from message_index.
+CREATE TABLE message_filter (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    generation INTEGER NOT NULL CHECK (generation >= 0),
+    last_offset INTEGER NOT NULL,
+    digest BLOB NOT NULL CHECK (length(digest) = 16),
+    body BLOB NOT NULL,
+    PRIMARY KEY (stream, generation)
+) STRICT;
+
+-- Producers with a lease in a stream: the highest lease epoch presented or granted. A producer that presents a lower one is fenced.
+CREATE TABLE lease (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    producer TEXT NOT NULL,
+    epoch INTEGER NOT NULL CHECK (epoch > 0),
+    PRIMARY KEY (stream, producer)
+) STRICT, WITHOUT ROWID;
+
+-- The newest message about each subject, in streams of write class strong; the key is the digest of the subject.
+CREATE TABLE subject (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    subject_key BLOB NOT NULL CHECK (length(subject_key) = 16),
+    last_offset INTEGER NOT NULL,
+    PRIMARY KEY (stream, subject_key)
+) STRICT, WITHOUT ROWID;
+
+-- Consumers of a stream. frontier: everything up to this offset is confirmed. seen_unix_ms: last contact, written with its confirmations,
+-- when its state changes, and at an orderly close. lease_epoch and lease_holder: which of several instances with this name may continue.
 CREATE TABLE consumer (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -113,7 +225,10 @@ CREATE TABLE consumer (
     state TEXT NOT NULL,
     start_offset INTEGER NOT NULL,
     frontier INTEGER NOT NULL CHECK (frontier >= start_offset),
-    registered_unix_ms INTEGER NOT NULL
+    registered_unix_ms INTEGER NOT NULL,
+    seen_unix_ms INTEGER,
+    lease_epoch INTEGER NOT NULL DEFAULT 0 CHECK (lease_epoch >= 0),
+    lease_holder TEXT NOT NULL DEFAULT ''
 ) STRICT;
 
 -- What is confirmed beyond the frontier: ranges that neither overlap nor touch.
@@ -124,16 +239,30 @@ CREATE TABLE confirmed (
     PRIMARY KEY (consumer, first_offset)
 ) STRICT, WITHOUT ROWID;
 
--- How far a peer's stream has been stored here: its epoch and its offset, moved in the transaction that stores the facts.
+-- How far a peer's stream has been stored here: the peer's epoch and offset, moved in the transaction that stores the facts; and the last
+-- batch that was stored of its log: its last offset there and its digest (0 and empty where there is none). has_changed_epoch: the peer
+-- has begun another epoch since it was first read.
 CREATE TABLE peer_position (
     peer TEXT NOT NULL,
     stream INTEGER NOT NULL REFERENCES stream (id),
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     peer_offset INTEGER NOT NULL CHECK (peer_offset >= 0),
+    last_batch_offset INTEGER NOT NULL DEFAULT 0 CHECK (last_batch_offset >= 0),
+    last_batch_digest BLOB NOT NULL DEFAULT x'',
+    has_changed_epoch INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 
--- What was lost or refused. The same thing again counts up instead of filling the disk.
+-- The highest offset of a stream that was served to each zone. A zone that has read further proves that this store was restored from an old
+-- copy. NULL while the zone reads in this life of the store; the next opening replaces it with the end of the stream.
+CREATE TABLE served (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    zone TEXT NOT NULL,
+    until_offset INTEGER CHECK (until_offset >= 0),
+    PRIMARY KEY (stream, zone)
+) STRICT, WITHOUT ROWID;
+
+-- What was lost or refused. The same kind and subject again increments count.
 CREATE TABLE incident (
     id INTEGER PRIMARY KEY,
     kind TEXT NOT NULL,
@@ -144,3 +273,11 @@ CREATE TABLE incident (
     last_unix_ms INTEGER NOT NULL,
     UNIQUE (kind, subject)
 ) STRICT;
+
+-- The artifacts to which held facts refer, with the last fact of each stream that does.
+CREATE TABLE artifact (
+    digest BLOB NOT NULL CHECK (length(digest) = 32),
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    last_offset INTEGER NOT NULL CHECK (last_offset > 0),
+    PRIMARY KEY (digest, stream)
+) STRICT, WITHOUT ROWID;

@@ -1,10 +1,10 @@
-"""How a store of any age becomes one this program can use.
+"""Migrations: how the store's file gets the tables that this program needs, whatever version wrote it.
 
-Each file NNNN_name.sql beside this one is one step, taken once, in one transaction with its record in `_sqlite_migrations`
-(sqlite-utils). A new store takes them all, so creation and migration are the same path. schema.sql beside the package shows
-the result; a test replays the steps and compares. Steps once released are never edited.
+Each file NNNN_name.sql in this folder is one step, taken once, in one transaction with its record in `_sqlite_migrations`
+(sqlite-utils). A new store takes all steps, so creation and migration are the same path. schema.sql shows the result; a test replays
+the steps and compares. A step is never edited once it is released.
 
-A store that took a step this program does not know was written by a newer one and is refused untouched.
+A store with a step that this program does not have was written by a newer program; it is refused and not changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES = tuple(sorted(Path(__file__).parent.glob("[0-9]*.sql")))
 
 
 def applied(connection: sqlite3.Connection) -> list[str]:
-    """Names of the steps this file has taken; raises StoreForeign when it holds tables that are none of ours."""
+    """Names of the steps this file has taken; raises StoreForeign when it holds the tables of another program."""
     if not connection.execute(QUERIES["migrations_table"]).fetchone()[0]:
         if connection.execute(QUERIES["tables"]).fetchone()[0]:
             raise StoreForeign("this SQLite file holds other tables and no fact store", "name another file")
@@ -36,7 +36,7 @@ def applied(connection: sqlite3.Connection) -> list[str]:
 
 
 def check_known(connection: sqlite3.Connection) -> list[str]:
-    """As `applied`; raises StoreTooNew when a step is unknown here. Changes nothing."""
+    """As `applied`; raises StoreTooNew when this program lacks one of the steps. Changes nothing."""
     found, known = applied(connection), {file.stem for file in FILES}
     if unknown := [name for name in found if name not in known]:
         raise StoreTooNew(f"the store has schema {unknown[-1]}, this program knows up to {FILES[-1].stem}")
