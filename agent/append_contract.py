@@ -45,7 +45,7 @@ class AppendOutcome(Protocol):
     def lease_epoch(self) -> int | None: ...
 
 
-class Told(TypedDict):
+class AppendAnswer(TypedDict):
     """The fields of an answer about one message. `lease_epoch` is the one in force where the append was fenced."""
 
     offset: int
@@ -54,7 +54,7 @@ class Told(TypedDict):
     lease_epoch: int | None
 
 
-def told(outcome: AppendOutcome) -> Told:
+def append_answer(outcome: AppendOutcome) -> AppendAnswer:
     """What the appender is told of his message."""
     return {
         "offset": outcome.offset,

@@ -13,7 +13,7 @@ from functools import partial
 
 from agent.batch import EPOCH_BYTES, Batch, Origin
 from agent.fact_store.append import Call, ReceivedPage, begin_check, check, put
-from agent.fact_store.integrity import damaged, note, repair, repair_definitions
+from agent.fact_store.integrity import add_peer_incident, damaged_batches, repair_batches, repair_definitions
 from agent.fact_store.log import (
     FactsRefused,
     OriginRange,
@@ -96,7 +96,7 @@ class PeersFacts(RunningStore):
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
         """The batches of a stream that were found damaged and are not repaired: what was told before this call is in it."""
-        return self._call("damaged", partial(damaged, stream=stream))
+        return self._call("damaged", partial(damaged_batches, stream=stream))
 
     def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[list[RepairedRange]]:
         """Put damaged batches back, byte for byte, at the offsets where they lay; see repair.py.
@@ -107,7 +107,7 @@ class PeersFacts(RunningStore):
         check_name("stream", stream, STREAM)
         batches = check(stream, sealed, (), is_opened=True)
         call = Call(f"{stream} from {peer}", sum(map(len, sealed)), time.monotonic_ns(), stream=stream)
-        call.run = partial(repair, stream=stream, peer=peer, batches=batches)
+        call.run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
         call.future.add_done_callback(partial(self._repaired, stream))
         self._writer.call(call)
         return call.future
@@ -131,8 +131,8 @@ class PeersFacts(RunningStore):
     def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
         if done.exception() is None:
             for one in done.result():
-                self._damages.repaired(stream, one.first_offset, one.last_offset)
+                self._damages.remove_repaired(stream, one.first_offset, one.last_offset)
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """An incident about a peer's stream, and nothing else."""
-        return self._call(kind, partial(note, kind=kind, stream=stream, peer=peer, why=why))
+        return self._call(kind, partial(add_peer_incident, kind=kind, stream=stream, peer=peer, why=why))

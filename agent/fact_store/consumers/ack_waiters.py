@@ -25,7 +25,7 @@ from agent.fact_store.append import (
     judge_new,
     reached,
 )
-from agent.fact_store.consumers.activity import Presence
+from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.log import Appended, AppendOutcome, Catalog
 
 WAITING_MAX = 10_000
@@ -60,11 +60,11 @@ class _Line:
     by_time: deque[_Waiting] = field(default_factory=deque)  # bounded by WAITING_MAX
 
 
-class Acknowledging:
+class AckWaiters:
     """Answers appends when their terms are met."""
 
-    def __init__(self, presence: Presence) -> None:
-        self._presence = presence
+    def __init__(self, activity: ConsumerActivity) -> None:
+        self._activity = activity
         self._lines: dict[Terms, _Line] = {}
         self._counts: Counter[str] = Counter()
         self.alarm_ns = NEVER_NS
@@ -82,7 +82,7 @@ class Acknowledging:
             _set(append, outcome)
             return
         waiting = _Waiting(append, outcome, offset, now_ns)
-        followers = self._presence.followers(catalog, terms.stream)
+        followers = self._activity.followers(catalog, terms.stream)
         decision = judge_new(offset, terms, followers, now_ns)
         if isinstance(decision, Pending) and self._counts[terms.stream] >= WAITING_MAX:
             decision = Queued(f"{WAITING_MAX} appends to {terms.stream} wait for its consumers already")
@@ -102,7 +102,7 @@ class Acknowledging:
         """Answer what can be answered now, and work out when to come back."""
         self.alarm_ns = NEVER_NS
         for terms, line in list(self._lines.items()):
-            followers = self._presence.followers(catalog, terms.stream)
+            followers = self._activity.followers(catalog, terms.stream)
             self._give_up_released(terms, line, catalog.streams[terms.stream].released_offset)
             self._settle_line(terms, line, followers, now_ns)
             if not line.by_time:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.fact_store.consumers.ack_waiters import NEVER_NS
-from agent.fact_store.consumers.activity import Presence
-from agent.fact_store.log import Catalog, Event, Lifecycle, overdue
+from agent.fact_store.consumers.activity import ConsumerActivity
+from agent.fact_store.log import Catalog, Event, Lifecycle, next_timeout
 
 AGAIN_NS = 1_000_000_000  # what could not be committed (a full disk) is tried again after this
 
 
-class Lifetimes:
+class ConsumerExpiry:
     """Watches consumers. `lost_ns_of` says for a stream how long a consumer may be away before it is lost."""
 
-    def __init__(self, presence: Presence, lost_ns_of: Callable[[str], int]) -> None:
-        self._presence = presence
+    def __init__(self, activity: ConsumerActivity, lost_ns_of: Callable[[str], int]) -> None:
+        self._activity = activity
         self._lost_ns_of = lost_ns_of
         self._known: list[tuple[str, Lifecycle]] = []
         self._since_ns: dict[str, int] = {}
@@ -35,15 +35,15 @@ class Lifetimes:
         unchanged = set(self._known)
         self._since_ns = {pair[0]: self._since_ns[pair[0]] if pair in unchanged else now_ns for pair in known}
         self._known = known
-        self._presence.forget_all_but(catalog.consumers)
+        self._activity.retain_only(catalog.consumers)
         self.alarm_ns = NEVER_NS
         events = dict[str, Event]()
         for name, consumer in catalog.consumers.items():
-            seen = self._presence.get(name)
+            seen = self._activity.get(name)
             since_ns = self._since_ns[name]
             if seen is not None:  # one that waits at the end has been seen until its wait ends
                 since_ns = max(since_ns, seen.seen_ns, seen.caught_up_ns or 0)
-            if (coming := overdue(consumer.lifecycle, since_ns, self._lost_ns_of(consumer.stream))) is None:
+            if (coming := next_timeout(consumer.lifecycle, since_ns, self._lost_ns_of(consumer.stream))) is None:
                 continue
             event, at_ns = coming
             if at_ns <= now_ns:

@@ -25,7 +25,7 @@ DEPTH_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ArtifactReference:
     """What a fact claims: these bytes exist."""
 
     digest: str
@@ -47,7 +47,7 @@ class ArtifactProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ArtifactLimits:
     """What a node takes, in bytes: of one artifact, of all together (0: as the disk allows), and what stays free on the disk."""
 
     size_max: int = SIZE_MAX
@@ -56,17 +56,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteChunk:
     """Write the chunk at its offset; with the last one, compare the whole and make it an artifact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishArtifact:
     """All bytes came before, in a life that ended before they were compared: do that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class SkipChunk:
     """Nothing to write: the sender goes on at `offset`, or is done."""
 
     offset: int
@@ -83,7 +83,7 @@ def check_digest(digest: str) -> str:
 
 def decide_chunk(
     held: ArtifactProgress | None, size: int, offset: int, length: int, size_max: int
-) -> Write | Finish | Skip:
+) -> WriteChunk | FinishArtifact | SkipChunk:
     """What to do with a chunk of an artifact announced as `size` bytes. Raises ArtifactRefused, ArtifactTooLarge.
 
     A chunk that is not at the end of what was received is not an error: the answer names the offset to go on from, which is how a
@@ -98,16 +98,16 @@ def decide_chunk(
     if held is not None and held.is_complete and held.size != size:
         raise ArtifactRefused(f"announced with {size} bytes, here it has {held.size}", "correct the size")
     if held is not None and held.is_complete:
-        return Skip(size, is_complete=True)
+        return SkipChunk(size, is_complete=True)
     received = 0 if held is None else held.received
     if received >= size:
-        return Finish()
+        return FinishArtifact()
     if offset != received or length == 0:
-        return Skip(received, is_complete=False)
-    return Write()
+        return SkipChunk(received, is_complete=False)
+    return WriteChunk()
 
 
-def check_room(limits: Limits, size: int, received: int, used: int, free: int | None) -> None:
+def check_artifact_room(limits: ArtifactLimits, size: int, received: int, used: int, free: int | None) -> None:
     """Raise unless the rest of an artifact has room beside all that is `used` already, and on a disk with `free` bytes left.
 
     ArtifactTooLarge where it never will have, ArtifactsFull or StoreFull where others may make room: facts that are released let theirs
@@ -124,7 +124,7 @@ def check_room(limits: Limits, size: int, received: int, used: int, free: int | 
         raise StoreFull(why, "free space, then put it again: it goes on")
 
 
-def references(message: Message) -> tuple[Reference, ...]:
+def references_in(message: Message) -> tuple[ArtifactReference, ...]:
     """The artifacts a fact refers to, each once, in order; () where its envelope names no media type."""
     content = message.fact.object_json
     if message.envelope.object_media_type is None or b'"sha256:' not in content:
@@ -132,10 +132,10 @@ def references(message: Message) -> tuple[Reference, ...]:
     return tuple(dict.fromkeys(_claims(parse_json("object_json", content), 0)))
 
 
-def claimed(message: Message) -> tuple[Reference, ...]:
-    """As `references`, of a message that is to be appended. Raises ArtifactRefused for too many; one that stands in another zone's log
+def checked_references(message: Message) -> tuple[ArtifactReference, ...]:
+    """As `references_in`, of a message that is to be appended. Raises ArtifactRefused for too many; one that stands in another zone's log
     already is taken as it is."""
-    found = references(message)
+    found = references_in(message)
     if len(found) > REFERENCES_MAX:
         why = f"the fact refers to {len(found)} artifacts, {REFERENCES_MAX} at most"
         raise ArtifactRefused(why, "put their list as an artifact of its own")
@@ -144,24 +144,24 @@ def claimed(message: Message) -> tuple[Reference, ...]:
 
 def digests_in(messages: Iterable[Message]) -> set[bytes]:
     """The digests of all artifacts that messages refer to."""
-    return {one.raw for message in messages for one in references(message)}
+    return {one.raw for message in messages for one in references_in(message)}
 
 
-def messages_of(batches: Iterable[Batch]) -> Iterator[Message]:
+def messages_in(batches: Iterable[Batch]) -> Iterator[Message]:
     """The messages of batches of any kind. Raises BatchError where they cannot be opened."""
     for batch in batches:
         if batch.header.kind is Kind.MESSAGES:
             yield from open_messages(batch)
 
 
-def _claims(value: object, depth: int) -> Iterator[Reference]:
+def _claims(value: object, depth: int) -> Iterator[ArtifactReference]:
     """Claim checks anywhere inside a JSON value."""
     if depth > DEPTH_MAX:
         return
     if isinstance(value, dict):
         digest, size = value.get("digest"), value.get("size")
         if isinstance(digest, str) and DIGEST.fullmatch(digest) and type(size) is int and 0 < size <= JSON_INTEGER_MAX:
-            yield Reference(digest, size)
+            yield ArtifactReference(digest, size)
         for one in value.values():
             yield from _claims(one, depth + 1)
     elif isinstance(value, list):

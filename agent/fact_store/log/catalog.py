@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from agent.batch import Definitions, Link, Origin
 from agent.fact_store.log.held_ranges import Range
 from agent.fact_store.log.records import ConsumerState, PeerPosition, StreamInfo
-from agent.fact_store.log.tail_cache import Tail
+from agent.fact_store.log.tail_cache import TailCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
-    handed: dict[tuple[str, str], int | None] = field(default_factory=dict)  # stream, zone; None: it reads in this life
+    served_offsets: dict[tuple[str, str], int | None] = field(
+        default_factory=dict
+    )  # stream, zone; None: it reads in this life
     restarted: frozenset[tuple[str, str]] = (
         frozenset()
     )  # peer, stream: has gone on under another epoch since it was first read
@@ -56,13 +58,13 @@ class Catalog:
         default_factory=dict
     )  # stream, producer; replaced, so no commit copies it
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
-    tails: dict[int, Tail] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
+    tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.restarted, self.unproven, self.leases,
+            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven, self.leases,
             self.own_origin, self.tails.copy(),
         )  # fmt: skip
 

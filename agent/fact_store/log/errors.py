@@ -55,7 +55,7 @@ class StoreError(BsfgError):
         return f"{self.why}; {self.hint}" if self.hint else self.why
 
 
-def again(error: StoreError) -> StoreError:
+def copy_error(error: StoreError) -> StoreError:
     """The same error for one more caller: each raises its own, so tracebacks do not grow into each other."""
     copy = type(error)(error.why, error.hint)
     copy.__cause__ = error.__cause__

@@ -24,7 +24,7 @@ class Confirmed:
     ranges: tuple[tuple[int, int], ...] = ()
 
 
-def confirm(confirmed: Confirmed, first_offset: int | None, last_offset: int, end_offset: int) -> Confirmed:
+def confirm_range(confirmed: Confirmed, first_offset: int | None, last_offset: int, end_offset: int) -> Confirmed:
     """The state after confirming `first_offset` to `last_offset`; without a first offset, everything up to the last.
 
     Raises ConfirmBeyondLog beyond `end_offset`, ConfirmRefused for an empty or senseless range or too many islands.
@@ -49,7 +49,7 @@ def confirm(confirmed: Confirmed, first_offset: int | None, last_offset: int, en
     return Confirmed(confirmed.frontier, merged)
 
 
-def lifted(confirmed: Confirmed, released_offset: int) -> Confirmed:
+def skip_released(confirmed: Confirmed, released_offset: int) -> Confirmed:
     """The same consumer after retention let go of everything up to an offset: what is gone can no longer be confirmed, so the
     frontier passes it, and takes in what was confirmed right behind it."""
     if released_offset <= confirmed.frontier:

@@ -57,7 +57,7 @@ class Fork:
     why: str
 
 
-def decide(ranges: tuple[Range, ...], offered: Range) -> Insert | Duplicate | Fork:
+def decide_insert(ranges: tuple[Range, ...], offered: Range) -> Insert | Duplicate | Fork:
     """What to do with a batch, given as the range it makes, when `ranges` (sorted, disjoint, never adjacent) are held."""
     if (offered.first_sequence == 1) != (offered.first_previous_digest == NO_DIGEST):
         return Fork(f"sequence {offered.first_sequence} names {offered.first_previous_digest.hex()} as predecessor")

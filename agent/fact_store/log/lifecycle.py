@@ -68,23 +68,23 @@ TRANSITIONS: dict[tuple[Lifecycle, Event], Lifecycle] = {
 }
 
 
-PRESENT = frozenset({Lifecycle.ONLINE, Lifecycle.INELIGIBLE})
+ACTIVE_STATES = frozenset({Lifecycle.ONLINE, Lifecycle.INELIGIBLE})
 """Whose facts somebody fetches these days: removing one is refused unless it is insisted on."""
 REMOVAL_NS = 600 * 1_000_000_000
 """How long one that is being removed may still come back: a peer in trouble asks again within a minute or two, a person who
 removed the wrong one notices while the window is still open."""
 
 
-def overdue(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
+def next_timeout(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
     """What happens to a consumer by itself, and when, if it was last seen (or came to this state) at `since_ns`."""
-    if state in PRESENT:
+    if state in ACTIVE_STATES:
         return Event.LOST, since_ns + lost_ns
     if state is Lifecycle.DELETION_STARTED:
         return Event.REMOVED, since_ns + REMOVAL_NS
     return None
 
 
-def step(state: Lifecycle, event: Event) -> Lifecycle:
+def next_state(state: Lifecycle, event: Event) -> Lifecycle:
     """The state after an event; asserts that the table has the row."""
     assert (state, event) in TRANSITIONS, f"a consumer that is {state.value} cannot be {event.value}"
     return TRANSITIONS[state, event]

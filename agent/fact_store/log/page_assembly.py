@@ -18,7 +18,7 @@ from agent.fact_store.log.records import Hole, StoredBatch
 PageRow = tuple[object, object, object, object]  # first_offset, last_offset, body, digest, as the disk has them
 
 
-def whole(stream: str, row: PageRow) -> Batch | str:
+def parse_row(stream: str, row: PageRow) -> Batch | str:
     """The batch in a row of `stream`, or what is wrong with it."""
     first_offset, last_offset, body, digest = row
     if not (isinstance(first_offset, int) and isinstance(last_offset, int)):
@@ -37,7 +37,7 @@ def whole(stream: str, row: PageRow) -> Batch | str:
 
 
 @dataclass(slots=True)
-class Assembly:
+class PageAssembly:
     """A page being put together from rows in the order of their offsets."""
 
     stream: str
@@ -48,7 +48,7 @@ class Assembly:
     released_offset: int = 0
     batches: list[StoredBatch] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
-    why: str = ""  # what was wrong with the last bad row
+    problem: str = ""  # what was wrong with the last bad row
 
     def __post_init__(self) -> None:
         """What retention has let go of is passed over first, and is no damage."""
@@ -62,20 +62,20 @@ class Assembly:
         last = self.batches[-1].last_offset if self.batches else self.after_offset
         return max(last, self.holes[-1].last_offset if self.holes else 0)
 
-    def take(self, row: PageRow) -> bool:
+    def add_row(self, row: PageRow) -> bool:
         """Put one row into the page; True when the page is full, and then a row it has no room for is left out."""
-        batch = whole(self.stream, row)
+        batch = parse_row(self.stream, row)
         if isinstance(batch, str):
-            self.why = batch
+            self.problem = batch
             return False
         first_offset, last_offset = int(row[0]), int(row[1])  # type: ignore[call-overload]  # `whole` has looked
         is_inside = not self.batches and first_offset <= self.reached + 1 <= last_offset
         if not is_inside and first_offset <= self.reached:
-            self.why = f"it lies at offset {first_offset}, where another batch lies"
+            self.problem = f"it lies at offset {first_offset}, where another batch lies"
             return False
         if self.batches and self.bytes_max < len(batch.sealed):
             return True
-        self._pass_over(first_offset - 1)
+        self._add_hole(first_offset - 1)
         self.bytes_max -= len(batch.sealed)
         header = batch.header
         self.batches.append(
@@ -86,12 +86,12 @@ class Assembly:
 
     def finish(self, end_offset: int) -> None:
         """No row is left before `end_offset`: what is not in the page by now is damaged."""
-        self._pass_over(min(end_offset, self.until_offset))
+        self._add_hole(min(end_offset, self.until_offset))
 
     def damaged(self) -> list[Hole]:
         """The holes that are nobody's decision."""
         return [hole for hole in self.holes if hole.reason == "damaged"]
 
-    def _pass_over(self, last_offset: int) -> None:
+    def _add_hole(self, last_offset: int) -> None:
         if last_offset > self.reached:
             self.holes.append(Hole(self.reached + 1, last_offset, "damaged"))

@@ -205,7 +205,7 @@ class Integrity:
     damages: int
     batches_verified: int
     last_full_pass_unix_ms: int | None
-    set_aside: tuple[tuple[str, int], ...]
+    quarantined: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

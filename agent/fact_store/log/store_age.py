@@ -35,7 +35,7 @@ def is_mark_due(last_ms: int | None, now_ms: int) -> bool:
     return last_ms is None or now_ms - last_ms >= MARK_EVERY_MS
 
 
-def recorded_before(
+def last_offset_before(
     marks: Sequence[tuple[int, int]], age_ms: int, last_ms: int | None, end_offset: int, released_offset: int
 ) -> int:
     """The last offset that is certainly older than `age_ms`, as far as these marks (first_offset, age_ms; oldest first) tell.

@@ -20,18 +20,18 @@ BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class TailCache:
     """The last batches of one stream, in order."""
 
     batches: tuple[StoredBatch, ...] = ()
 
-    def extended(self, added: Sequence[Batch], end_offset: int) -> Tail:
+    def extended(self, added: Sequence[Batch], end_offset: int) -> TailCache:
         """With batches that were put behind it, the last of them ending at `end_offset`; the oldest give way."""
         kept, left = list[StoredBatch](), BYTES_MAX
         for batch in reversed(added):
             left -= len(batch.sealed)
             if left < 0:
-                return Tail(tuple(reversed(kept)))
+                return TailCache(tuple(reversed(kept)))
             header = batch.header
             first_offset = end_offset - header.count + 1
             kept.append(StoredBatch(first_offset, end_offset, batch.sealed, header.origin, header.definitions.count))
@@ -41,7 +41,7 @@ class Tail:
             if left < 0:
                 break
             kept.append(stored)
-        return Tail(tuple(reversed(kept)))
+        return TailCache(tuple(reversed(kept)))
 
     def page(self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int) -> Page | None:
         """What `StoreReader.read` would answer; None where that begins before this tail, finds nothing, or is asked wrongly."""

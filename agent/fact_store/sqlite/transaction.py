@@ -20,7 +20,7 @@ from agent.fact_store.log import (
     PeerPosition,
     Range,
     StreamState,
-    Tail,
+    TailCache,
     Taken,
     is_mark_due,
 )
@@ -177,7 +177,7 @@ class Transaction:
             stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms, is_backlog=was_backlog
         )
         tails = self.catalog.tails
-        tails[stream.id] = tails.get(stream.id, Tail()).extended(batches, end_offset)
+        tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
         self.batches_added += len(batches)
         return stream.end_offset + 1
 
@@ -267,10 +267,10 @@ class Transaction:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
-    def begin_handing(self, stream: StreamState, zone: str) -> None:
-        """From now on a zone may be handed all that there is of a stream."""
+    def begin_serving(self, stream: StreamState, zone: str) -> None:
+        """From now on a zone may be served all that there is of a stream."""
         self._execute(QUERIES["insert_handed"], (stream.id, zone))
-        self.catalog.handed[stream.name, zone] = None
+        self.catalog.served_offsets[stream.name, zone] = None
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer; its number is given here."""

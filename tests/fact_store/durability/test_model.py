@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from agent import batch
 from agent.fact_store import FactStore, StoreSettings, StreamSettings
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
 from agent.fact_store.log.records import AppendOutcome, Hole, PeerPosition
 from agent.fact_store.retention.housekeeping import Housekeeping

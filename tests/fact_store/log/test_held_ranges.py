@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import NO_DIGEST
-from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, Range, decide
+from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, Range, decide_insert
 
 SIZE = 10
 
@@ -48,7 +48,7 @@ def run(first: int, last: int) -> Range:
 )
 def test_honest_batches(held: tuple[Range, ...], offered: Range, decision: Insert | Duplicate) -> None:
     """New batches join what they touch; a skipped stretch is declared only where the log's new end skips it."""
-    assert decide(held, offered) == decision
+    assert decide_insert(held, offered) == decision
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_honest_batches(held: tuple[Range, ...], offered: Range, decision: Inser
 )
 def test_forks(held: tuple[Range, ...], offered: Range) -> None:
     """A history that contradicts what is held is a fork, whatever end of it shows first."""
-    decision = decide(held, offered)
+    decision = decide_insert(held, offered)
     assert isinstance(decision, Fork), decision
     assert decision.why
 
@@ -76,8 +76,8 @@ def test_ranges_are_limited() -> None:
     """An origin with more gaps than anybody can look into is refused; filling a gap stays possible."""
     held = tuple(run(number, number) for number in range(1, 2 * RANGES_MAX, 2))
     assert len(held) == RANGES_MAX
-    assert isinstance(decide(held, batch(2 * RANGES_MAX + 5)), Fork)
-    filled = decide(held, batch(2))
+    assert isinstance(decide_insert(held, batch(2 * RANGES_MAX + 5)), Fork)
+    filled = decide_insert(held, batch(2))
     assert isinstance(filled, Insert)
     assert len(filled.ranges) == RANGES_MAX - 1
 
@@ -88,7 +88,7 @@ def test_like_a_set(order: list[int]) -> None:
     held: tuple[Range, ...] = ()
     came = set[int]()
     for number in order:
-        decision = decide(held, batch(number))
+        decision = decide_insert(held, batch(number))
         if number in came:
             assert decision == Duplicate()
             continue
@@ -114,11 +114,11 @@ def test_a_foreign_branch_never_joins(held_numbers: set[int], number: int) -> No
     """A batch of another history is never joined to what is held of this one."""
     held: tuple[Range, ...] = ()
     for one in sorted(held_numbers):
-        decision = decide(held, batch(one))
+        decision = decide_insert(held, batch(one))
         assert isinstance(decision, Insert)
         held = decision.ranges
     foreign = batch(number, "other")
-    decision = decide(held, foreign)
+    decision = decide_insert(held, foreign)
     if isinstance(decision, Insert):
         assert foreign in decision.ranges
         assert {number - 1, number + 1}.isdisjoint(held_numbers)

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.sqlite.connection import connect_writer
 from agent.fact_store.sqlite.migrations import FILES, check_known
 from agent.fact_store.sqlite.queries import statements

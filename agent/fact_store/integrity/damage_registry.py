@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from agent.batch import Origin
 from agent.fact_store.append import Call, append_notice
-from agent.fact_store.log import Hole, OriginRange, StoreError, stream_notice
+from agent.fact_store.log import Hole, OriginRange, StoreError, stream_fact
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 
 log = logging.getLogger(__name__)
 
-SAID_MAX = 10_000  # a disk that has damaged more batches than this is said to be bad often enough
+REPORTED_MAX = 10_000  # a disk that has damaged more batches than this is said to be bad often enough
 INCIDENT = "damaged"
 
 
@@ -36,12 +36,12 @@ class _Place(NamedTuple):
         return self.stream == other.stream and is_inside
 
 
-class Damages:
+class DamageRegistry:
     """What this life has found damaged. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: set[_Place] = set()
+        self._reported: set[_Place] = set()
         self._writer: Writer | None = None
         self._origin: Origin | None = None
 
@@ -52,15 +52,15 @@ class Damages:
     @property
     def count(self) -> int:
         """How many damaged places were found and are not repaired."""
-        return len(self._said)
+        return len(self._reported)
 
-    def found(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
+    def report(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
         """A reader came across damage."""
         writer, origin, place = self._writer, self._origin, _Place(stream, hole.first_offset, hole.last_offset)
         with self._lock:
-            if writer is None or origin is None or len(self._said) >= SAID_MAX or self._is_said(place):
+            if writer is None or origin is None or len(self._reported) >= REPORTED_MAX or self._is_reported(place):
                 return
-            self._said = {one for one in self._said if not place.covers(one)} | {place}
+            self._reported = {one for one in self._reported if not place.covers(one)} | {place}
         log.error(
             "facts_damaged",
             extra={
@@ -70,7 +70,7 @@ class Damages:
                 "reason": f"damaged: {why or 'no row is there'}",
             },
         )
-        run = partial(_say, origin=origin, stream=stream, hole=hole, why=why, origins=origins)
+        run = partial(_record_damage, origin=origin, stream=stream, hole=hole, why=why, origins=origins)
         call = Call(f"damage in {stream}", len(why), time.monotonic_ns(), run)
         call.future.add_done_callback(lambda done: self._forget(place) if done.exception() else None)
         try:
@@ -78,25 +78,25 @@ class Damages:
         except StoreError:
             self._forget(place)
 
-    def repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
+    def remove_repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
         """What was found between these offsets is damaged no longer; found again, it is said again."""
         with self._lock:
-            self._said = {
+            self._reported = {
                 one
-                for one in self._said
+                for one in self._reported
                 if one.stream != stream or one.last_offset < first_offset or last_offset < one.first_offset
             }
 
-    def _is_said(self, place: _Place) -> bool:
+    def _is_reported(self, place: _Place) -> bool:
         """A hole grows where what lies beside it is damaged later, and is cut where a page ends."""
-        return place in self._said or any(one.covers(place) for one in self._said)
+        return place in self._reported or any(one.covers(place) for one in self._reported)
 
     def _forget(self, place: _Place) -> None:
         with self._lock:
-            self._said.discard(place)
+            self._reported.discard(place)
 
 
-def _say(
+def _record_damage(
     transaction: Transaction, *, origin: Origin, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]
 ) -> None:
     """In the writer's transaction: the incident for who looks here, the notice for who reads elsewhere."""
@@ -127,5 +127,5 @@ def _say(
         f"{why or 'the rows are not there'}; facts of {whose or 'nobody the table names'}",
     )
     append_notice(
-        transaction, stream, stream_notice(origin, stream, "facts_damaged", about, place, transaction.now_unix_ms)
+        transaction, stream, stream_fact(origin, stream, "facts_damaged", about, place, transaction.now_unix_ms)
     )

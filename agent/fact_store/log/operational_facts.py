@@ -22,19 +22,19 @@ from collections.abc import Mapping
 from agent.batch import Origin
 from agent.message import JSON_INTEGER_MAX, Envelope, Fact, Message, canonical_json
 
-NOTICES_STREAM = "facts.operational"  # where a store tells what concerns all of its streams
+OPERATIONAL_STREAM = "facts.operational"  # where a store tells what concerns all of its streams
 EVERYBODY = "*"
 
 
-def stream_notice(
+def stream_fact(
     origin: Origin, stream: str, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
 ) -> Message:
     """A notice about one stream; `key` tells it apart from others of its predicate in this epoch."""
     return _notice(origin, f"stream:{origin.zone}/{stream}", predicate, {"stream": stream, **about}, key, now_unix_ms)
 
 
-def store_notice(origin: Origin, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int) -> Message:
-    """A notice about the store as a whole; it goes into `NOTICES_STREAM`."""
+def store_fact(origin: Origin, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int) -> Message:
+    """A notice about the store as a whole; it goes into `OPERATIONAL_STREAM`."""
     return _notice(origin, f"store:{origin.zone}", predicate, about, key, now_unix_ms)
 
 

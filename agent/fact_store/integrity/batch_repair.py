@@ -15,19 +15,21 @@ from collections.abc import Sequence
 
 from agent.batch import Batch
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import FactsRefused, ForkError, OriginRange, RepairedRange, stream_notice, whole
+from agent.fact_store.log import FactsRefused, ForkError, OriginRange, RepairedRange, parse_row, stream_fact
 from agent.fact_store.sqlite import Transaction, is_damage
 
 INCIDENT = "repaired"
 
 
-def damaged(transaction: Transaction, *, stream: str) -> list[OriginRange]:
+def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRange]:
     """The batches of a stream that are known to be damaged."""
     known = transaction.catalog.streams.get(stream)
     return [OriginRange(*one) for one in transaction.damaged(known.id)] if known else []
 
 
-def repair(transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch]) -> list[RepairedRange]:
+def repair_batches(
+    transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch]
+) -> list[RepairedRange]:
     """Put batches back that are damaged here; those that are whole, or released, are only no longer called damaged.
 
     Returns where facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
@@ -45,11 +47,11 @@ def repair(transaction: Transaction, *, stream: str, peer: str, batches: Sequenc
         transaction.add_repaired(known.id, offset, batch)
         one = RepairedRange(offset, offset + header.count - 1)
         found.append(one)
-        _say(transaction, stream, peer, batch, one)
+        _record_repair(transaction, stream, peer, batch, one)
     return found
 
 
-def note(transaction: Transaction, *, kind: str, stream: str, peer: str, why: str) -> None:
+def add_peer_incident(transaction: Transaction, *, kind: str, stream: str, peer: str, why: str) -> None:
     """Something about a peer's stream that a person has to know."""
     transaction.add_incident(kind, f"{stream} from {peer}", why)
 
@@ -87,14 +89,14 @@ def _digest_by_chain(transaction: Transaction, stream: int, origin: int, last_se
 
 def _is_served(transaction: Transaction, stream: str, number: int, first_offset: int) -> bool:
     try:
-        return any(not isinstance(whole(stream, row), str) for row in transaction.rows_at(number, first_offset))
+        return any(not isinstance(parse_row(stream, row), str) for row in transaction.rows_at(number, first_offset))
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
         return False
 
 
-def _say(transaction: Transaction, stream: str, peer: str, batch: Batch, place: RepairedRange) -> None:
+def _record_repair(transaction: Transaction, stream: str, peer: str, batch: Batch, place: RepairedRange) -> None:
     """The incident for who looks here, the notice for who has read across the hole elsewhere."""
     header = batch.header
     where = f"{place.first_offset} to {place.last_offset}"
@@ -115,7 +117,5 @@ def _say(transaction: Transaction, stream: str, peer: str, batch: Batch, place: 
         ],
     }
     place_id = f"{stream}:{place.first_offset}-{place.last_offset}"
-    notice = stream_notice(
-        transaction.catalog.origin, stream, "facts_repaired", about, place_id, transaction.now_unix_ms
-    )
+    notice = stream_fact(transaction.catalog.origin, stream, "facts_repaired", about, place_id, transaction.now_unix_ms)
     append_notice(transaction, stream, notice)
