@@ -1,5 +1,7 @@
-"""Consumers in the store: registered, leased, confirming, removed. What a confirmation means is decided in frontier.py, which of
-several instances may go on in agent/lease.py."""
+"""Calls of the writer that change consumers: register, lease, confirm, remove, and record activity.
+
+What a confirmation means is decided in frontier.py, which of several instances holds the lease in agent/lease.py.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,15 @@ from agent.fact_store.log import (
 from agent.fact_store.sqlite import Transaction
 from agent.lease import Lease, LeaseClaim, decide_lease
 
-Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: what was recorded here from then on
+Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: facts recorded here from then on
 
 
 def register_consumer(
     transaction: Transaction, name: str, zone: str, stream: str, start: Start, *, is_local: bool = False
 ) -> ConsumerState:
-    """The consumer of this name, registered if need be; one that is being removed has come back.
+    """The consumer of this name, registered where it is new. A removal that has begun is cancelled.
 
-    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for another zone's on a stream that `is_local`.
+    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for a consumer of another zone where the stream `is_local`.
     """
     if (known := transaction.catalog.consumers.get(name)) is not None:
         if known.zone != zone:
@@ -57,7 +59,7 @@ def register_consumer(
 
 
 def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
-    """The lease of a consumer after an instance has shown its own. Raises UnknownConsumer, ConsumerFenced."""
+    """The lease of a consumer that is in force after an instance's claim. Raises UnknownConsumer, ConsumerFenced."""
     consumer = find_consumer(transaction.catalog, name)
     lease = _lease(consumer, shown)
     transaction.set_consumer(replace(consumer, lease=lease))
@@ -67,8 +69,10 @@ def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
 def confirm_offsets(
     transaction: Transaction, name: str, first_offset: int | None, last_offset: int, shown: LeaseClaim | None
 ) -> int:
-    """The frontier after a confirmation; `shown` is the lease of who confirms, None where the name alone counts. Raises
-    UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog."""
+    """The frontier after a confirmation. `shown` is the claim of the instance that confirms; None checks the name only.
+
+    Raises UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
+    """
     consumer = find_consumer(transaction.catalog, name)
     lease = consumer.lease if shown is None else _lease(consumer, shown)
     stream = transaction.catalog.streams[consumer.stream]
@@ -83,22 +87,20 @@ def confirm_offsets(
 
 
 def begin_serving(transaction: Transaction, stream: str, zone: str) -> None:
-    """A zone is about to read a stream; it may have been handed all of it from now on."""
+    """Record that a zone begins to read a stream, so that a later life counts all of it as served (decision 0041)."""
     transaction.begin_serving(transaction.catalog.streams[stream], zone)
 
 
 def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bool) -> Lifecycle:
-    """Begin to remove a consumer, so that what it held back may go; with `now`, end it too. Returns its state.
+    """Begin to remove a consumer, so that retention stops waiting for it; with `now`, remove it at once. Returns its state.
 
-    Raises UnknownConsumer; ConsumerInUse where it is present, unless `force`.
+    Raises UnknownConsumer, and without `force` ConsumerInUse for one that is active.
     """
     consumer = find_consumer(transaction.catalog, name)
     if consumer.lifecycle in ACTIVE_STATES:
         if not force:
             raise ConsumerInUse(f"consumer {name!r} is {consumer.lifecycle.value}: it fetches or confirms these days")
-        consumer = replace(
-            consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST)
-        )  # whoever insists says that it is gone
+        consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))  # `force` declares it lost
     consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.REMOVE))
     transaction.set_consumer(consumer)
     if now:
@@ -110,7 +112,7 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
 def apply_events(
     transaction: Transaction, events: Mapping[str, Event], seen_unix_ms: Callable[[str], int | None]
 ) -> None:
-    """What happened to consumers, as far as it still can: who came back meanwhile is neither lost nor removed."""
+    """Apply events to consumers. An event that the consumer's state does not allow any more, because it came back, is dropped."""
     for name, event in events.items():
         consumer = transaction.catalog.consumers.get(name)
         if consumer is not None and (consumer.lifecycle, event) in TRANSITIONS:
@@ -119,7 +121,7 @@ def apply_events(
 
 
 def save_last_seen(transaction: Transaction, seen_unix_ms: Mapping[str, int]) -> None:
-    """Write down when consumers were last seen."""
+    """Store when consumers were last seen, in milliseconds since 1970."""
     for name, seen in seen_unix_ms.items():
         if (consumer := transaction.catalog.consumers.get(name)) is not None:
             transaction.set_consumer(replace(consumer, seen_unix_ms=seen))
@@ -134,7 +136,7 @@ def _apply(transaction: Transaction, consumer: ConsumerState, event: Event) -> N
 
 
 def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -> int:
-    """The offset before the first that a new consumer reads. A time is rounded down to its minute's mark, never later than asked."""
+    """The frontier that a new consumer starts with. A time is rounded down to the mark of its minute, so it never starts too late."""
     if start == "end" or (isinstance(start, int) and start > transaction.now_unix_ms):
         return stream.end_offset
     if start == "oldest":

@@ -1,8 +1,8 @@
-"""Damage found while facts are served or verified, said once: an incident, and a notice that travels with the facts.
+"""The register of damaged places found by readers and the scrub: each is reported once, as an incident and as a fact in the stream.
 
-Readers find it in any thread and pass over it; the writer writes it down. Said once in a life of the program, and the notice
-once for ever, because its id follows from where the damage lies. What cannot be written now, because too much waits for the disk
-or it is full, is said when somebody comes across it again.
+Readers find damage in any thread and pass over it; the writer records it. A place is reported once in a life of the process, and its fact
+is stored once for ever, because its message id follows from the place. A report that the writer cannot take now (busy, or the disk is full)
+is made again when the place is read again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent.fact_store.writer import Writer
 
 log = logging.getLogger(__name__)
 
-REPORTED_MAX = 10_000  # a disk that has damaged more batches than this is said to be bad often enough
+REPORTED_MAX = 10_000  # places; with more of them the disk has been reported as bad often enough
 INCIDENT = "damaged"
 
 
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
 
 
 class DamageRegistry:
-    """What this life has found damaged. Thread-safe."""
+    """The damaged places found in this life of the process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,16 +46,16 @@ class DamageRegistry:
         self._origin: Origin | None = None
 
     def start(self, writer: Writer, origin: Origin) -> None:
-        """From now on there is somebody to tell."""
+        """Report to this writer from now on; damage found earlier is dropped and found again."""
         self._writer, self._origin = writer, origin
 
     @property
     def count(self) -> int:
-        """How many damaged places were found and are not repaired."""
+        """How many damaged places were found in this life and are not repaired."""
         return len(self._reported)
 
     def report(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
-        """A reader came across damage."""
+        """Record that a reader met damage. `why` is what was wrong with the row, `origins` whose facts it held."""
         writer, origin, place = self._writer, self._origin, _Place(stream, hole.first_offset, hole.last_offset)
         with self._lock:
             if writer is None or origin is None or len(self._reported) >= REPORTED_MAX or self._is_reported(place):
@@ -79,7 +79,7 @@ class DamageRegistry:
             self._forget(place)
 
     def remove_repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
-        """What was found between these offsets is damaged no longer; found again, it is said again."""
+        """Remove the places between these offsets; if they are found damaged again, they are reported again."""
         with self._lock:
             self._reported = {
                 one
@@ -88,7 +88,7 @@ class DamageRegistry:
             }
 
     def _is_reported(self, place: _Place) -> bool:
-        """A hole grows where what lies beside it is damaged later, and is cut where a page ends."""
+        """Whether a place, or one that covers it, was reported: a hole is cut where a page ends, and grows with damage beside it."""
         return place in self._reported or any(one.covers(place) for one in self._reported)
 
     def _forget(self, place: _Place) -> None:
@@ -99,7 +99,7 @@ class DamageRegistry:
 def _record_damage(
     transaction: Transaction, *, origin: Origin, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]
 ) -> None:
-    """In the writer's transaction: the incident for who looks here, the notice for who reads elsewhere."""
+    """In the writer's transaction: the incident for the operator of this node, the fact for readers elsewhere."""
     about: dict[str, object] = {
         "first_offset": hole.first_offset,
         "last_offset": hole.last_offset,
@@ -124,7 +124,7 @@ def _record_damage(
     transaction.add_incident(
         INCIDENT,
         f"{stream} {hole.first_offset} to {hole.last_offset}",
-        f"{why or 'the rows are not there'}; facts of {whose or 'nobody the table names'}",
+        f"{why or 'the rows are not there'}; facts of {whose or 'unknown origins'}",
     )
     append_notice(
         transaction, stream, stream_fact(origin, stream, "facts_damaged", about, place, transaction.now_unix_ms)

@@ -1,8 +1,7 @@
-"""What must be true of the rows of a store, row by row: batches against their own bytes, against each other, and against what
-the other tables say of them. Core: no IO; `verifying.py` walks the tables and asks.
+"""Checks rows of a store: each batch against its own bytes, its neighbours, and the other tables. Core: no IO.
 
-The sealed bytes are the truth: their digest, the header in them, and the chain. A column that says otherwise is damaged, for
-it decides what is found; facts are served by the bytes alone. A damage names the place and what is wrong there.
+`verify.py` walks the tables and calls these checks. The sealed bytes are the truth: their digest, their header, and the chain. A column
+that disagrees with them counts as damage too, because columns decide which batches are found; facts are served from the bytes alone.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from agent.fact_store.log import Range
 
 
 class Damage(NamedTuple):
-    """One place that is not as it was written. `offset` 0: no offset of the stream is meant; `origin` "": nobody's."""
+    """One damaged place and what is wrong there. `offset` 0: no place in the stream; `origin` "": no origin."""
 
     stream: str
     offset: int
@@ -34,7 +33,7 @@ class Damage(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """A row of the table `batch`, as the disk has it."""
+    """A row of the table `batch` as read from the disk; any column may hold anything."""
 
     first_offset: Any
     last_offset: Any
@@ -55,7 +54,10 @@ class BatchRow(NamedTuple):
 def definitions_damage(
     origin: Origin, rows: Sequence[tuple[Any, Any, Any]], before: Definitions
 ) -> tuple[list[Damage], Definitions]:
-    """Rows (number, digest, body) of an origin's definitions after those `before`: dense, and each as the digest says."""
+    """Check an origin's definitions (number, digest, body) after those `before`: numbered without gaps, each as the running digest says.
+
+    Returns the damage, and the state after the last row.
+    """
     damages, running = list[Damage](), before
     for number, digest, body in rows:
         expected = running.extended(body) if isinstance(body, bytes) else running
@@ -70,7 +72,7 @@ def definitions_damage(
 
 @dataclass(slots=True)
 class StreamCheck:
-    """A walk along one stream, in the order of offsets."""
+    """Checks the batches of one stream in the order of their offsets."""
 
     stream: str
     numbers: Mapping[int, Origin]
@@ -90,11 +92,11 @@ class StreamCheck:
     def take(self, row: BatchRow) -> Iterator[Damage]:
         """What is wrong with the next row."""
         if isinstance(row.last_offset, int) and row.last_offset <= self.released_offset:
-            return  # retention has let go of it and will delete it
+            return  # released; retention will delete it
         batch = self._batch(row)
         if isinstance(batch, str):
             yield self._damage(row, batch)
-            self._go_on(row)
+            self._advance(row)
             return
         header = batch.header
         for name, found, said in (
@@ -112,25 +114,27 @@ class StreamCheck:
             ("bytes_total", row.bytes_total, self.bytes_total + len(batch.sealed)),
         ):
             if found != said and not (name == "bytes_total" and row.first_offset != self.next_offset):
-                yield self._damage(row, f"column {name} says {_shown(found)}, the batch says {_shown(said)}", batch)
-        yield from self._places(row, batch)
-        self._go_on(row, batch)
+                yield self._damage(row, f"column {name} says {_text(found)}, the batch says {_text(said)}", batch)
+        yield from self._place_damage(row, batch)
+        self._advance(row, batch)
 
     def finish(self, end_offset: int) -> Iterator[Damage]:
-        """The rows are over; `end_offset` is where what is held says the stream ends."""
+        """Check the end, after the last row: `end_offset` is where the stream ends by the held ranges."""
         if self.next_offset - 1 != end_offset:
             what = f"the rows end at {self.next_offset - 1}, what is held ends at {end_offset}"
             first, last = sorted((self.next_offset, end_offset))
             yield Damage(self.stream, first, last, "", 0, what)
 
     def held_damage(self, held: Mapping[Origin, Sequence[Range]]) -> Iterator[Damage]:
-        """Compare what was seen with the ranges held; what retention has released may be held and not seen."""
+        """Compare the rows seen with the held ranges; released facts are in the ranges and were not seen."""
         for origin in {*held, *self.seen}:
             ranges = held.get(origin, ())
             for one in self.seen.get(origin, ()):
                 inside = [each for each in ranges if each.first_sequence <= one.first_sequence <= each.last_sequence]
                 if not inside or inside[0].last_sequence < one.last_sequence:
-                    what = f"sequences {one.first_sequence} to {one.last_sequence} are stored and not said to be held"
+                    what = (
+                        f"sequences {one.first_sequence} to {one.last_sequence} are stored but not in the held ranges"
+                    )
                     yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
                 elif inside[0].last_sequence == one.last_sequence and inside[0].last_digest != one.last_digest:
                     what = "the last batch has another digest than the one held"
@@ -138,9 +142,9 @@ class StreamCheck:
 
     def _batch(self, row: BatchRow) -> Batch | str:
         if not (isinstance(row.body, bytes) and isinstance(row.digest, bytes)) or len(row.digest) != DIGEST_BYTES:
-            return "its bytes are not there"
+            return "its bytes are missing"
         if not (isinstance(row.first_offset, int) and isinstance(row.last_offset, int)):
-            return "its offsets are no numbers"
+            return "its offsets are not integers"
         try:
             batch = parse(row.body + row.digest)
             if self.is_opened:
@@ -149,8 +153,8 @@ class StreamCheck:
             return str(error)
         return batch
 
-    def _places(self, row: BatchRow, batch: Batch) -> Iterator[Damage]:
-        """Offsets and sequences in their order, the chain, and the tags' definitions."""
+    def _place_damage(self, row: BatchRow, batch: Batch) -> Iterator[Damage]:
+        """Check the order of offsets and sequences, the hash chain, and the tag definitions."""
         header = batch.header
         if row.first_offset > self.next_offset:
             what = "no row is there"
@@ -170,7 +174,7 @@ class StreamCheck:
             if known != header.definitions.digest:
                 yield self._damage(row, "the tag definitions held are not those it was sealed with", batch)
 
-    def _go_on(self, row: BatchRow, batch: Batch | None = None) -> None:
+    def _advance(self, row: BatchRow, batch: Batch | None = None) -> None:
         first, last = row.first_offset, row.last_offset
         is_range = isinstance(first, int) and isinstance(last, int) and 0 <= last - first < FACTS_MAX
         if is_range and first >= self.next_offset:
@@ -196,5 +200,5 @@ class StreamCheck:
         return Damage(self.stream, first, last, str(origin or ""), sequence if isinstance(sequence, int) else 0, what)
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,8 +1,10 @@
-"""The walk through a store's file that `verify.py` decides on: read-only, in pages of bounded size, beside a running node or on
-a file that was set aside. Whatever SQLite cannot read is a damage like any other and is walked around where that is possible.
+"""Verifies a whole store: walks all tables of its file read-only and runs the checks of row_checks.py on them.
 
-Promised: nothing is written, and no transaction is held from one page to the next, save for SQLite's own check of its pages, which is
-one statement: until it ends the node's log cannot be used anew and grows. Facts appended meanwhile are not looked at.
+Works beside a running node, or on a quarantined file. What SQLite cannot read counts as damage, and the walk continues around it where
+possible. Facts appended during the walk are not checked.
+
+Promised: nothing is written, and no transaction stays open from one page to the next, except SQLite's own check of its pages: it is one
+statement, and until it ends the WAL of the node cannot be reused and grows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Progress = Callable[[str, int, int], None]  # stream, offset reached, where the 
 
 @dataclass(slots=True)
 class Verified:
-    """What a walk has looked at."""
+    """Counts of what a walk has checked."""
 
     batches: int = 0
     facts: int = 0
@@ -35,10 +37,10 @@ class Verified:
 
 
 def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
-    """Every damage of the store at `path`, in the order it is found; counts into `done`.
+    """Yield each damage of the store at `path` as it is found; counts into `done`.
 
-    Quick: digests, chains and tables; otherwise each batch is also opened, and SQLite checks its own pages. Raises StoreUnusable
-    where the file is no store, or so damaged that nothing of it can be read.
+    `is_quick` checks digests, chains and tables; otherwise each batch is also opened, and SQLite checks its pages. Raises StoreUnusable
+    where the file is no store, or is too damaged to be read at all.
     """
     with reading_tables(path), closing(connect_reader(path)) as connection:
         check_known(connection)
@@ -57,24 +59,24 @@ class _Walk:
         self._done = done
         self._progress = progress
         self._is_opened = is_opened
-        self._broken = list[Damage]()  # what could not be read on the way
+        self._unreadable = list[Damage]()  # found since the last `_take_unreadable`
 
     def identity(self, path: Path) -> Iterator[Damage]:
-        """Whose store it is."""
+        """The zone and epoch of the store."""
         try:
             identity(self._connection, path)
         except StoreDamaged as error:
             yield Damage("", 0, 0, "", 0, error.why)
 
     def pages(self) -> Iterator[Damage]:
-        """SQLite's own look at its pages and indexes."""
+        """SQLite's own check of its pages and indexes."""
         for (line,) in self._rows("the pages of the file", "integrity_check"):
             if line != "ok":
                 yield Damage("", 0, 0, "", 0, str(line))
-        yield from self._told()
+        yield from self._take_unreadable()
 
     def tables(self) -> Iterator[Damage]:
-        """Everything this program wrote."""
+        """All rows that this program wrote."""
         origins = dict[int, Origin]()
         for number, zone, epoch in self._rows("the table origin", "select_origins"):
             if isinstance(zone, str) and isinstance(epoch, bytes):
@@ -100,7 +102,7 @@ class _Walk:
             if count:
                 yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that is not there")
         yield from self._consumers(ends_found)
-        yield from self._told()
+        yield from self._take_unreadable()
 
     def _definitions(self, number: int, origin: Origin, found: dict[tuple[int, int], bytes]) -> Iterator[Damage]:
         rows = self._rows(
@@ -114,7 +116,7 @@ class _Walk:
                 running = running.extended(body)
                 found[number, running.count] = running.digest
         self._done.definitions += len(rows)
-        yield from self._told()
+        yield from self._take_unreadable()
 
     def _stream(self, number: int, check: StreamCheck, end_offset: int) -> Iterator[Damage]:
         after = 0
@@ -129,7 +131,7 @@ class _Walk:
                 self._done.batches += 1
                 self._done.facts += row.count if isinstance(row.count, int) else 0
                 self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
-            yield from self._told()
+            yield from self._take_unreadable()
             offsets = [row.first_offset for row in rows if isinstance(row.first_offset, int)]
             if not offsets or max(offsets) <= after:
                 return
@@ -137,7 +139,7 @@ class _Walk:
             self._progress(check.stream, after, end_offset)
 
     def _page(self, number: int, after: int, stream: str) -> Iterator[BatchRow]:
-        """The next rows; one by one where SQLite cannot step through them."""
+        """The next rows of a stream; read one by one where SQLite cannot step through them."""
         try:
             asked = (number, after, ROWS_AT_ONCE)
             yield from map(BatchRow._make, self._connection.execute(QUERIES["select_verify_page"], asked).fetchall())
@@ -156,7 +158,7 @@ class _Walk:
                 yield BatchRow(offset, offset - 1, *[None] * 12)
 
     def _repaired(self, number: int, stream: str, row: BatchRow, repaired: set[int]) -> BatchRow:
-        """The row as it is served: with what was put back in place of damaged bytes."""
+        """The row as it is served: with repaired bytes in place of damaged ones."""
         if row.first_offset not in repaired:
             return row
         for found in self._rows(f"what was repaired of {stream}", "select_repaired", (number, row.first_offset)):
@@ -165,7 +167,7 @@ class _Walk:
         return row
 
     def _consumers(self, ends: dict[str, int]) -> Iterator[Damage]:
-        """Frontiers lie within the log, and what is confirmed beyond them too."""
+        """Frontiers, and ranges confirmed beyond them, must lie within the log."""
         frontiers = dict[int, tuple[str, str, int]]()
         for number, name, _, stream, _, start_offset, frontier, *_ in self._rows(
             "the table consumer", "select_consumers"
@@ -175,13 +177,13 @@ class _Walk:
                 what = f"consumer {name} confirmed {frontier}: it began at {start_offset}, the log ends at {ends.get(stream, 0)}"
                 yield Damage(stream, 0, 0, "", 0, what)
         for number, first_offset, last_offset in self._rows("the table confirmed", "select_confirmed"):
-            name, stream, frontier = frontiers.get(number, ("nobody", "", 0))
+            name, stream, frontier = frontiers.get(number, ("unknown", "", 0))
             if not frontier < first_offset <= last_offset <= ends.get(stream, 0):
                 what = f"consumer {name} confirmed {first_offset} to {last_offset}, which is no range beyond {frontier}"
                 yield Damage(stream, 0, 0, "", 0, what)
 
     def _rows(self, what: str, query: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Rows as far as SQLite can read them; where it cannot, that is a damage."""
+        """The rows that SQLite can read; what it cannot read becomes damage."""
         rows = list[tuple[Any, ...]]()
         try:
             for row in self._connection.execute(QUERIES[query], values):
@@ -189,9 +191,9 @@ class _Walk:
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, sqlite3.Error) and not is_damage(error):
                 raise
-            self._broken.append(Damage("", 0, 0, "", 0, f"{what} cannot be read: {error}"))
+            self._unreadable.append(Damage("", 0, 0, "", 0, f"{what} cannot be read: {error}"))
         return rows
 
-    def _told(self) -> Iterator[Damage]:
-        found, self._broken = self._broken, []
+    def _take_unreadable(self) -> Iterator[Damage]:
+        found, self._unreadable = self._unreadable, []
         yield from found

@@ -1,6 +1,6 @@
-"""The log as values: records, errors, settings, the catalog, and the decisions about offsets and sequences.
+"""The log as values and decisions: records, errors, settings, the catalog, and the rules for offsets, sequences and consumer states.
 
-Knows no SQLite and no thread. Everything else in the store is built on these modules.
+No SQLite and no threads here. All other rooms of the store build on these modules.
 """
 
 from agent.fact_store.log.artifact_reference import (

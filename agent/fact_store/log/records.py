@@ -1,6 +1,6 @@
-"""What the store hands out and takes in: frozen records, no behaviour. Core: no IO.
+"""Frozen records that the store takes and returns. Core: no IO.
 
-Offsets are positions in this store's stream, sequences positions at the origin; both start at 1, 0 means "nothing yet".
+Offsets are positions in this store's stream, sequences are positions at the origin; both start at 1, and 0 means "none yet".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.lease import NO_LEASE, Lease
 
 
 class Appended(NamedTuple):
-    """Where samples of one append lie; they are durable here. `queued`: not yet where `acks` promises them, `warning` says why."""
+    """The offsets of the samples of one append, durable here. `queued`: not confirmed as `acks` asks; `warning` says why."""
 
     first_offset: int
     last_offset: int
@@ -27,8 +27,8 @@ Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "s
 
 
 class AppendOutcome(NamedTuple):
-    """What became of a message: see admission.py. The offset is that of the message first stored under its id; 0 while it is not
-    known (acks none). `queued`: not yet where `acks` promises it; durable here, unless acks is none, and `warning` says why."""
+    """The outcome of a message: see admission.py. `offset` is that of the message first stored under its id, 0 where it is not known
+    (acks none). `queued`: durable here, unless acks is none, but not confirmed as `acks` asks; `warning` says why."""
 
     offset: int
     outcome: Outcome
@@ -64,7 +64,7 @@ class ReceivedDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Sequences of an origin that a peer no longer had: the batch after them was stored, they are missing."""
+    """Sequences of an origin that a peer did not have any more: the batch after them was stored, they are missing."""
 
     origin: Origin
     first_sequence: int
@@ -101,7 +101,7 @@ class RepairedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A registered consumer. `confirmed.ranges` lie beyond `confirmed.frontier`; `seen_unix_ms` is what the table says."""
+    """A registered consumer. `seen_unix_ms` is the stored time, which may be older than its last activity."""
 
     id: int
     name: str
@@ -116,7 +116,7 @@ class ConsumerState:
 
     @property
     def frontier(self) -> int:
-        """Everything up to this offset is confirmed."""
+        """All offsets up to this one are confirmed."""
         return self.confirmed.frontier
 
 
@@ -142,7 +142,7 @@ class StoredBatch:
 
 
 class BatchHead(NamedTuple):
-    """What the table says of a batch without its body: where it lies, whose it is, which times it spans."""
+    """The columns of a batch in the table, without its body. Times are nanoseconds since 1970."""
 
     first_offset: int
     last_offset: int
@@ -187,7 +187,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that was lost or refused, how often, first and last when."""
+    """An incident for the operator: what was lost or refused, how often, and when first and last (ms since 1970)."""
 
     kind: str
     subject: str
@@ -199,7 +199,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """Damaged places found in this life, batches compared in the background and when all of them were last; files set aside
+    """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete, quarantined files
     (name, bytes)."""
 
     damages: int
@@ -210,7 +210,7 @@ class Integrity:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of durations: `counts[i]` took at most `bounds_s[i]`, the last one (one more than bounds) longer."""
+    """Counts of durations: `counts[i]` took at most `bounds_s[i]`; the last count, one more than bounds, took longer."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[int, ...]
@@ -219,7 +219,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counters since the store was opened, and what waits now."""
+    """Counters since the store was opened, and what waits in the queue now."""
 
     state: Literal["open", "failed", "closed"]
     facts_appended: int

@@ -11,7 +11,7 @@ import pytest
 from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.consumers.activity import ConsumerActivity
-from agent.fact_store.consumers.expiry import AGAIN_NS, ConsumerExpiry
+from agent.fact_store.consumers.expiry import RETRY_NS, ConsumerExpiry
 from agent.fact_store.log import lifecycle
 from agent.fact_store.log.catalog import Catalog
 from agent.fact_store.log.errors import ConsumerInUse, StreamIsLocal, UnknownConsumer
@@ -105,7 +105,7 @@ def test_who_is_due_when() -> None:
     assert lifetimes.due(catalog, 254) == {}
     assert lifetimes.due(catalog, 255) == {"a": Event.LOST}
     assert lifetimes.due(catalog, 256) == {}  # the first has not been committed yet, or could not be
-    assert lifetimes.due(catalog, 255 + AGAIN_NS) == {"a": Event.LOST}
+    assert lifetimes.due(catalog, 255 + RETRY_NS) == {"a": Event.LOST}
 
 
 def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:
