@@ -59,7 +59,7 @@ class _Outcome(Protocol):
     def lease_epoch(self) -> int | None: ...
 
 
-class Told(TypedDict):
+class AppendAnswer(TypedDict):
     """The fields of an answer about one message. `lease_epoch` is the one in force where the append was fenced."""
 
     offset: int
@@ -68,7 +68,7 @@ class Told(TypedDict):
     lease_epoch: int | None
 
 
-def told(outcome: _Outcome) -> Told:
+def append_answer(outcome: _Outcome) -> AppendAnswer:
     """What the appender is told of his message."""
     return {
         "offset": outcome.offset,

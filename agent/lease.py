@@ -38,7 +38,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LeaseClaim:
     """What an instance shows: its own name, which no other instance has, and the epoch it was given. 0 asks for one, None knows
     nothing of leases. `after` is the epoch after which it asks, None for any."""
 
@@ -50,9 +50,9 @@ class Shown:
 NO_LEASE = Lease()
 
 
-def decide(held: Lease, shown: Shown) -> Lease | None:
+def decide_lease(held: Lease, shown: LeaseClaim) -> Lease | None:
     """The lease in force from now on, `held` itself where nothing changes; None for whoever is fenced. Who asks after another epoch than
-    the one in force has none yet (`must_ask_anew`)."""
+    the one in force has none yet (`must_claim_again`)."""
     epoch = shown.epoch
     if held == NO_LEASE and epoch is None:
         return held
@@ -67,6 +67,6 @@ def decide(held: Lease, shown: Shown) -> Lease | None:
     return held if epoch == held.epoch else Lease(epoch, shown.holder)
 
 
-def must_ask_anew(lease: Lease, shown: Shown) -> bool:
+def must_claim_again(lease: Lease, shown: LeaseClaim) -> bool:
     """Whether the lease that is in force now is not his who asked for one, because he asked after another epoch."""
     return shown.epoch == 0 and shown.after is not None and lease.holder != shown.holder

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 Span = tuple[int, int]
 
 
-def common(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
+def intersect(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
     """What both hold. Each piece lies within one span of either."""
     found, rights = [], list(right)
     at = 0
@@ -24,9 +24,9 @@ def common(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
     return found
 
 
-def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
+def subtract(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     """What `spans` hold and `taken` do not."""
-    return list(_without(spans, list(taken)))
+    return list(_subtract(spans, list(taken)))
 
 
 def count(spans: Iterable[Span]) -> int:
@@ -34,7 +34,7 @@ def count(spans: Iterable[Span]) -> int:
     return sum(last - first + 1 for first, last in spans)
 
 
-def _without(spans: Iterable[Span], taken: list[Span]) -> Iterator[Span]:
+def _subtract(spans: Iterable[Span], taken: list[Span]) -> Iterator[Span]:
     at = 0
     for first, last in spans:
         while at < len(taken) and taken[at][1] < first:

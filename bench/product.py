@@ -22,7 +22,7 @@ from typing import Any
 
 from agent.batch import BatchError
 from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
-from agent.lease import Shown
+from agent.lease import LeaseClaim
 from agent.message import Sample
 from agent.replication.mqtt import Access, Asker, Link
 from agent.replication.pki import client_context
@@ -118,7 +118,7 @@ class Watched:
         return getattr(self._store, name)
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
     ) -> Future[int]:
         """As the store's; `on_confirmed(consumer, frontier, now_ns)` is called in the writer's thread."""
         confirmed = self._store.confirm(consumer, last_offset, first_offset, shown=shown)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, Shown, decide, must_ask_anew
+from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, LeaseClaim, decide_lease, must_claim_again
 
 OURS = Lease(3, "one")
 
@@ -12,33 +12,33 @@ OURS = Lease(3, "one")
 @pytest.mark.parametrize(
     "held, shown, after",
     [
-        (NO_LEASE, Shown("one"), NO_LEASE),
-        (NO_LEASE, Shown("one", 0), Lease(1, "one")),
-        (NO_LEASE, Shown("one", 7), Lease(7, "one")),
-        (OURS, Shown("one"), OURS),
-        (OURS, Shown("one", 0), OURS),
-        (OURS, Shown("one", 2), OURS),
-        (OURS, Shown("one", 9), OURS),
-        (OURS, Shown("two", 0), Lease(4, "two")),
-        (OURS, Shown("two", 4), Lease(4, "two")),
-        (OURS, Shown("two", 3), OURS),
-        (OURS, Shown("two", 2), None),
-        (OURS, Shown("two"), None),
-        (NO_LEASE, Shown("one", 0, 0), Lease(1, "one")),
-        (NO_LEASE, Shown("one", 0, 4), NO_LEASE),
-        (OURS, Shown("two", 0, 3), Lease(4, "two")),
-        (OURS, Shown("two", 0, 2), OURS),
-        (OURS, Shown("two", 0, 0), OURS),
-        (OURS, Shown("one", 0, 0), OURS),
-        (OURS, Shown("two", 9, 0), Lease(9, "two")),
-        (OURS, Shown("two", 2, 3), None),
-        (Lease(LEASE_EPOCH_MAX, "one"), Shown("two", 0), None),
-        (Lease(LEASE_EPOCH_MAX, "one"), Shown("one", 0), Lease(LEASE_EPOCH_MAX, "one")),
+        (NO_LEASE, LeaseClaim("one"), NO_LEASE),
+        (NO_LEASE, LeaseClaim("one", 0), Lease(1, "one")),
+        (NO_LEASE, LeaseClaim("one", 7), Lease(7, "one")),
+        (OURS, LeaseClaim("one"), OURS),
+        (OURS, LeaseClaim("one", 0), OURS),
+        (OURS, LeaseClaim("one", 2), OURS),
+        (OURS, LeaseClaim("one", 9), OURS),
+        (OURS, LeaseClaim("two", 0), Lease(4, "two")),
+        (OURS, LeaseClaim("two", 4), Lease(4, "two")),
+        (OURS, LeaseClaim("two", 3), OURS),
+        (OURS, LeaseClaim("two", 2), None),
+        (OURS, LeaseClaim("two"), None),
+        (NO_LEASE, LeaseClaim("one", 0, 0), Lease(1, "one")),
+        (NO_LEASE, LeaseClaim("one", 0, 4), NO_LEASE),
+        (OURS, LeaseClaim("two", 0, 3), Lease(4, "two")),
+        (OURS, LeaseClaim("two", 0, 2), OURS),
+        (OURS, LeaseClaim("two", 0, 0), OURS),
+        (OURS, LeaseClaim("one", 0, 0), OURS),
+        (OURS, LeaseClaim("two", 9, 0), Lease(9, "two")),
+        (OURS, LeaseClaim("two", 2, 3), None),
+        (Lease(LEASE_EPOCH_MAX, "one"), LeaseClaim("two", 0), None),
+        (Lease(LEASE_EPOCH_MAX, "one"), LeaseClaim("one", 0), Lease(LEASE_EPOCH_MAX, "one")),
     ],
 )
-def test_every_row(held: Lease, shown: Shown, after: Lease | None) -> None:
+def test_every_row(held: Lease, shown: LeaseClaim, after: Lease | None) -> None:
     """The rows of the module's table, and that the last epoch there is cannot be passed."""
-    assert decide(held, shown) == after
+    assert decide_lease(held, shown) == after
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=40))
@@ -50,7 +50,7 @@ def test_epochs_only_rise_and_nobody_returns(turns: list[str]) -> None:
     replaced: set[str] = set()
     for name in turns:
         before = held
-        after = decide(held, Shown(name, given_to.get(name, 0)))
+        after = decide_lease(held, LeaseClaim(name, given_to.get(name, 0)))
         if name in replaced:
             assert after is None
             continue
@@ -70,15 +70,15 @@ class Process:
         self.epoch = self.after = 0
         self.is_fenced = False
 
-    def asks(self) -> Shown:
+    def asks(self) -> LeaseClaim:
         """Its next request."""
-        return Shown(self.name, self.epoch, None if self.epoch else self.after)
+        return LeaseClaim(self.name, self.epoch, None if self.epoch else self.after)
 
-    def hears(self, answer: Lease | None, asked: Shown) -> None:
+    def hears(self, answer: Lease | None, asked: LeaseClaim) -> None:
         """What became of one."""
         if answer is None:
             self.is_fenced = True
-        elif must_ask_anew(answer, asked):
+        elif must_claim_again(answer, asked):
             self.after = answer.epoch
         else:
             self.epoch = max(self.epoch, answer.epoch)
@@ -96,14 +96,14 @@ def test_what_the_dead_have_sent_takes_nothing_from_the_living(happens: list[tup
     its death. Who lives is never fenced, and has its lease as soon as its requests come through.
 
     Seen to catch: a first request that names no epoch, and a keeper that does not look at it."""
-    held, under_way, living = NO_LEASE, list[Shown](), Process("0")
+    held, under_way, living = NO_LEASE, list[LeaseClaim](), Process("0")
     for event, which in [*happens, *[("arrives", -1)] * 3]:
         if event == "dies":
             living = Process(str(int(living.name) + 1))
         if living.asks() not in under_way:
             under_way.append(living.asks())
         asked = under_way[-1] if which < 0 else under_way[which % len(under_way)]
-        answer = decide(held, asked)
+        answer = decide_lease(held, asked)
         held = answer or held
         if asked.holder == living.name and event == "arrives":
             living.hears(answer, asked)

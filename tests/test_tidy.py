@@ -111,8 +111,8 @@ CORES: tuple[str, ...] = (
             "group_commit",
         )
     ),
-    *(f"agent/fact_store/divergence/{name}.py" for name in ("epochs",)),
-    *(f"agent/fact_store/integrity/{name}.py" for name in ("verify",)),
+    *(f"agent/fact_store/divergence/{name}.py" for name in ("epoch_rules",)),
+    *(f"agent/fact_store/integrity/{name}.py" for name in ("row_checks",)),
     *(
         f"agent/fact_store/log/{name}.py"
         for name in (
@@ -121,7 +121,7 @@ CORES: tuple[str, ...] = (
             "frontier",
             "held_ranges",
             "lifecycle",
-            "notice",
+            "operational_facts",
             "page_assembly",
             "records",
             "store_age",

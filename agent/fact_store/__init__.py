@@ -4,7 +4,7 @@ See DESIGN.md beside this file. `FactStore` is for the process that owns the sto
 """
 
 from agent.fact_store.append import is_in_sync
-from agent.fact_store.artifacts import FOLDER, ArtifactStore
+from agent.fact_store.artifacts import FOLDER, ArtifactFiles
 from agent.fact_store.consumers import Start
 from agent.fact_store.divergence import migrate_store
 from agent.fact_store.integrity import Damage, Progress, Verified, verify_store
@@ -51,10 +51,10 @@ __all__ = [
     "Acks",
     "AcksRefused",
     "Appended",
+    "ArtifactFiles",
     "ArtifactMismatch",
     "ArtifactMissing",
     "ArtifactRefused",
-    "ArtifactStore",
     "ArtifactTooLarge",
     "ArtifactsFull",
     "BatchHead",

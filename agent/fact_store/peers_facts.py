@@ -12,7 +12,7 @@ from functools import partial
 
 from agent.batch import EPOCH_BYTES, Batch, Origin
 from agent.fact_store.append import ReceivedPage, check_batches, put
-from agent.fact_store.integrity import damaged, note, repair, repair_definitions
+from agent.fact_store.integrity import add_peer_incident, damaged_batches, repair_batches, repair_definitions
 from agent.fact_store.log import FactsRefused
 from agent.fact_store.running import RunningStore
 from agent.message import STREAM, ZONE, check_name
@@ -58,7 +58,7 @@ class PeersFacts(RunningStore):
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
         """The batches of a stream that were found damaged and are not repaired: what was told before this call is in it."""
-        return self._call("damaged", partial(damaged, stream=stream))
+        return self._call("damaged", partial(damaged_batches, stream=stream))
 
     def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
         """Put damaged batches back, byte for byte, at the offsets where they lay; see repair.py. The caller has parsed each batch and read
@@ -69,7 +69,7 @@ class PeersFacts(RunningStore):
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
         check_batches(stream, batches)
-        run = partial(repair, stream=stream, peer=peer, batches=batches)
+        run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
         size = sum(len(one.sealed) for one in batches)
         repairing = self._call(f"{stream} from {peer}", run, size=size, stream=stream)
         repairing.add_done_callback(partial(self._repaired, stream))
@@ -94,8 +94,8 @@ class PeersFacts(RunningStore):
     def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
         if done.exception() is None:
             for one in done.result():
-                self._damages.repaired(stream, one.first_offset, one.last_offset)
+                self._damages.remove_repaired(stream, one.first_offset, one.last_offset)
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """An incident about a peer's stream, and nothing else."""
-        return self._call(kind, partial(note, kind=kind, stream=stream, peer=peer, why=why))
+        return self._call(kind, partial(add_peer_incident, kind=kind, stream=stream, peer=peer, why=why))

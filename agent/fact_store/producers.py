@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.errors import BsfgError
-from agent.fact_store.log import Acks, Refused, StoreError, again
+from agent.fact_store.log import Acks, Refused, StoreError, copy_error
 from agent.fact_store.store import FactStore
 from agent.message import Message
 
@@ -87,4 +87,4 @@ class Producers:
 def _fail(answered: asyncio.Future[AppendOutcome], error: BaseException) -> None:
     """Tell one waiter, with an exception of its own, so that tracebacks do not grow into each other."""
     if not answered.done():
-        answered.set_exception(again(error) if isinstance(error, StoreError) else error)
+        answered.set_exception(copy_error(error) if isinstance(error, StoreError) else error)

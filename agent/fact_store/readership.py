@@ -13,10 +13,10 @@ from functools import partial
 
 from agent.fact_store import consumers
 from agent.fact_store.append import Follower
-from agent.fact_store.divergence import Handed, contradiction
-from agent.fact_store.log import Event, Lifecycle, StoreError, step
+from agent.fact_store.divergence import ServedHighWater, find_contradiction
+from agent.fact_store.log import Event, Lifecycle, StoreError, next_state
 from agent.fact_store.running import Parts, RunningStore
-from agent.lease import LEASE_EPOCH_MAX, Lease, Shown
+from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
 from agent.message import CONSUMER, STREAM, ZONE, check_name
 from agent.pages import Consumer
 
@@ -26,7 +26,7 @@ class Readership(RunningStore):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._handed = Handed(parts.writer.catalog.handed)
+        self._handed = ServedHighWater(parts.writer.catalog.served_offsets)
 
     def register_consumer(
         self, name: str, zone: str, stream: str, start: consumers.Start | datetime = "oldest"
@@ -43,16 +43,16 @@ class Readership(RunningStore):
         if isinstance(begin, datetime) or (begin not in {"oldest", "end"} and (type(begin) is not int or begin < 0)):
             raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in a zone, not at {start!r}")
         is_local = self._writer.policy(stream).write_class == "local"
-        run = partial(consumers.register, name=name, zone=zone, stream=stream, start=begin, is_local=is_local)
+        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=begin, is_local=is_local)
         return self._call("register", run)
 
     def remove_consumer(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
         """Begin to forget a consumer and what it confirmed; what it held back may then go. Ten minutes later it is gone, unless
         it comes back meanwhile; with `now` at once. UnknownConsumer, and without `force` ConsumerInUse, through the future.
         """
-        return self._call("remove", partial(consumers.remove, name=name, force=force, now=now))
+        return self._call("remove", partial(consumers.remove_consumer, name=name, force=force, now=now))
 
-    def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
+    def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
         """Which lease of a consumer is in force once an instance of it has shown its own (agent/lease.py), durable where that is a
         new one. UnknownConsumer, and ConsumerFenced for one whose place was taken, through the future.
         """
@@ -61,7 +61,7 @@ class Readership(RunningStore):
         return self._call("hold", partial(consumers.hold_lease, name=consumer, shown=shown))
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the future is the frontier after it, durable.
 
@@ -80,7 +80,7 @@ class Readership(RunningStore):
         known = self.consumer(name)
         if confirming.exception() is None and known is not None:
             is_at_end = known.frontier >= self.end_offset(known.stream)
-            self._writer.presence.confirmed(
+            self._writer.activity.record_confirm(
                 name, is_at_end=is_at_end, now_ns=time.monotonic_ns(), now_unix_ms=time.time_ns() // 1_000_000
             )
 
@@ -91,55 +91,55 @@ class Readership(RunningStore):
         known = self.consumer(consumer)
         if known is None:
             return
-        self._writer.presence.fetched(
+        self._writer.activity.record_fetch(
             consumer,
             is_at_end=is_at_end,
             waits_ns=waits_ms * 1_000_000,
             now_ns=time.monotonic_ns(),
             now_unix_ms=time.time_ns() // 1_000_000,
         )
-        presence = self._writer.presence
-        if step(known.lifecycle, Event.SEEN) is known.lifecycle or not presence.begin_noting(consumer):
+        activity = self._writer.activity
+        if next_state(known.lifecycle, Event.SEEN) is known.lifecycle or not activity.begin_recording(consumer):
             return
-        run = partial(consumers.happen, events={consumer: Event.SEEN}, seen_unix_ms=presence.seen_unix_ms)
+        run = partial(consumers.apply_events, events={consumer: Event.SEEN}, seen_unix_ms=activity.seen_unix_ms)
         try:
-            self._call("seen", run).add_done_callback(lambda _: presence.end_noting(consumer))
+            self._call("seen", run).add_done_callback(lambda _: activity.end_recording(consumer))
         except StoreError:  # busy, or closing: the next fetch says it again; or ended, and `ended` says why
-            presence.end_noting(consumer)
+            activity.end_recording(consumer)
 
     def seen_unix_ms(self, consumer: str) -> int | None:
         """When a consumer was last seen by the clock on the wall: in this life, else as the table has it; from memory."""
         known = self.consumer(consumer)
-        return self._writer.presence.seen_unix_ms(consumer) or (known.seen_unix_ms if known else None)
+        return self._writer.activity.seen_unix_ms(consumer) or (known.seen_unix_ms if known else None)
 
     def followers(self, stream: str) -> list[Follower]:
         """Whom an append to a stream may wait for, and when each was last at its end, from memory."""
-        return self._writer.presence.followers(self._writer.catalog, stream)
+        return self._writer.activity.followers(self._writer.catalog, stream)
 
     def begin_handing(self, stream: str, zone: str) -> Future[None] | None:
         """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future is done. None where
         it is already."""
-        if self._writer.catalog.handed.get((stream, zone), 0) is None:
+        if self._writer.catalog.served_offsets.get((stream, zone), 0) is None:
             return None
-        return self._call("hand", partial(consumers.begin_handing, stream=stream, zone=zone))
+        return self._call("hand", partial(consumers.begin_serving, stream=stream, zone=zone))
 
     def handed(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
         """A zone is about to be answered what a stream holds up to an offset; `end`: where the page's last batch ends, and its digest.
         Costs no commit."""
-        self._handed.note(stream, zone, last_offset, end)
+        self._handed.record(stream, zone, last_offset, end)
 
     def has_handed(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
         """Whether one of the last pages handed to a zone ended with this batch; from memory."""
-        return self._handed.knows(stream, zone, end)
+        return self._handed.is_recent_page_end(stream, zone, end)
 
     def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
         """Why a zone cannot have been told by this store of everything up to an offset of this epoch, if it cannot; from memory, see
         handed.py."""
-        until = self._handed.until(stream, zone)
+        until = self._handed.offset(stream, zone)
         return (
             None if offset <= until else f"it has read up to offset {offset} of {stream}, and was handed {until} here"
         )
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
         """What is not here of that which a peer shows of this epoch, read in the calling thread; see shown.py."""
-        return contradiction(self._reader, self._writer.catalog, stream, taken, held)
+        return find_contradiction(self._reader, self._writer.catalog, stream, taken, held)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from agent.batch import Origin
 from agent.fact_store.append import Call
 from agent.fact_store.artifacts import Artifacts
-from agent.fact_store.divergence import Seen
-from agent.fact_store.integrity import Damages
+from agent.fact_store.divergence import ReadHighWater
+from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
     ConsumerState,
     Incident,
@@ -26,7 +26,7 @@ from agent.fact_store.log import (
     StreamInfo,
     StreamSettings,
     StreamState,
-    Tail,
+    TailCache,
 )
 from agent.fact_store.read import StoreReader
 from agent.fact_store.writer import OnCommit, Writer
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
     writer: Writer
     reader: StoreReader
     origin: Origin
-    damages: Damages
+    damages: DamageRegistry
     artifacts: Artifacts
 
 
@@ -55,7 +55,7 @@ class RunningStore:
         self._reader = parts.reader
         self._damages = parts.damages
         catalog = parts.writer.catalog
-        self._seen = Seen({name: state.end_offset for name, state in catalog.streams.items()})
+        self._seen = ReadHighWater({name: state.end_offset for name, state in catalog.streams.items()})
 
     @property
     def zone(self) -> str:
@@ -82,7 +82,7 @@ class RunningStore:
         """
         page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
         if page.batches:
-            self._seen.note(stream, page.batches[-1].last_offset)
+            self._seen.record(stream, page.batches[-1].last_offset)
         return page
 
     def _read(
@@ -94,7 +94,7 @@ class RunningStore:
         end_offset = known.end_offset
         until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
         if known.released_offset <= after_offset:
-            tail = catalog.tails.get(known.id, Tail())
+            tail = catalog.tails.get(known.id, TailCache())
             if (page := tail.page(after_offset, facts_max, bytes_max, until_offset)) is not None:
                 return page
         return self._reader.read(
@@ -107,7 +107,7 @@ class RunningStore:
         """A page of one origin's batches by its sequences, read in the calling thread; see `StoreReader.read_sequences`."""
         page = self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
         if page.batches and origin == self.origin:
-            self._seen.note(stream, self.end_offset(stream))  # sequences are no offsets, and it is rarely asked
+            self._seen.record(stream, self.end_offset(stream))  # sequences are no offsets, and it is rarely asked
         return page
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:

@@ -22,14 +22,14 @@ from typing import Self
 from agent.fact_store import consumers
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.divergence import (
-    Upkeep,
-    files_set_aside,
+    Scrubber,
     mark_suspect,
     open_writer,
     peer_is_ahead,
+    quarantined_files,
     require_new_epoch,
 )
-from agent.fact_store.integrity import Damages
+from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import Integrity, StoreDamaged, StoreError, StoreSettings, StreamSettings
 from agent.fact_store.own_facts import OwnFacts
 from agent.fact_store.peers_facts import PeersFacts
@@ -51,7 +51,7 @@ class FactStore(OwnFacts, PeersFacts, Readership):
         super().__init__(parts)
         self.space = space
         """How much room there is, and for how long: a few look-ups, in the calling thread."""
-        self._upkeep = Upkeep(parts.path, parts.writer, self._read, parts.artifacts.sweep)
+        self._upkeep = Scrubber(parts.path, parts.writer, self._read, parts.artifacts.sweep)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
 
@@ -101,9 +101,9 @@ class FactStore(OwnFacts, PeersFacts, Readership):
         if Ballast(path, settings.ballast_bytes).give_up_if_needed(disk_free(path.parent)):
             log.warning("ballast_given_up", extra={"store": str(path)})
         opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, is_unattended=unattended)
-        damages = Damages()
+        damages = DamageRegistry()
         try:
-            reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.found)
+            reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.report)
         except StoreError:
             opened.connection.close()
             raise
@@ -129,13 +129,13 @@ class FactStore(OwnFacts, PeersFacts, Readership):
 
     def require_new_epoch(self, why: str) -> Future[None]:
         """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at once."""
-        return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, seen=self._seen))
+        return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, read=self._seen))
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer that has read this store under its present epoch speaks of facts that were never written here.
         Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
         with contextlib.suppress(StoreError):
-            self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, seen=self._seen))
+            self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
 
     def _call_freezing(self, name: str, run: Callable[..., None]) -> Future[None]:
         """A call that stops reading so that the store can end; where it fails, reading goes on."""
@@ -150,7 +150,7 @@ class FactStore(OwnFacts, PeersFacts, Readership):
             self._damages.count,
             upkeep.batches_verified,
             upkeep.last_full_pass_unix_ms,
-            tuple((one.file, one.bytes) for one in files_set_aside(self.path)),
+            tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
         )
 
     def close(self) -> None:
@@ -158,14 +158,14 @@ class FactStore(OwnFacts, PeersFacts, Readership):
         if self._is_closed:
             return
         self._is_closed = True
-        if seen := self._writer.presence.newer_than(self._writer.catalog):
+        if seen := self._writer.activity.unsaved(self._writer.catalog):
             with contextlib.suppress(StoreError):  # whatever ended the writer, the rest is to be closed
-                self._call("remember", partial(consumers.remember, seen_unix_ms=seen))
+                self._call("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))
         self._upkeep.stop()
         self._reader.close()  # first: the last connection to close folds the log into the database, readers cannot
         self._writer.close()
-        if self._upkeep.is_begun:
-            self._upkeep.remember()
+        if self._upkeep.is_started:
+            self._upkeep.save_witness()
         unlock(self._lock_descriptor)
 
     def __enter__(self) -> Self:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.append_contract import Precondition, check_from_zone, told
+from agent.append_contract import Precondition, append_answer, check_from_zone
 from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import (
@@ -290,7 +290,7 @@ class Door:
                 outcome = await self._producers.append_message(
                     request.stream, message, acks=request.acks, precondition=asked
                 )
-                return Appended(**told(outcome))
+                return Appended(**append_answer(outcome))
             case AcquireLease():
                 return LeaseAcquired(await asyncio.wrap_future(store.acquire_lease(request.stream, request.producer)))
             case PutObject(digest, size, offset, data):

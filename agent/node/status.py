@@ -140,7 +140,7 @@ class Figures:
             found.damages,
             found.batches_verified,
             found.last_full_pass_unix_ms,
-            sum(size for _, size in found.set_aside),
+            sum(size for _, size in found.quarantined),
         )
 
     def _consumers(self) -> tuple[ConsumerFigures, ...]:

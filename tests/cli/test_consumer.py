@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from agent.cli import bsfg, main
 from agent.cli.consumer import _size
 from agent.fact_store import FactStore
-from agent.lease import Shown
+from agent.lease import LeaseClaim
 from agent.local_socket import local_socket
 from agent.message import Envelope, Fact, Message
 from tests.waiting import wait_until_async
@@ -78,7 +78,7 @@ def test_the_lease_of_a_consumer_is_told() -> None:
     run("consumer", "add", "mes", "--stream", STREAM)
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
         for instance in ("5f3a", "77c1"):
-            store.hold_lease("idmz.ops", Shown(instance, 0)).result(20)
+            store.hold_lease("idmz.ops", LeaseClaim(instance, 0)).result(20)
     leased, plain = json.loads(run("consumer", "list", "--json").output)
     assert (leased["lease_epoch"], leased["lease_holder"]) == (2, "77c1")
     assert (plain["lease_epoch"], plain["lease_holder"]) == (0, "")

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.fact_store import FactStore
-from agent.fact_store.divergence.witness import mark_suspect
+from agent.fact_store.divergence.quarantine import mark_suspect
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, samples, tag
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "integrity.md"

@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-from agent.fact_store.artifacts.artifact_store import ArtifactStore
+from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 
 CHUNK = 70_000
 PARTS_MAX = 6
@@ -31,7 +31,7 @@ def name_of(content: bytes) -> str:
 def main() -> None:
     """Put one after the other."""
     folder, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    store = ArtifactStore(folder)
+    store = ArtifactFiles(folder)
     for number in range(count):
         content = blob(seed, number)
         digest = name_of(content)

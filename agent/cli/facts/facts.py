@@ -20,7 +20,7 @@ from typing import Any, cast, get_args
 import click
 
 from agent import local_socket
-from agent.append_contract import STORED, Told, told
+from agent.append_contract import STORED, AppendAnswer, append_answer
 from agent.cli import config_option, json_option
 from agent.cli.door import answer_s_option, ask, start_option, to_option
 from agent.config import NodeSettings, load
@@ -188,16 +188,16 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
             _pause()
 
 
-def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> Told:
+def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendAnswer:
     named = [one for one in settings.stream if one.name == request.stream] or [StreamSettings(request.stream)]
     answer = cast(local_socket.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
-    return told(answer)
+    return append_answer(answer)
 
 
-def _append_there(settings: NodeSettings, peer: str, request: local_socket.AppendFact, answer_s: float) -> Told:
+def _append_there(settings: NodeSettings, peer: str, request: local_socket.AppendFact, answer_s: float) -> AppendAnswer:
     from agent.cli.facts.append_to import append
 
-    return told(append(settings, peer, request, answer_s))
+    return append_answer(append(settings, peer, request, answer_s))
 
 
 def _told_unknown(reader: StoreReader, stream: str) -> str:

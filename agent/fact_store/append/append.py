@@ -182,7 +182,7 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     known = transaction.stream(stream)
     ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
     # Our own history has no gaps and the batches were sealed on its last link, so there is nothing to decide; asking
-    # `held.decide` would cost as much as sealing a fact.
+    # `decide_insert` would cost as much as sealing a fact.
     first, last = batches[0].header, batches[-1]
     assert (first.first_sequence, first.previous_digest) == (
         (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agent import batch as batch_format
-from agent.batch import Batch, BatchError
+from agent.batch import Batch
+from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import vouched
-from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide, digests_in, messages_of, stream_notice
+from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide_insert, digests_in, messages_in, stream_fact
 from agent.fact_store.sqlite import Transaction
 from agent.pages import Gap, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 
@@ -75,7 +76,7 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
     if plan.inserts:
         transaction.add_batches(stream, plan.inserts, is_backlog=page.is_backlog)
         kept = transaction.catalog.streams[page.stream]
-        transaction.add_artifacts(kept, digests_in(messages_of(plan.inserts)), kept.end_offset)
+        transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
     for gap in plan.gaps:
@@ -140,7 +141,7 @@ def _remember(transaction: Transaction, page: ReceivedPage, one: OriginRange, ki
     named = {**one._asdict(), "epoch": one.epoch.hex()}
     about: dict[str, object] = {"from": page.peer, "origins": [named]}
     own, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
-    append_notice(transaction, page.stream, stream_notice(own, page.stream, f"facts_{kind}", about, place, now_unix_ms))
+    append_notice(transaction, page.stream, stream_fact(own, page.stream, f"facts_{kind}", about, place, now_unix_ms))
     transaction.add_incident(kind, place, why)
 
 
@@ -251,7 +252,7 @@ def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
     ranges = plan.ranges.get(origin)
     if ranges is None:
         ranges = catalog.held.get((known.id, number), ()) if known and number else ()
-    decision, stored = decide(ranges, offered), None
+    decision, stored = decide_insert(ranges, offered), None
     if isinstance(decision, Duplicate):
         stored = plan.fresh.get((origin, offered.first_sequence))
         if stored is None and known and number:

@@ -1,10 +1,10 @@
 """Artifacts: files beside the log, named by digest, and the messages that refer to them."""
 
-from agent.fact_store.artifacts.artifact_store import ArtifactStore
+from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.artifacts.artifacts import FOLDER, Artifacts
 
 __all__ = [
     "FOLDER",
-    "ArtifactStore",
+    "ArtifactFiles",
     "Artifacts",
 ]

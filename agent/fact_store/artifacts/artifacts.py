@@ -13,8 +13,8 @@ from pathlib import Path
 
 from agent.batch import Batch
 from agent.fact_store.append import Call
-from agent.fact_store.artifacts.artifact_store import ArtifactStore
-from agent.fact_store.log import Limits, StoreSettings, claimed, messages_of, references
+from agent.fact_store.artifacts.artifact_files import ArtifactFiles
+from agent.fact_store.log import ArtifactLimits, StoreSettings, checked_references, messages_in, references_in
 from agent.fact_store.read import StoreReader
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
@@ -28,27 +28,29 @@ class Artifacts:
     """The artifacts of one store. Thread-safe; everything waits for the disk in the calling thread."""
 
     def __init__(self, path: Path, settings: StoreSettings, reader: StoreReader, writer: Writer) -> None:
-        limits = Limits(settings.artifact_bytes_max, settings.artifacts_total_bytes_max, settings.disk_free_bytes_min)
-        self._files = ArtifactStore(path.with_name(FOLDER), limits)
+        limits = ArtifactLimits(
+            settings.artifact_bytes_max, settings.artifacts_total_bytes_max, settings.disk_free_bytes_min
+        )
+        self._files = ArtifactFiles(path.with_name(FOLDER), limits)
         self._orphan_after_s = settings.artifact_orphan_hours * 3600
         self._reader, self._writer = reader, writer
 
     def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """As `ArtifactStore.put_chunk`."""
+        """As `ArtifactFiles.put_chunk`."""
         return self._files.put_chunk(digest, size, offset, data)
 
     def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
-        """As `ArtifactStore.read_chunk`."""
+        """As `ArtifactFiles.read_chunk`."""
         return self._files.read_chunk(digest, offset, length)
 
     def claim(self, message: Message) -> None:
         """Raise ArtifactMissing unless everything that a message refers to is here; then it stays until the message is stored."""
-        for reference in claimed(message):
+        for reference in checked_references(message):
             self._files.claim(reference)
 
     def missing(self, batches: Iterable[Batch]) -> list[ArtifactReference]:
         """To which artifacts the messages of batches refer that are not here, each once; the others stay until they are stored."""
-        found = dict.fromkeys(one for message in messages_of(batches) for one in references(message))
+        found = dict.fromkeys(one for message in messages_in(batches) for one in references_in(message))
         return [one for one in found if not self._files.keep(one)]
 
     def absent(self, stream: str) -> list[str]:
@@ -65,7 +67,7 @@ class Artifacts:
         return self._files.limits.total_max or None
 
     def bytes_lacking(self) -> int:
-        """As `ArtifactStore.bytes_lacking`."""
+        """As `ArtifactFiles.bytes_lacking`."""
         return self._files.bytes_lacking()
 
     def streams(self, digest: str) -> list[str]:

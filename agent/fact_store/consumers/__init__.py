@@ -1,30 +1,30 @@
-"""Consumers: registered, leased, confirming, active, expired; and the appends that wait for their confirmations."""
+"""Consumers of streams: registration, leases, confirmations, activity, expiry; and the appends that wait for confirmations."""
 
-from agent.fact_store.consumers.ack_waiters import NEVER_NS, Acknowledging
-from agent.fact_store.consumers.activity import Presence
+from agent.fact_store.consumers.ack_waiters import NEVER_NS, AckWaiters
+from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import (
     Start,
-    begin_handing,
+    apply_events,
+    begin_serving,
     confirm_offsets,
-    happen,
     hold_lease,
-    register,
-    remember,
-    remove,
+    register_consumer,
+    remove_consumer,
+    save_last_seen,
 )
-from agent.fact_store.consumers.expiry import Lifetimes
+from agent.fact_store.consumers.expiry import ConsumerExpiry
 
 __all__ = [
     "NEVER_NS",
-    "Acknowledging",
-    "Lifetimes",
-    "Presence",
+    "AckWaiters",
+    "ConsumerActivity",
+    "ConsumerExpiry",
     "Start",
-    "begin_handing",
+    "apply_events",
+    "begin_serving",
     "confirm_offsets",
-    "happen",
     "hold_lease",
-    "register",
-    "remember",
-    "remove",
+    "register_consumer",
+    "remove_consumer",
+    "save_last_seen",
 ]

@@ -1,8 +1,8 @@
-"""Who was seen when: consumers that fetched or confirmed since the store was opened, in memory.
+"""Activity of consumers in this life of the process: when each last fetched or confirmed, and when it was last at the end of the log.
 
-Serving sides tell of it from any thread, for every fetch, so it costs a dictionary entry and no commit. Two things rest on it:
-whether a consumer is in sync (acks.py), and when it counts as lost or as removed (lifecycle.py). A restart forgets it, for
-nobody has been seen in this life yet; `seen_unix_ms` of the table `consumer` remembers the day for people.
+The serving side records it from any thread for every fetch, so it is kept in memory and costs no commit. It decides whether a consumer is
+in sync (acks.py) and when it counts as lost or is removed (lifecycle.py). A restart clears it; `seen_unix_ms` in the table `consumer` keeps
+an older time for operators.
 """
 
 from __future__ import annotations
@@ -16,84 +16,87 @@ from agent.fact_store.log import Catalog, Lifecycle
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """When a consumer was last seen, and when last at the end of the log: in the future while a fetch of it waits there."""
+class LastActivity:
+    """Times of one consumer. `caught_up_ns`: when it was last at the end of the log, in the future while its fetch waits there."""
 
     seen_ns: int
     seen_unix_ms: int
     caught_up_ns: int | None
 
 
-class Presence:
-    """Consumers seen, by name. Any thread."""
+class ConsumerActivity:
+    """Last activity of consumers, by name. Thread-safe."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, Seen] = {}
-        self._noting: set[str] = set()
+        self._last: dict[str, LastActivity] = {}
+        self._recording: set[str] = set()
         self._lock = threading.Lock()
 
-    def fetched(self, name: str, *, is_at_end: bool, waits_ns: int, now_ns: int, now_unix_ms: int) -> None:
-        """A fetch reached the end of the log (and waits there so long), or did not: then whatever waited there no longer does."""
+    def record_fetch(self, name: str, *, is_at_end: bool, waits_ns: int, now_ns: int, now_unix_ms: int) -> None:
+        """Record a fetch. At the end of the log it may wait there for `waits_ns`; otherwise an earlier wait there is over."""
         with self._lock:
-            before = self._seen.get(name)
+            before = self._last.get(name)
             caught_up_ns = before.caught_up_ns if before else None
             if is_at_end:
                 caught_up_ns = now_ns + waits_ns
             elif caught_up_ns is not None:
                 caught_up_ns = min(caught_up_ns, now_ns)
-            self._seen[name] = Seen(now_ns, now_unix_ms, caught_up_ns)
+            self._last[name] = LastActivity(now_ns, now_unix_ms, caught_up_ns)
 
-    def confirmed(self, name: str, *, is_at_end: bool, now_ns: int, now_unix_ms: int) -> None:
-        """A confirmation: it says nothing of a fetch that may wait meanwhile."""
+    def record_confirm(self, name: str, *, is_at_end: bool, now_ns: int, now_unix_ms: int) -> None:
+        """Record a confirmation. It does not end a fetch that waits at the end of the log."""
         with self._lock:
-            before = self._seen.get(name)
+            before = self._last.get(name)
             caught_up_ns = before.caught_up_ns if before else None
             if is_at_end:
                 caught_up_ns = max(caught_up_ns or 0, now_ns)
-            self._seen[name] = Seen(now_ns, now_unix_ms, caught_up_ns)
+            self._last[name] = LastActivity(now_ns, now_unix_ms, caught_up_ns)
 
-    def forget_all_but(self, names: Mapping[str, object]) -> None:
-        """Drop who is no longer registered."""
+    def retain_only(self, names: Mapping[str, object]) -> None:
+        """Drop consumers that are not registered any more."""
         with self._lock:
-            for name in self._seen.keys() - names.keys():
-                del self._seen[name]
+            for name in self._last.keys() - names.keys():
+                del self._last[name]
 
-    def begin_noting(self, name: str) -> bool:
-        """Whether nobody else is about to write down that this one was seen; then the caller is, until `end_noting`."""
+    def begin_recording(self, name: str) -> bool:
+        """Whether the caller may queue the commit that this consumer was seen: False while another commit of it is queued.
+
+        The caller must call `end_recording` when its commit is done.
+        """
         with self._lock:
-            is_free = name not in self._noting
-            self._noting.add(name)
+            is_free = name not in self._recording
+            self._recording.add(name)
             return is_free
 
-    def end_noting(self, name: str) -> None:
-        """It is written down, or could not be."""
+    def end_recording(self, name: str) -> None:
+        """The commit is done, or failed."""
         with self._lock:
-            self._noting.discard(name)
+            self._recording.discard(name)
 
-    def newer_than(self, catalog: Catalog) -> dict[str, int]:
-        """Who was seen more than a second later than the table says, and when."""
+    def unsaved(self, catalog: Catalog) -> dict[str, int]:
+        """Consumers seen more than a second later than the table says, with the time in milliseconds since 1970."""
         stored = {name: consumer.seen_unix_ms or 0 for name, consumer in catalog.consumers.items()}
         with self._lock:
             return {
                 name: seen.seen_unix_ms
-                for name, seen in self._seen.items()
+                for name, seen in self._last.items()
                 if seen.seen_unix_ms > stored.get(name, seen.seen_unix_ms) + 1000
             }
 
     def seen_unix_ms(self, name: str) -> int | None:
-        """When a consumer was last seen by the clock on the wall, in this life of the process."""
-        seen = self._seen.get(name)
+        """When a consumer was last seen in this life, in milliseconds since 1970."""
+        seen = self._last.get(name)
         return seen.seen_unix_ms if seen else None
 
-    def get(self, name: str) -> Seen | None:
-        """When a consumer was last seen in this life of the process."""
-        return self._seen.get(name)
+    def get(self, name: str) -> LastActivity | None:
+        """The activity of a consumer in this life of the process."""
+        return self._last.get(name)
 
     def followers(self, catalog: Catalog, stream: str) -> list[Follower]:
-        """Whom an append to a stream may wait for: its consumers, but none that is about to be removed."""
+        """The consumers of a stream that an append may wait for: all except those being removed."""
         found = list[Follower]()
         for name, consumer in catalog.consumers.items():
             if consumer.stream == stream and consumer.lifecycle is not Lifecycle.DELETION_STARTED:
-                seen = self._seen.get(name)
+                seen = self._last.get(name)
                 found.append(Follower(name, consumer.frontier, seen.caught_up_ns if seen else None))
         return found

@@ -1,5 +1,7 @@
-"""Consumers in the store: registered, leased, confirming, removed. What a confirmation means is decided in frontier.py, which of
-several instances may go on in agent/lease.py."""
+"""Calls of the writer that change consumers: register, lease, confirm, remove, and record activity.
+
+What a confirmation means is decided in frontier.py, which of several instances holds the lease in agent/lease.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from agent.fact_store.log import (
-    PRESENT,
+    ACTIVE_STATES,
     TRANSITIONS,
     Catalog,
     Confirmed,
@@ -22,22 +24,22 @@ from agent.fact_store.log import (
     StreamIsLocal,
     StreamState,
     UnknownConsumer,
-    confirm,
-    lifted,
-    step,
+    confirm_range,
+    next_state,
+    skip_released,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.lease import Lease, Shown, decide
+from agent.lease import Lease, LeaseClaim, decide_lease
 
-Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: what was recorded here from then on
+Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: facts recorded here from then on
 
 
-def register(
+def register_consumer(
     transaction: Transaction, name: str, zone: str, stream: str, start: Start, *, is_local: bool = False
 ) -> ConsumerState:
-    """The consumer of this name, registered if need be; one that is being removed has come back.
+    """The consumer of this name, registered where it is new. A removal that has begun is cancelled.
 
-    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for another zone's on a stream that `is_local`.
+    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for a consumer of another zone where the stream `is_local`.
     """
     if (known := transaction.catalog.consumers.get(name)) is not None:
         if known.zone != zone:
@@ -45,7 +47,7 @@ def register(
         if known.stream != stream:
             raise ConsumerStreamMismatch(f"consumer {name!r} reads stream {known.stream!r}, not {stream!r}")
         if known.lifecycle is Lifecycle.DELETION_STARTED:
-            _happen(transaction, known, Event.SEEN)
+            _apply(transaction, known, Event.SEEN)
         return transaction.catalog.consumers[name]
     if is_local and zone != transaction.catalog.origin.zone:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
@@ -56,25 +58,27 @@ def register(
     )
 
 
-def hold_lease(transaction: Transaction, name: str, shown: Shown) -> Lease:
-    """The lease of a consumer after an instance has shown its own. Raises UnknownConsumer, ConsumerFenced."""
-    consumer = find(transaction.catalog, name)
+def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
+    """The lease of a consumer that is in force after an instance's claim. Raises UnknownConsumer, ConsumerFenced."""
+    consumer = find_consumer(transaction.catalog, name)
     lease = _lease(consumer, shown)
     transaction.set_consumer(replace(consumer, lease=lease))
     return lease
 
 
 def confirm_offsets(
-    transaction: Transaction, name: str, first_offset: int | None, last_offset: int, shown: Shown | None
+    transaction: Transaction, name: str, first_offset: int | None, last_offset: int, shown: LeaseClaim | None
 ) -> int:
-    """The frontier after a confirmation; `shown` is the lease of who confirms, None where the name alone counts. Raises
-    UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog."""
-    consumer = find(transaction.catalog, name)
+    """The frontier after a confirmation. `shown` is the claim of the instance that confirms; None checks the name only.
+
+    Raises UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
+    """
+    consumer = find_consumer(transaction.catalog, name)
     lease = consumer.lease if shown is None else _lease(consumer, shown)
     stream = transaction.catalog.streams[consumer.stream]
-    here = lifted(consumer.confirmed, stream.released_offset)
-    confirmed = confirm(here, first_offset, last_offset, stream.end_offset)
-    lifecycle = step(consumer.lifecycle, Event.SEEN)
+    here = skip_released(consumer.confirmed, stream.released_offset)
+    confirmed = confirm_range(here, first_offset, last_offset, stream.end_offset)
+    lifecycle = next_state(consumer.lifecycle, Event.SEEN)
     if (confirmed, lifecycle, lease) != (consumer.confirmed, consumer.lifecycle, consumer.lease):
         seen_unix_ms = transaction.now_unix_ms
         after = replace(consumer, confirmed=confirmed, lifecycle=lifecycle, seen_unix_ms=seen_unix_ms, lease=lease)
@@ -82,49 +86,49 @@ def confirm_offsets(
     return confirmed.frontier
 
 
-def begin_handing(transaction: Transaction, stream: str, zone: str) -> None:
-    """A zone is about to read a stream; it may have been handed all of it from now on."""
-    transaction.begin_handing(transaction.catalog.streams[stream], zone)
+def begin_serving(transaction: Transaction, stream: str, zone: str) -> None:
+    """Record that a zone begins to read a stream, so that a later life counts all of it as served (decision 0041)."""
+    transaction.begin_serving(transaction.catalog.streams[stream], zone)
 
 
-def remove(transaction: Transaction, name: str, *, force: bool, now: bool) -> Lifecycle:
-    """Begin to remove a consumer, so that what it held back may go; with `now`, end it too. Returns its state.
+def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bool) -> Lifecycle:
+    """Begin to remove a consumer, so that retention stops waiting for it; with `now`, remove it at once. Returns its state.
 
-    Raises UnknownConsumer; ConsumerInUse where it is present, unless `force`.
+    Raises UnknownConsumer, and without `force` ConsumerInUse for one that is active.
     """
-    consumer = find(transaction.catalog, name)
-    if consumer.lifecycle in PRESENT:
+    consumer = find_consumer(transaction.catalog, name)
+    if consumer.lifecycle in ACTIVE_STATES:
         if not force:
             raise ConsumerInUse(f"consumer {name!r} is {consumer.lifecycle.value}: it fetches or confirms these days")
-        consumer = replace(
-            consumer, lifecycle=step(consumer.lifecycle, Event.LOST)
-        )  # whoever insists says that it is gone
-    consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.REMOVE))
+        consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))  # `force` declares it lost
+    consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.REMOVE))
     transaction.set_consumer(consumer)
     if now:
-        _happen(transaction, consumer, Event.REMOVED)
+        _apply(transaction, consumer, Event.REMOVED)
         return Lifecycle.DELETED
     return consumer.lifecycle
 
 
-def happen(transaction: Transaction, events: Mapping[str, Event], seen_unix_ms: Callable[[str], int | None]) -> None:
-    """What happened to consumers, as far as it still can: who came back meanwhile is neither lost nor removed."""
+def apply_events(
+    transaction: Transaction, events: Mapping[str, Event], seen_unix_ms: Callable[[str], int | None]
+) -> None:
+    """Apply events to consumers. An event that the consumer's state does not allow any more, because it came back, is dropped."""
     for name, event in events.items():
         consumer = transaction.catalog.consumers.get(name)
         if consumer is not None and (consumer.lifecycle, event) in TRANSITIONS:
             known_ms = seen_unix_ms(name)
-            _happen(transaction, replace(consumer, seen_unix_ms=known_ms or consumer.seen_unix_ms), event)
+            _apply(transaction, replace(consumer, seen_unix_ms=known_ms or consumer.seen_unix_ms), event)
 
 
-def remember(transaction: Transaction, seen_unix_ms: Mapping[str, int]) -> None:
-    """Write down when consumers were last seen."""
+def save_last_seen(transaction: Transaction, seen_unix_ms: Mapping[str, int]) -> None:
+    """Store when consumers were last seen, in milliseconds since 1970."""
     for name, seen in seen_unix_ms.items():
         if (consumer := transaction.catalog.consumers.get(name)) is not None:
             transaction.set_consumer(replace(consumer, seen_unix_ms=seen))
 
 
-def _happen(transaction: Transaction, consumer: ConsumerState, event: Event) -> None:
-    lifecycle = step(consumer.lifecycle, event)
+def _apply(transaction: Transaction, consumer: ConsumerState, event: Event) -> None:
+    lifecycle = next_state(consumer.lifecycle, event)
     if lifecycle is Lifecycle.DELETED:
         transaction.remove_consumer(consumer)
     else:
@@ -132,7 +136,7 @@ def _happen(transaction: Transaction, consumer: ConsumerState, event: Event) -> 
 
 
 def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -> int:
-    """The offset before the first that a new consumer reads. A time is rounded down to its minute's mark, never later than asked."""
+    """The frontier that a new consumer starts with. A time is rounded down to the mark of its minute, so it never starts too late."""
     if start == "end" or (isinstance(start, int) and start > transaction.now_unix_ms):
         return stream.end_offset
     if start == "oldest":
@@ -140,14 +144,14 @@ def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -
     return max(transaction.first_offset_at(stream.id, start) - 1, stream.released_offset)
 
 
-def _lease(consumer: ConsumerState, shown: Shown) -> Lease:
-    if (lease := decide(consumer.lease, shown)) is None:
+def _lease(consumer: ConsumerState, shown: LeaseClaim) -> Lease:
+    if (lease := decide_lease(consumer.lease, shown)) is None:
         own = "none" if shown.epoch is None else str(shown.epoch)
         raise ConsumerFenced(f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown")
     return lease
 
 
-def find(catalog: Catalog, name: str) -> ConsumerState:
+def find_consumer(catalog: Catalog, name: str) -> ConsumerState:
     """The consumer of this name; raises UnknownConsumer."""
     if (known := catalog.consumers.get(name)) is None:
         raise UnknownConsumer(f"no consumer {name!r}")

@@ -1,21 +1,23 @@
-"""A store that is not the one its peers know: opening, epochs, witness, quarantine, high-water marks, reseal, and the scrub."""
+"""Detects and repairs divergence: a file too damaged to use, and a store restored from an old copy that its peers have read past.
 
-from agent.fact_store.divergence.handed import Handed
-from agent.fact_store.divergence.high_water import Seen
-from agent.fact_store.divergence.history_check import contradiction
+Opening, epochs, witness, quarantine, high-water marks, comparison with a peer's claims, resealing, and the background scrub.
+"""
+
+from agent.fact_store.divergence.high_water import ReadHighWater, ServedHighWater
+from agent.fact_store.divergence.history_check import find_contradiction
 from agent.fact_store.divergence.opening import migrate_store, open_writer, peer_is_ahead, require_new_epoch
-from agent.fact_store.divergence.scrub import Upkeep
-from agent.fact_store.divergence.witness import files_set_aside, mark_suspect
+from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
+from agent.fact_store.divergence.scrubber import Scrubber
 
 __all__ = [
-    "Handed",
-    "Seen",
-    "Upkeep",
-    "contradiction",
-    "files_set_aside",
+    "ReadHighWater",
+    "Scrubber",
+    "ServedHighWater",
+    "find_contradiction",
     "mark_suspect",
     "migrate_store",
     "open_writer",
     "peer_is_ahead",
+    "quarantined_files",
     "require_new_epoch",
 ]

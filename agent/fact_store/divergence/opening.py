@@ -1,8 +1,8 @@
-"""Opening a store's file as its only writer: settings, schema, whose it is, what the tables say, and which epoch it goes on in.
+"""Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch it continues in.
 
-Unattended, as a node opens it, a file that cannot be used is set aside and a new store begins at once in its place, and a
-store that turns out to be an old copy begins a new epoch. Otherwise the caller gets the exception, and nothing has changed.
-Opening reads no batch's body and does not grow with the file.
+Unattended, as a node opens it, a file that cannot be used is quarantined and a new store begins in its place, and a store that is found
+to be an old copy begins a new epoch. Otherwise the caller gets the exception, and nothing has changed. Opening reads no batch's body,
+and its time does not grow with the file.
 """
 
 from __future__ import annotations
@@ -16,18 +16,12 @@ from pathlib import Path
 
 from agent.batch import EPOCH_BYTES, Origin
 from agent.fact_store.append import append_notice
-from agent.fact_store.divergence.epochs import Witness, may_begin_for_peer, restored_because
-from agent.fact_store.divergence.high_water import Seen
-from agent.fact_store.divergence.reseal import Sealed, seal_anew
-from agent.fact_store.divergence.witness import (
-    SetAside,
-    files_set_aside,
-    read_witness,
-    set_aside,
-    suspicion,
-    write_witness,
-)
-from agent.fact_store.log import NOTICES_STREAM, Catalog, StoreDamaged, StoreError, StoreUnusable, store_notice
+from agent.fact_store.divergence.epoch_rules import Witness, may_begin_for_peer, restored_because
+from agent.fact_store.divergence.high_water import ReadHighWater
+from agent.fact_store.divergence.quarantine import QuarantinedFile, quarantine, quarantined_files, suspect_reason
+from agent.fact_store.divergence.reseal import Resealed, reseal_unread
+from agent.fact_store.divergence.witness import read_witness, write_witness
+from agent.fact_store.log import OPERATIONAL_STREAM, Catalog, StoreDamaged, StoreError, StoreUnusable, store_fact
 from agent.fact_store.sqlite import (
     QUERIES,
     Connect,
@@ -51,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a writer needs."""
+    """What the writer starts with."""
 
     connection: sqlite3.Connection
     catalog: Catalog
@@ -62,24 +56,24 @@ def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *,
     """Open the store of `zone` at `path`, whose lock the caller holds. Raises StoreUnusable."""
     if not is_unattended:
         return _open(path, zone, connect_to, now_unix_ms, is_unattended=False)
-    why = suspicion(path)
+    why = suspect_reason(path)
     if why is None:
         try:
             return _open(path, zone, connect_to, now_unix_ms, is_unattended=True)
         except StoreDamaged as error:
             why = error.why
     try:
-        target = set_aside(path, why, now_unix_ms)
+        target = quarantine(path, why, now_unix_ms)
     except OSError as error:
         raise StoreUnusable(
             f"{path} is damaged ({why}) and cannot be renamed: {error.strerror}", "move it aside by hand"
         ) from error
     log.error("store_quarantined", extra={"path": str(path), "as": target.name, "reason": why})
-    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True, aside=target.name)
+    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True, quarantined=target.name)
 
 
 def migrate_store(path: Path) -> None:
-    """Take the store at `path` to the schema of this program. Raises StoreUnusable; then nothing has changed."""
+    """Migrate the store at `path` to the schema of this program. Raises StoreUnusable; then nothing has changed."""
     descriptor = lock(path)
     try:
         connection = connect_writer(path)
@@ -94,20 +88,20 @@ def migrate_store(path: Path) -> None:
 
 
 def witness_of(catalog: Catalog) -> Witness:
-    """What there is to remember of a store."""
+    """The witness of a store in this state."""
     return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
 
 
-def require_new_epoch(transaction: Transaction, why: str, seen: Seen) -> None:
-    """A call: the store goes on under a new epoch, from the next time it is opened, and that is at once."""
-    transaction.require_new_epoch(why, seen.freeze())
+def require_new_epoch(transaction: Transaction, why: str, read: ReadHighWater) -> None:
+    """Call of the writer: the store begins a new epoch when it is opened next, and ends with this commit (decision 0030)."""
+    transaction.require_new_epoch(why, read.freeze())
 
 
-def peer_is_ahead(transaction: Transaction, peer: str, why: str, seen: Seen) -> None:
-    """A call: a peer speaks of facts that were never written here. Believed once a week."""
+def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighWater) -> None:
+    """Call of the writer: a peer names facts that were never written here. Begins a new epoch once a week at most."""
     last_unix_ms = transaction.peer_epoch_unix_ms()
     if may_begin_for_peer(last_unix_ms, transaction.now_unix_ms):
-        transaction.require_new_epoch(why, seen.freeze(), peer_epoch_unix_ms=transaction.now_unix_ms)
+        transaction.require_new_epoch(why, read.freeze(), peer_epoch_unix_ms=transaction.now_unix_ms)
     else:
         transaction.add_incident(
             "ahead", f"peer {peer}", f"{why}; a new epoch was begun for a peer within the last week"
@@ -115,10 +109,10 @@ def peer_is_ahead(transaction: Transaction, peer: str, why: str, seen: Seen) -> 
 
 
 def _open(
-    path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, aside: str | None = None
+    path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, quarantined: str | None = None
 ) -> Opened:
-    """`aside`: the file just set aside, which the new store tells of; without, the one with the newest name, which the life that
-    set it aside did not come to tell."""
+    """`quarantined`: the file just quarantined, which the new store reports. Without it a new store reports the newest one: the life that
+    quarantined it ended before it could."""
     connection = connect_writer(path, connect_to)
     try:
         _migrate(connection, path)
@@ -126,10 +120,10 @@ def _open(
             is_new = begin_life(connection, path, zone, now_unix_ms)
             check_zone(identity(connection, path), zone, path)
         witness = read_witness(path) if is_unattended and not is_new else None
-        found = files_set_aside(path) if is_unattended and is_new else []
-        told = [one for one in found if one.file == aside] or found[-1:]
-        opened = _go_on(connection, path, witness, told, now_unix_ms)
-        _close_handed(opened)
+        found = quarantined_files(path) if is_unattended and is_new else []
+        reported = [one for one in found if one.file == quarantined] or found[-1:]
+        opened = _load_or_begin_epoch(connection, path, witness, reported, now_unix_ms)
+        _close_served_rows(opened)
     except sqlite3.Error as error:
         connection.close()
         raise reading_error(path, error) from error
@@ -142,66 +136,73 @@ def _open(
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Apart from the rest: an error here may be ours, and must not make a file look damaged."""
+    """Errors of a migration may be mistakes of this program; they must not make the file look damaged."""
     try:
         migrate(connection)
     except sqlite3.Error as error:
         raise opening_error(path, error) from error
 
 
-def _go_on(
-    connection: sqlite3.Connection, path: Path, witness: Witness | None, aside: list[SetAside], now_unix_ms: int
+def _load_or_begin_epoch(
+    connection: sqlite3.Connection,
+    path: Path,
+    witness: Witness | None,
+    quarantined: list[QuarantinedFile],
+    now_unix_ms: int,
 ) -> Opened:
-    """Load what the tables say, and in one transaction begin a new epoch where one is due and say what happened. On a disk without
-    room to seal facts anew it begins all the same, and they keep their names."""
-    go_on = partial(_load_and_begin, connection, path, witness, aside, now_unix_ms)
+    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened.
+
+    On a disk without room to reseal facts the epoch begins all the same, and they keep their old origin.
+    """
+    load_and_begin = partial(_load_and_begin, connection, path, witness, quarantined, now_unix_ms)
     try:
-        return go_on(is_sealed_anew=True)
+        return load_and_begin(is_resealing=True)
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith("SQLITE_FULL"):
             raise
         _roll_back(connection)
-        return go_on(is_sealed_anew=False)
+        return load_and_begin(is_resealing=False)
 
 
 def _load_and_begin(
     connection: sqlite3.Connection,
     path: Path,
     witness: Witness | None,
-    aside: list[SetAside],
+    quarantined: list[QuarantinedFile],
     now_unix_ms: int,
     *,
-    is_sealed_anew: bool,
+    is_resealing: bool,
 ) -> Opened:
     connection.execute(QUERIES["begin"])
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
     why = _new_epoch_because(connection, catalog, witness)
-    if why is None and not aside:
+    if why is None and not quarantined:
         _keep_filters(connection)
         return Opened(connection, catalog, index)
-    before, sealed = catalog.origin, list[Sealed]()
+    before, resealed = catalog.origin, list[Resealed]()
     if why is not None:
         now = Origin(before.zone, os.urandom(EPOCH_BYTES))
         beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
         beginning.origin(now)
-        sealed = seal_anew(beginning, now) if is_sealed_anew else sealed
+        # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision 0041).
+        resealed = reseal_unread(beginning, now) if is_resealing else resealed
         connection.execute(QUERIES["forget_unseen"])
         connection.execute(QUERIES["update_epoch"], (now.epoch,))
         catalog = load(connection, path)
     transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
     if why is not None:
-        _say_epoch_began(transaction, before, why, sealed)
-    for one in aside:
-        _say_set_aside(transaction, one)
+        _record_epoch(transaction, before, why, resealed)
+    for one in quarantined:
+        _record_quarantine(transaction, one)
     connection.execute(QUERIES["commit"])
     index.settle(is_durable=True)
     return Opened(connection, transaction.catalog, index)
 
 
 def _keep_filters(connection: sqlite3.Connection) -> None:
-    """Commit the filters of message ids that loading had to make; without room for them they are made again next time."""
+    """Commit the filters of message ids that loading had to build. Without room for them the next opening builds them again."""
     try:
         if connection.in_transaction:
             connection.execute(QUERIES["commit"])
@@ -211,9 +212,9 @@ def _keep_filters(connection: sqlite3.Connection) -> None:
         _roll_back(connection)
 
 
-def _close_handed(opened: Opened) -> None:
-    """Write down how far who read in the last life may have been handed each stream; without room for it the next opening does, and says
-    more."""
+def _close_served_rows(opened: Opened) -> None:
+    """Set the mark of each zone that read in the last life to the end of the stream. Without room for it the next opening does so, and the
+    marks are higher."""
     connection, streams = opened.connection, opened.catalog.streams.values()
     try:
         connection.execute(QUERIES["begin"])
@@ -227,42 +228,43 @@ def _close_handed(opened: Opened) -> None:
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """Unless SQLite has done so by itself."""
+    """Roll back, unless SQLite has done so by itself."""
     if connection.in_transaction:
         connection.execute(QUERIES["rollback"])
 
 
 def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness: Witness | None) -> str | None:
-    (asked,) = connection.execute(QUERIES["select_new_epoch_because"]).fetchone()
-    if asked is not None:
-        return str(asked)
+    (required,) = connection.execute(QUERIES["select_new_epoch_because"]).fetchone()
+    if required is not None:
+        return str(required)
     own = {one.epoch.hex() for one in catalog.origins if one.zone == catalog.origin.zone}
     ends = {name: state.end_offset for name, state in catalog.streams.items()}
     return restored_because(witness, catalog.origin.epoch.hex(), own, ends)
 
 
-def _say_epoch_began(transaction: Transaction, before: Origin, why: str, sealed: list[Sealed]) -> None:
+def _record_epoch(transaction: Transaction, before: Origin, why: str, resealed: list[Resealed]) -> None:
     now = transaction.catalog.origin
     about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
     log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
     detail = f"began after {before.epoch.hex()}: {why}"
-    if sealed:
-        about["sealed_anew"] = [one._asdict() for one in sealed]
-        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in sealed)
-        detail += f"; facts that nobody had seen belong to it: {named}"
+    if resealed:
+        about["sealed_anew"] = [one._asdict() for one in resealed]
+        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
+        detail += f"; facts that had not been read were resealed under it: {named}"
     transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
     _append(transaction, "epoch_began", about, now.epoch.hex())
 
 
-def _say_set_aside(transaction: Transaction, aside: SetAside) -> None:
-    about = {"file": aside.file, "bytes": aside.bytes, "because": aside.why}
+def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:
+    about = {"file": quarantined.file, "bytes": quarantined.bytes, "because": quarantined.why}
     detail = (
-        f"{aside.why}; the file still takes {aside.bytes} bytes: look with bsfg store verify --file, then remove it"
+        f"{quarantined.why}; the file still takes {quarantined.bytes} bytes:"
+        " look with bsfg store verify --file, then remove it"
     )
-    transaction.add_incident("quarantined", aside.file, detail)
-    _append(transaction, "store_quarantined", about, aside.file)
+    transaction.add_incident("quarantined", quarantined.file, detail)
+    _append(transaction, "store_quarantined", about, quarantined.file)
 
 
 def _append(transaction: Transaction, predicate: str, about: dict[str, object], key: str) -> None:
-    notice = store_notice(transaction.catalog.origin, predicate, about, key, transaction.now_unix_ms)
-    append_notice(transaction, NOTICES_STREAM, notice)
+    fact = store_fact(transaction.catalog.origin, predicate, about, key, transaction.now_unix_ms)
+    append_notice(transaction, OPERATIONAL_STREAM, fact)

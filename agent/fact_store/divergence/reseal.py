@@ -1,12 +1,12 @@
-"""What nobody has seen of a store's own facts, sealed anew under the epoch in which the store goes on.
+"""Reseals own facts that no reader has got under the new epoch that the store begins (decision 0041).
 
-A store that was put back to an old copy has numbered facts as it had numbered others before, and whoever holds those can take none of
-these. As long as nobody has them, they are only badly named: in the same places, with the same content, they become the first facts of the
-new epoch, and nothing is lost and nothing is there twice. What somebody may have keeps its name.
+A store restored from an old copy has given facts the sequences that other facts had before, and a peer that holds those cannot take
+these. As long as no reader has got them, only their names are wrong: at the same offsets, with the same content, they become the first
+facts of the new epoch, so none is lost and none is there twice. Facts that a reader may have keep their names.
 
-Runs when the store is opened, in the transaction that begins the epoch, so it is done as a whole or not at all. Only headers change
-(epoch, sequence, digests), so no byte moves; offsets, message ids, artifacts and marks stay true as they are. A stream of which a batch
-is not as it was sealed is left as it is: to seal damage anew would be to vouch for it.
+Runs when the store is opened, in the transaction that begins the epoch, so all of it happens or none. Only headers change (epoch, sequence,
+digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream with a damaged batch is left as it is: a new
+digest over damaged bytes would declare them good.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from agent.batch import NO_DIGEST, Batch, Link, Origin, resealed
-from agent.fact_store.log import StreamState, whole
+from agent.fact_store.log import StreamState, parse_row
 from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange
 
 
-class Sealed(NamedTuple):
-    """Facts of a stream that have a new name: the offsets between which they lie (others' facts may lie between), and how many."""
+class Resealed(NamedTuple):
+    """Facts of one stream that were resealed: first and last offset (facts of other origins may lie between), and how many."""
 
     stream: str
     first_offset: int
@@ -29,12 +29,12 @@ class Sealed(NamedTuple):
     facts: int
 
 
-def seal_anew(transaction: Transaction, origin: Origin) -> list[Sealed]:
-    """Give the unseen facts of each stream to `origin`, the new epoch's; which those are was written down when it became due."""
-    found = list[Sealed]()
-    for name, unseen_after in transaction.unseen_after().items():
+def reseal_unread(transaction: Transaction, origin: Origin) -> list[Resealed]:
+    """Reseal the unread facts of each stream under `origin`, the new epoch's. Which they are was recorded when the epoch became due."""
+    found = list[Resealed]()
+    for name, unread_after in transaction.unseen_after().items():
         state = transaction.catalog.streams[name]
-        after = max(unseen_after, state.released_offset, *_confirmed(transaction, name))
+        after = max(unread_after, state.released_offset, *_confirmed(transaction, name))
         if _is_sound(transaction, state, after) and (one := _seal_stream(transaction, state, after, origin)):
             found.append(one)
     if found:
@@ -46,20 +46,20 @@ def seal_anew(transaction: Transaction, origin: Origin) -> list[Sealed]:
 
 
 def _confirmed(transaction: Transaction, stream: str) -> Iterator[int]:
-    """Up to where each consumer of a stream has confirmed something."""
+    """The highest offset that each consumer of a stream has confirmed."""
     for consumer in transaction.catalog.consumers.values():
         if consumer.stream == stream:
             yield max([consumer.frontier, *(last for _, last in consumer.confirmed.ranges)])
 
 
 def _batches(transaction: Transaction, state: StreamState, after: int) -> Iterator[tuple[int, int, Batch | str]]:
-    """Row and first offset of the store's own batches that begin behind an offset, with the batch, or what is wrong with it."""
+    """Own batches that begin after an offset: row, first offset, and the batch or what is wrong with it."""
     for number, row in transaction.own_rows(state.id, after):
-        yield number, int(row[0]), whole(state.name, row)  # type: ignore[call-overload]  # the column by which it was found
+        yield number, int(row[0]), parse_row(state.name, row)  # type: ignore[call-overload]  # the column by which it was found
 
 
 def _is_sound(transaction: Transaction, state: StreamState, after: int) -> bool:
-    """Whether all that is to be sealed anew is as it was sealed, one batch after the other up to the end."""
+    """Whether every batch to be resealed is undamaged, and each follows the one before it up to the end of the log."""
     link: Link | None = None
     for _, _, batch in _batches(transaction, state, after):
         if isinstance(batch, str) or batch.header.origin != transaction.catalog.origin:
@@ -71,7 +71,7 @@ def _is_sound(transaction: Transaction, state: StreamState, after: int) -> bool:
     return link is not None and link == transaction.catalog.link(state.name)
 
 
-def _seal_stream(transaction: Transaction, state: StreamState, after: int, origin: Origin) -> Sealed:
+def _seal_stream(transaction: Transaction, state: StreamState, after: int, origin: Origin) -> Resealed:
     old, new = transaction.catalog.own_origin, transaction.origin(origin)
     link, first, last = Link(state.name, origin), 0, 0
     for number, first_offset, batch in _batches(transaction, state, after):
@@ -87,4 +87,4 @@ def _seal_stream(transaction: Transaction, state: StreamState, after: int, origi
         link, last = anew.link, first_offset + header.count - 1
     facts = link.next_sequence - 1
     transaction.set_held(state.id, new, (HeldRange(1, facts, NO_DIGEST, link.digest),))
-    return Sealed(state.name, first, last, facts)
+    return Resealed(state.name, first, last, facts)

@@ -1,19 +1,19 @@
-"""Verification of a whole store, damage found while facts are read, and its repair from a peer's copy."""
+"""Integrity of stored facts: verification of a whole store, the register of damage found by readers, and repair from a peer's copy."""
 
-from agent.fact_store.integrity.damage import Damages
+from agent.fact_store.integrity.batch_repair import add_peer_incident, damaged_batches, repair_batches
+from agent.fact_store.integrity.damage_registry import DamageRegistry
 from agent.fact_store.integrity.definition_repair import repair_definitions
-from agent.fact_store.integrity.repair import damaged, note, repair
-from agent.fact_store.integrity.verify import Damage
-from agent.fact_store.integrity.verifying import Progress, Verified, verify_store
+from agent.fact_store.integrity.row_checks import Damage
+from agent.fact_store.integrity.verify import Progress, Verified, verify_store
 
 __all__ = [
     "Damage",
-    "Damages",
+    "DamageRegistry",
     "Progress",
     "Verified",
-    "damaged",
-    "note",
-    "repair",
+    "add_peer_incident",
+    "damaged_batches",
+    "repair_batches",
     "repair_definitions",
     "verify_store",
 ]

@@ -1,10 +1,10 @@
-"""Damaged tag definitions put back from a peer: the origin's own words, or nothing.
+"""Repairs damaged tag definitions with a peer's copies: byte for byte what the origin defined, or not at all.
 
-A definition that the disk has changed leaves every batch behind it without meaning, and a serving store without an answer for whoever does
-not know it yet. What a peer offers in its place is believed only if a batch of that origin which is held here vouches for it: the batch has
-the digest that our own table gives for its place, and the running digest in its header is that over the definitions as they would be then.
+A damaged definition makes every later batch of its origin unreadable, and this store cannot serve it to peers that lack it. A copy is
+accepted only if a batch of that origin that is held here proves it: the batch has the digest that the table gives for its place, and the
+running digest in its header equals the one over the repaired definitions.
 
-The damaged rows are not touched (repair.py says why). What replaces them goes into the table `repaired_definition`, which is believed first.
+The damaged rows are not touched (see batch_repair.py). The copies go into the table `repaired_definition`, which readers consult first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ INCIDENT = "definitions_repaired"
 def repair_definitions(
     transaction: Transaction, *, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
 ) -> int:
-    """Put back the definitions received that are damaged or missing here, up to the number that the batch names; returns how many.
+    """Repair the received definitions that are damaged or missing here, up to the number that the batch names; returns how many.
 
-    They are numbered without holes, and reach to that number. Raises FactsRefused where the batch is not held or something is
-    lacking, ForkError where it vouches for other definitions; then nothing has changed.
+    They must be numbered without gaps and reach that number. Raises FactsRefused where the batch is not held or a definition is missing,
+    ForkError where the batch proves other definitions; then nothing has changed.
     """
     try:
         return _repair(transaction, stream, peer, batch, received)
@@ -67,13 +67,13 @@ def _repair(
 
 
 def _put_back(transaction: Transaction, origin: int, offered: Sequence[tuple[int, bytes, bytes]]) -> int:
-    """Those of the right rows that are not there; returns how many."""
+    """Store the offered rows that are not in the table; returns how many."""
     first, last = offered[0][0], offered[-1][0]
     there = set(transaction.definition_rows(origin, first - 1, last))
     lacking = [row for row in offered if row not in there]
     known = transaction.catalog.definitions.get(origin, Definitions())
     transaction.add_repaired_definitions(origin, [row for row in lacking if row[0] <= known.count])
-    if last >= known.count:  # what the writer knows by heart came from the damaged rows, or ends before them
+    if last >= known.count:  # the catalog was loaded from the damaged rows, or ends before them
         end = next((Definitions(*row[:2]) for row in offered if row[0] == known.count), known)
         transaction.catalog.definitions[origin] = end
         transaction.add_definitions(origin, [body for number, _, body in offered if number > known.count])

@@ -1,200 +1,200 @@
-"""What must be true of the rows of a store, row by row: batches against their own bytes, against each other, and against what
-the other tables say of them. Core: no IO; `verifying.py` walks the tables and asks.
+"""Verifies a whole store: walks all tables of its file read-only and runs the checks of row_checks.py on them.
 
-The sealed bytes are the truth: their digest, the header in them, and the chain. A column that says otherwise is damaged, for
-it decides what is found; facts are served by the bytes alone. A damage names the place and what is wrong there.
+Works beside a running node, or on a quarantined file. What SQLite cannot read counts as damage, and the walk continues around it where
+possible. Facts appended during the walk are not checked.
+
+Promised: nothing is written, and no transaction stays open from one page to the next, except SQLite's own check of its pages: it is one
+statement, and until it ends the WAL of the node cannot be reused and grows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from agent.batch import DIGEST_BYTES, FACTS_MAX, Batch, BatchError, Definitions, Kind, Origin, parse
-from agent.batch import verify as open_batch
+from agent.batch import Definitions, Origin
+from agent.fact_store.integrity.row_checks import BatchRow, Damage, StreamCheck, definitions_damage
+from agent.fact_store.log import StoreDamaged, parse_row
+from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, reading_tables
 from agent.pages import HeldRange
 
-
-class Damage(NamedTuple):
-    """One place that is not as it was written. `offset` 0: no offset of the stream is meant; `origin` "": nobody's."""
-
-    stream: str
-    offset: int
-    last_offset: int
-    origin: str
-    sequence: int
-    what: str
-
-    def __str__(self) -> str:
-        place = f"{self.stream} " if self.stream else ""
-        place += f"{self.offset} to {self.last_offset}" if self.offset else "as a whole" if self.stream else "the store"
-        whose = f" (sequence {self.sequence} of {self.origin})" if self.origin else ""
-        return f"{place}{whose}: {self.what}"
-
-
-class BatchRow(NamedTuple):
-    """A row of the table `batch`, as the disk has it."""
-
-    first_offset: Any
-    last_offset: Any
-    origin: Any
-    first_sequence: Any
-    count: Any
-    time_min_ns: Any
-    time_max_ns: Any
-    kind: Any
-    codec: Any
-    definition_count: Any
-    bytes_total: Any
-    digest: Any
-    previous_digest: Any
-    body: Any
-
-
-def definitions_damage(
-    origin: Origin, rows: Sequence[tuple[Any, Any, Any]], before: Definitions
-) -> tuple[list[Damage], Definitions]:
-    """Rows (number, digest, body) of an origin's definitions after those `before`: dense, and each as the digest says."""
-    damages, running = list[Damage](), before
-    for number, digest, body in rows:
-        expected = running.extended(body) if isinstance(body, bytes) else running
-        if (number, digest) != (expected.count, expected.digest):
-            what = f"tag definition {running.count + 1} is damaged or not there"
-            damages.append(Damage("", 0, 0, str(origin), running.count + 1, what))
-            if not (isinstance(number, int) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
-                return damages, running
-        running = Definitions(number, digest)
-    return damages, running
+ROWS_AT_ONCE = 16  # of half a MiB at most each
+Progress = Callable[[str, int, int], None]  # stream, offset reached, where the stream ends
 
 
 @dataclass(slots=True)
-class StreamCheck:
-    """A walk along one stream, in the order of offsets."""
+class Verified:
+    """Counts of what a walk has checked."""
 
-    stream: str
-    numbers: Mapping[int, Origin]
-    definitions: Mapping[tuple[int, int], bytes]  # (origin number, definition number): running digest
-    released_offset: int
-    released_bytes: int
-    is_opened: bool = True
-    next_offset: int = 0
-    bytes_total: int = 0
-    links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
-    seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
+    batches: int = 0
+    facts: int = 0
+    bytes: int = 0
+    definitions: int = 0
+    streams: int = 0
 
-    def __post_init__(self) -> None:
-        """The first offset is the one after what was released."""
-        self.next_offset, self.bytes_total = self.released_offset + 1, self.released_bytes
 
-    def take(self, row: BatchRow) -> Iterator[Damage]:
-        """What is wrong with the next row."""
-        if isinstance(row.last_offset, int) and row.last_offset <= self.released_offset:
-            return  # retention has let go of it and will delete it
-        batch = self._batch(row)
-        if isinstance(batch, str):
-            yield self._damage(row, batch)
-            self._go_on(row)
-            return
-        header = batch.header
-        for name, found, said in (
-            ("stream", self.stream, header.stream),
-            ("origin", self.numbers.get(row.origin), header.origin),
-            ("first_sequence", row.first_sequence, header.first_sequence),
-            ("count", row.count, header.count),
-            ("last_offset", row.last_offset, row.first_offset + header.count - 1),
-            ("time_min_ns", row.time_min_ns, header.time_min_ns),
-            ("time_max_ns", row.time_max_ns, header.time_max_ns),
-            ("kind", row.kind, header.kind),
-            ("codec", row.codec, header.codec),
-            ("definition_count", row.definition_count, header.definitions.count),
-            ("previous_digest", row.previous_digest, header.previous_digest),
-            ("bytes_total", row.bytes_total, self.bytes_total + len(batch.sealed)),
-        ):
-            if found != said and not (name == "bytes_total" and row.first_offset != self.next_offset):
-                yield self._damage(row, f"column {name} says {_shown(found)}, the batch says {_shown(said)}", batch)
-        yield from self._places(row, batch)
-        self._go_on(row, batch)
+def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
+    """Yield each damage of the store at `path` as it is found; counts into `done`.
 
-    def finish(self, end_offset: int) -> Iterator[Damage]:
-        """The rows are over; `end_offset` is where what is held says the stream ends."""
-        if self.next_offset - 1 != end_offset:
-            what = f"the rows end at {self.next_offset - 1}, what is held ends at {end_offset}"
-            first, last = sorted((self.next_offset, end_offset))
-            yield Damage(self.stream, first, last, "", 0, what)
+    `is_quick` checks digests, chains and tables; otherwise each batch is also opened, and SQLite checks its pages. Raises StoreUnusable
+    where the file is no store, or is too damaged to be read at all.
+    """
+    with reading_tables(path), closing(connect_reader(path)) as connection:
+        check_known(connection)
+        walk = _Walk(connection, done, progress, is_opened=not is_quick)
+        yield from walk.identity(path)
+        if not is_quick:
+            yield from walk.pages()
+        yield from walk.tables()
 
-    def held_damage(self, held: Mapping[Origin, Sequence[HeldRange]]) -> Iterator[Damage]:
-        """Compare what was seen with the ranges held; what retention has released may be held and not seen."""
-        for origin in {*held, *self.seen}:
-            ranges = held.get(origin, ())
-            for one in self.seen.get(origin, ()):
-                inside = [each for each in ranges if each.first_sequence <= one.first_sequence <= each.last_sequence]
-                if not inside or inside[0].last_sequence < one.last_sequence:
-                    what = f"sequences {one.first_sequence} to {one.last_sequence} are stored and not said to be held"
-                    yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
-                elif inside[0].last_sequence == one.last_sequence and inside[0].last_digest != one.last_digest:
-                    what = "the last batch has another digest than the one held"
-                    yield Damage(self.stream, 0, 0, str(origin), one.last_sequence, what)
 
-    def _batch(self, row: BatchRow) -> Batch | str:
-        if not (isinstance(row.body, bytes) and isinstance(row.digest, bytes)) or len(row.digest) != DIGEST_BYTES:
-            return "its bytes are not there"
-        if not (isinstance(row.first_offset, int) and isinstance(row.last_offset, int)):
-            return "its offsets are no numbers"
+class _Walk:
+    """One walk on one connection."""
+
+    def __init__(self, connection: sqlite3.Connection, done: Verified, progress: Progress, *, is_opened: bool) -> None:
+        self._connection = connection
+        self._done = done
+        self._progress = progress
+        self._is_opened = is_opened
+        self._unreadable = list[Damage]()  # found since the last `_take_unreadable`
+
+    def identity(self, path: Path) -> Iterator[Damage]:
+        """The zone and epoch of the store."""
         try:
-            batch = parse(row.body + row.digest)
-            if self.is_opened:
-                open_batch(batch)
-        except BatchError as error:
-            return str(error)
-        return batch
+            identity(self._connection, path)
+        except StoreDamaged as error:
+            yield Damage("", 0, 0, "", 0, error.why)
 
-    def _places(self, row: BatchRow, batch: Batch) -> Iterator[Damage]:
-        """Offsets and sequences in their order, the chain, and the tags' definitions."""
-        header = batch.header
-        if row.first_offset > self.next_offset:
-            what = "no row is there"
-            yield Damage(self.stream, self.next_offset, row.first_offset - 1, "", 0, what)
-        elif row.first_offset < self.next_offset:
-            yield self._damage(row, "another batch lies there", batch)
-        link = self.links.get(header.origin)
-        if link and link[0] == header.first_sequence and link[1] != header.previous_digest:
-            yield self._damage(row, "it does not attach to the batch before it: the chain is broken", batch)
-        if any(
-            one.first_sequence <= header.last_sequence and header.first_sequence <= one.last_sequence
-            for one in self.seen.get(header.origin, ())
-        ):
-            yield self._damage(row, "its sequences lie in another batch too", batch)
-        if header.kind is Kind.SAMPLES:
-            known = self.definitions.get((row.origin, header.definitions.count))
-            if known != header.definitions.digest:
-                yield self._damage(row, "the tag definitions held are not those it was sealed with", batch)
+    def pages(self) -> Iterator[Damage]:
+        """SQLite's own check of its pages and indexes."""
+        for (line,) in self._rows("the pages of the file", "integrity_check"):
+            if line != "ok":
+                yield Damage("", 0, 0, "", 0, str(line))
+        yield from self._take_unreadable()
 
-    def _go_on(self, row: BatchRow, batch: Batch | None = None) -> None:
-        first, last = row.first_offset, row.last_offset
-        is_range = isinstance(first, int) and isinstance(last, int) and 0 <= last - first < FACTS_MAX
-        if is_range and first >= self.next_offset:
-            self.next_offset = last + 1
-        if isinstance(row.bytes_total, int):
-            self.bytes_total = row.bytes_total
-        if batch is None:
+    def tables(self) -> Iterator[Damage]:
+        """All rows that this program wrote."""
+        origins = dict[int, Origin]()
+        for number, zone, epoch in self._rows("the table origin", "select_origins"):
+            if isinstance(zone, str) and isinstance(epoch, bytes):
+                origins[number] = Origin(zone, epoch)
+        definitions = dict[tuple[int, int], bytes]()
+        for number, origin in origins.items():
+            yield from self._definitions(number, origin, definitions)
+        held = dict[int, dict[Origin, list[HeldRange]]]()
+        for stream, number, *ends in self._rows("the table held", "select_held"):
+            if number in origins and all(isinstance(one, int) for one in ends[:2]):
+                held.setdefault(stream, {}).setdefault(origins[number], []).append(HeldRange(*ends))
+        ends_found = dict[str, int]()
+        for number, name, released_offset, released_bytes in self._rows("the table stream", "select_verify_streams"):
+            self._done.streams += 1
+            check = StreamCheck(name, origins, definitions, released_offset, released_bytes, self._is_opened)
+            ranges = held.get(number, {})
+            end_offset = sum(one.last_sequence - one.first_sequence + 1 for each in ranges.values() for one in each)
+            yield from self._stream(number, check, end_offset)
+            ends_found[name] = max(end_offset, check.next_offset - 1)
+            yield from check.finish(end_offset)
+            yield from check.held_damage(ranges)
+        for (count,) in self._rows("the table batch", "select_batch_streams"):
+            if count:
+                yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that is not there")
+        yield from self._consumers(ends_found)
+        yield from self._take_unreadable()
+
+    def _definitions(self, number: int, origin: Origin, found: dict[tuple[int, int], bytes]) -> Iterator[Damage]:
+        rows = self._rows(
+            f"the tag definitions of {origin}", "select_definitions", {"origin": number, "after": 0, "until": 2**62}
+        )
+        damages, _ = definitions_damage(origin, rows, Definitions())
+        yield from damages
+        running = Definitions()
+        for _, _, body in rows:
+            if isinstance(body, bytes):
+                running = running.extended(body)
+                found[number, running.count] = running.digest
+        self._done.definitions += len(rows)
+        yield from self._take_unreadable()
+
+    def _stream(self, number: int, check: StreamCheck, end_offset: int) -> Iterator[Damage]:
+        after = 0
+        asked = {"stream": number, "offset": 0, "until_offset": 2**62}
+        repaired = {offset for (offset,) in self._rows("the table repaired", "select_repaired_offsets", asked)}
+        while True:
+            rows = list(self._page(number, after, check.stream))
+            for row in rows:
+                if check.next_offset > end_offset >= check.next_offset - 1 and row.first_offset > end_offset:
+                    return  # appended since the walk began
+                yield from check.take(self._repaired(number, check.stream, row, repaired))
+                self._done.batches += 1
+                self._done.facts += row.count if isinstance(row.count, int) else 0
+                self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
+            yield from self._take_unreadable()
+            offsets = [row.first_offset for row in rows if isinstance(row.first_offset, int)]
+            if not offsets or max(offsets) <= after:
+                return
+            after = max(offsets)
+            self._progress(check.stream, after, end_offset)
+
+    def _page(self, number: int, after: int, stream: str) -> Iterator[BatchRow]:
+        """The next rows of a stream; read one by one where SQLite cannot step through them."""
+        try:
+            asked = (number, after, ROWS_AT_ONCE)
+            yield from map(BatchRow._make, self._connection.execute(QUERIES["select_verify_page"], asked).fetchall())
             return
-        header = batch.header
-        self.links[header.origin] = (header.last_sequence + 1, batch.digest)
-        ranges = self.seen.setdefault(header.origin, [])
-        if ranges and ranges[-1].last_sequence + 1 == header.first_sequence:
-            ranges[-1] = HeldRange(
-                ranges[-1].first_sequence, header.last_sequence, ranges[-1].first_previous_digest, batch.digest
-            )
-        else:
-            ranges.append(HeldRange.of(header, batch.digest))
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+        for (offset,) in self._rows(
+            f"the index of {stream} after offset {after}", "select_verify_offsets", (number, after, ROWS_AT_ONCE)
+        ):
+            what = f"the batch at offset {offset} of {stream}"
+            for row in self._rows(what, "select_verify_row", (number, offset)):
+                yield BatchRow._make(row)
+                break
+            else:
+                yield BatchRow(offset, offset - 1, *[None] * 12)
 
-    def _damage(self, row: BatchRow, what: str, batch: Batch | None = None) -> Damage:
-        origin = batch.header.origin if batch else self.numbers.get(row.origin)
-        sequence = batch.header.first_sequence if batch else row.first_sequence
-        first, last = (one if isinstance(one, int) else 0 for one in (row.first_offset, row.last_offset))
-        return Damage(self.stream, first, last, str(origin or ""), sequence if isinstance(sequence, int) else 0, what)
+    def _repaired(self, number: int, stream: str, row: BatchRow, repaired: set[int]) -> BatchRow:
+        """The row as it is served: with repaired bytes in place of damaged ones."""
+        if row.first_offset not in repaired:
+            return row
+        for found in self._rows(f"what was repaired of {stream}", "select_repaired", (number, row.first_offset)):
+            if not isinstance(parse_row(stream, found), str):
+                return row._replace(body=found[2], digest=found[3])
+        return row
 
+    def _consumers(self, ends: dict[str, int]) -> Iterator[Damage]:
+        """Frontiers, and ranges confirmed beyond them, must lie within the log."""
+        frontiers = dict[int, tuple[str, str, int]]()
+        for number, name, _, stream, _, start_offset, frontier, *_ in self._rows(
+            "the table consumer", "select_consumers"
+        ):
+            frontiers[number] = (name, stream, frontier)
+            if not start_offset <= frontier <= ends.get(stream, 0):
+                what = f"consumer {name} confirmed {frontier}: it began at {start_offset}, the log ends at {ends.get(stream, 0)}"
+                yield Damage(stream, 0, 0, "", 0, what)
+        for number, first_offset, last_offset in self._rows("the table confirmed", "select_confirmed"):
+            name, stream, frontier = frontiers.get(number, ("unknown", "", 0))
+            if not frontier < first_offset <= last_offset <= ends.get(stream, 0):
+                what = f"consumer {name} confirmed {first_offset} to {last_offset}, which is no range beyond {frontier}"
+                yield Damage(stream, 0, 0, "", 0, what)
 
-def _shown(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+    def _rows(self, what: str, query: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows that SQLite can read; what it cannot read becomes damage."""
+        rows = list[tuple[Any, ...]]()
+        try:
+            for row in self._connection.execute(QUERIES[query], values):
+                rows.append(row)  # what came before an error counts
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if isinstance(error, sqlite3.Error) and not is_damage(error):
+                raise
+            self._unreadable.append(Damage("", 0, 0, "", 0, f"{what} cannot be read: {error}"))
+        return rows
+
+    def _take_unreadable(self) -> Iterator[Damage]:
+        found, self._unreadable = self._unreadable, []
+        yield from found

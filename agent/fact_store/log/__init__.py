@@ -1,21 +1,21 @@
-"""The log as values: records, errors, settings, the catalog, and the decisions about offsets and sequences.
+"""The log as values and decisions: records, errors, settings, the catalog, and the rules for offsets, sequences and consumer states.
 
-Knows no SQLite and no thread. Everything else in the store is built on these modules.
+No SQLite and no threads here. All other rooms of the store build on these modules.
 """
 
 from agent.fact_store.log.artifact_reference import (
     CHUNK_BYTES_MAX,
-    Finish,
-    Limits,
-    Skip,
+    ArtifactLimits,
+    FinishArtifact,
+    SkipChunk,
+    check_artifact_room,
     check_digest,
-    check_room,
-    claimed,
+    checked_references,
     decide_chunk,
     digests_in,
     is_orphan,
-    messages_of,
-    references,
+    messages_in,
+    references_in,
 )
 from agent.fact_store.log.catalog import Catalog, StreamState
 from agent.fact_store.log.errors import (
@@ -50,13 +50,13 @@ from agent.fact_store.log.errors import (
     StoreUnusable,
     StreamIsLocal,
     UnknownConsumer,
-    again,
+    copy_error,
 )
-from agent.fact_store.log.frontier import Confirmed, confirm, lifted
-from agent.fact_store.log.held_ranges import Duplicate, Fork, Insert, decide
-from agent.fact_store.log.lifecycle import PRESENT, TRANSITIONS, Event, Lifecycle, overdue, step
-from agent.fact_store.log.notice import NOTICES_STREAM, store_notice, stream_notice
-from agent.fact_store.log.page_assembly import Assembly, PageRow, whole
+from agent.fact_store.log.frontier import Confirmed, confirm_range, skip_released
+from agent.fact_store.log.held_ranges import Duplicate, Fork, Insert, decide_insert
+from agent.fact_store.log.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
+from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, store_fact, stream_fact
+from agent.fact_store.log.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.log.records import (
     Appended,
     BatchHead,
@@ -68,26 +68,26 @@ from agent.fact_store.log.records import (
     StreamInfo,
 )
 from agent.fact_store.log.settings import Acks, StoreSettings, StreamSettings
-from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, AgeClock, is_mark_due, recorded_before
-from agent.fact_store.log.tail_cache import Tail
+from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, AgeClock, is_mark_due, last_offset_before
+from agent.fact_store.log.tail_cache import TailCache
 
 __all__ = [
+    "ACTIVE_STATES",
     "CHUNK_BYTES_MAX",
     "HOUR_MS",
     "MARK_EVERY_MS",
-    "NOTICES_STREAM",
-    "PRESENT",
+    "OPERATIONAL_STREAM",
     "TRANSITIONS",
     "Acks",
     "AcksRefused",
     "AgeClock",
     "Appended",
+    "ArtifactLimits",
     "ArtifactMismatch",
     "ArtifactMissing",
     "ArtifactRefused",
     "ArtifactTooLarge",
     "ArtifactsFull",
-    "Assembly",
     "BatchHead",
     "Catalog",
     "ConfirmBeyondLog",
@@ -102,7 +102,7 @@ __all__ = [
     "Duplicate",
     "Event",
     "FactsRefused",
-    "Finish",
+    "FinishArtifact",
     "Fork",
     "ForkError",
     "Histogram",
@@ -110,10 +110,10 @@ __all__ = [
     "Insert",
     "Integrity",
     "Lifecycle",
-    "Limits",
+    "PageAssembly",
     "PageRow",
     "Refused",
-    "Skip",
+    "SkipChunk",
     "StoreBusy",
     "StoreClosed",
     "StoreDamaged",
@@ -133,25 +133,25 @@ __all__ = [
     "StreamIsLocal",
     "StreamSettings",
     "StreamState",
-    "Tail",
+    "TailCache",
     "UnknownConsumer",
-    "again",
+    "check_artifact_room",
     "check_digest",
-    "check_room",
-    "claimed",
-    "confirm",
-    "decide",
+    "checked_references",
+    "confirm_range",
+    "copy_error",
     "decide_chunk",
+    "decide_insert",
     "digests_in",
     "is_mark_due",
     "is_orphan",
-    "lifted",
-    "messages_of",
-    "overdue",
-    "recorded_before",
-    "references",
-    "step",
-    "store_notice",
-    "stream_notice",
-    "whole",
+    "last_offset_before",
+    "messages_in",
+    "next_state",
+    "next_timeout",
+    "parse_row",
+    "references_in",
+    "skip_released",
+    "store_fact",
+    "stream_fact",
 ]

@@ -1,10 +1,9 @@
-"""Artifacts: what is too large for a fact is stored beside the log, by digest, and the fact refers to it. Core: no IO.
+"""References to artifacts, and the decisions about chunks and room for them. Core: no IO.
 
-A drawing, a batch report, an image: its bytes are kept once under their SHA-256, and a fact carries the claim check, an object
-with `digest` ("sha256:" and 64 hex digits) and `size` somewhere inside its `object_json`, in a message that names an
-`object_media_type`. The bytes come in chunks, each at the offset where the last one ended, so a transfer that broke goes on
-where it stood; what is not where it should be is answered with the offset that is. Bytes count as an artifact only when all of
-them are there and their digest is the one they were announced under.
+An artifact is too large for a fact (a drawing, a batch report, an image): its bytes are stored once as a file beside the log, under their
+SHA-256, and a fact refers to them with an object that has `digest` ("sha256:" and 64 hex digits) and `size`, anywhere inside its
+`object_json`, in a message with an `object_media_type`. The bytes come in chunks, each at the offset where the last one ended; a chunk at
+another offset is answered with the right one, so a broken transfer resumes. The artifact exists when all bytes are there and have the digest.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from agent.message import JSON_INTEGER_MAX, Message, parse_json
 from agent.pages import ArtifactProgress, ArtifactReference
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-CHUNK_BYTES_MAX = 256 * 1024  # as much as a page: larger ones would delay the facts behind them
-SIZE_MAX = 4 * 1024**3  # a day's camera, no disk image
-REFERENCES_MAX = 64  # of one fact; it names its evidence, it does not list an archive
+CHUNK_BYTES_MAX = 256 * 1024  # as much as a page: larger chunks would delay facts
+SIZE_MAX = 4 * 1024**3  # a day of camera images; not a disk image
+REFERENCES_MAX = 64  # of one fact; a longer list belongs into an artifact of its own
 DEPTH_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a node takes, in bytes: of one artifact, of all together (0: as the disk allows), and what stays free on the disk."""
+class ArtifactLimits:
+    """Limits of artifacts in bytes: of one, of all together (0: only the disk limits them), and what must stay free on the disk."""
 
     size_max: int = SIZE_MAX
     total_max: int = 0
@@ -35,18 +34,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Write the chunk at its offset; with the last one, compare the whole and make it an artifact."""
+class WriteChunk:
+    """Write the chunk at its offset; after the last chunk, check the digest and complete the artifact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """All bytes came before, in a life that ended before they were compared: do that."""
+class FinishArtifact:
+    """All bytes are here, from a life that ended before it checked them: check the digest and complete the artifact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
-    """Nothing to write: the sender goes on at `offset`, or is done."""
+class SkipChunk:
+    """Nothing to write: the sender must continue at `offset`, or the artifact is complete."""
 
     offset: int
     is_complete: bool
@@ -62,11 +61,11 @@ def check_digest(digest: str) -> str:
 
 def decide_chunk(
     held: ArtifactProgress | None, size: int, offset: int, length: int, size_max: int
-) -> Write | Finish | Skip:
-    """What to do with a chunk of an artifact announced as `size` bytes. Raises ArtifactRefused, ArtifactTooLarge.
+) -> WriteChunk | FinishArtifact | SkipChunk:
+    """Decide about a chunk of an artifact announced as `size` bytes. Raises ArtifactRefused, ArtifactTooLarge.
 
-    A chunk that is not at the end of what was received is not an error: the answer names the offset to go on from, which is how a
-    sender that knows nothing of an earlier attempt finds out.
+    A chunk at another offset than the end of the received bytes is not an error: the answer names the offset to continue from, so a sender
+    without knowledge of an earlier attempt resumes it.
     """
     if size > size_max:
         raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node takes {size_max:,}")
@@ -77,20 +76,19 @@ def decide_chunk(
     if held is not None and held.is_complete and held.size != size:
         raise ArtifactRefused(f"announced with {size} bytes, here it has {held.size}", "correct the size")
     if held is not None and held.is_complete:
-        return Skip(size, is_complete=True)
+        return SkipChunk(size, is_complete=True)
     received = 0 if held is None else held.received
     if received >= size:
-        return Finish()
+        return FinishArtifact()
     if offset != received or length == 0:
-        return Skip(received, is_complete=False)
-    return Write()
+        return SkipChunk(received, is_complete=False)
+    return WriteChunk()
 
 
-def check_room(limits: Limits, size: int, received: int, used: int, free: int | None) -> None:
-    """Raise unless the rest of an artifact has room beside all that is `used` already, and on a disk with `free` bytes left.
+def check_artifact_room(limits: ArtifactLimits, size: int, received: int, used: int, free: int | None) -> None:
+    """Raise unless the rest of an artifact has room beside the `used` bytes of all artifacts, on a disk with `free` bytes left.
 
-    ArtifactTooLarge where it never will have, ArtifactsFull or StoreFull where others may make room: facts that are released let theirs
-    go.
+    ArtifactTooLarge where it can never have room; ArtifactsFull or StoreFull where the release of facts may remove other artifacts.
     """
     coming, more = size - received, "raise [store] artifacts_total_bytes_max"
     if limits.total_max and size > limits.total_max:
@@ -103,18 +101,18 @@ def check_room(limits: Limits, size: int, received: int, used: int, free: int | 
         raise StoreFull(why, "free space, then put it again: it goes on")
 
 
-def references(message: Message) -> tuple[ArtifactReference, ...]:
-    """The artifacts a fact refers to, each once, in order; () where its envelope names no media type."""
+def references_in(message: Message) -> tuple[ArtifactReference, ...]:
+    """The artifacts that a message refers to, each once, in order; empty where its envelope has no media type."""
     content = message.fact.object_json
     if message.envelope.object_media_type is None or b'"sha256:' not in content:
         return ()
     return tuple(dict.fromkeys(_claims(parse_json("object_json", content), 0)))
 
 
-def claimed(message: Message) -> tuple[ArtifactReference, ...]:
-    """As `references`, of a message that is to be appended. Raises ArtifactRefused for too many; one that stands in another zone's log
-    already is taken as it is."""
-    found = references(message)
+def checked_references(message: Message) -> tuple[ArtifactReference, ...]:
+    """As `references_in`, for a message to be appended. Raises ArtifactRefused for more than REFERENCES_MAX of them; messages from
+    other zones' logs are not limited."""
+    found = references_in(message)
     if len(found) > REFERENCES_MAX:
         why = f"the fact refers to {len(found)} artifacts, {REFERENCES_MAX} at most"
         raise ArtifactRefused(why, "put their list as an artifact of its own")
@@ -122,11 +120,11 @@ def claimed(message: Message) -> tuple[ArtifactReference, ...]:
 
 
 def digests_in(messages: Iterable[Message]) -> set[bytes]:
-    """The digests of all artifacts that messages refer to."""
-    return {bytes.fromhex(check_digest(one.digest)) for message in messages for one in references(message)}
+    """The raw digests of all artifacts that messages refer to."""
+    return {bytes.fromhex(check_digest(one.digest)) for message in messages for one in references_in(message)}
 
 
-def messages_of(batches: Iterable[Batch]) -> Iterator[Message]:
+def messages_in(batches: Iterable[Batch]) -> Iterator[Message]:
     """The messages of batches of any kind. Raises BatchError where they cannot be opened."""
     for batch in batches:
         if batch.header.kind is Kind.MESSAGES:
@@ -134,7 +132,7 @@ def messages_of(batches: Iterable[Batch]) -> Iterator[Message]:
 
 
 def _claims(value: object, depth: int) -> Iterator[ArtifactReference]:
-    """Claim checks anywhere inside a JSON value."""
+    """References anywhere inside a JSON value, down to DEPTH_MAX."""
     if depth > DEPTH_MAX:
         return
     if isinstance(value, dict):
@@ -149,6 +147,6 @@ def _claims(value: object, depth: int) -> Iterator[ArtifactReference]:
 
 
 def is_orphan(age_s: float, *, is_referenced: bool, orphan_after_s: float) -> bool:
-    """Whether an artifact, or what came of one, may go: nobody refers to it, and whoever sent it has had time to say what it is
-    for. Referenced bytes stay as long as a retained fact names them."""
+    """Whether an artifact or a partial transfer may be removed: no held fact refers to it, and it is old enough that its producer has had
+    time to append the fact."""
     return not is_referenced and age_s >= orphan_after_s

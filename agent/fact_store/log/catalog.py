@@ -1,9 +1,8 @@
-"""What the writer knows by heart: ends, frontiers and held ranges, small enough to copy for every commit.
+"""The catalog: the writer's state in memory (ends, frontiers, held ranges), small enough to copy for every commit.
 
-A catalog is a picture of the tables without their bulk, and the last few batches of each stream (tail.py). A transaction works
-on a draft of it; when the commit is durable the draft takes the catalog's place in one assignment, so other threads read a
-consistent picture without a lock, and when the commit fails the draft is forgotten. It is rebuilt from the tables when the store
-is opened (recovery.py), with empty tails.
+It mirrors the tables without the batches, and has the newest batches of each stream (tail_cache.py). A transaction changes a draft of it.
+When the commit is durable, the draft replaces the catalog in one assignment, so other threads read a consistent state without a lock; when
+the commit fails, the draft is dropped. Opening rebuilds it from the tables (recovery.py), with empty tail caches.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass, field
 
 from agent.batch import Definitions, Link, Origin
 from agent.fact_store.log.records import ConsumerState, StreamInfo
-from agent.fact_store.log.tail_cache import Tail
+from agent.fact_store.log.tail_cache import TailCache
 from agent.pages import HeldRange, PeerPosition
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream by heart. Released: what retention has let go of; bytes are sealed bytes since the stream began."""
+    """State of one stream. Released offsets and bytes may be deleted; bytes count sealed bytes since the stream began."""
 
     id: int
     name: str
@@ -27,18 +26,18 @@ class StreamState:
     bytes_total: int = 0
     released_offset: int = 0
     released_bytes: int = 0
-    mark_ms: int | None = None  # age at which the newest mark was set
-    is_backlog: bool = False  # what it says of what comes in
+    mark_ms: int | None = None  # store age when the newest mark was set
+    is_backlog: bool = False  # whether facts after that mark are a peer's backlog
 
     def info(self) -> StreamInfo:
-        """The same for the world."""
+        """The public record of this stream."""
         first_offset = self.released_offset + 1
         return StreamInfo(self.name, first_offset, self.end_offset, self.bytes_total - self.released_bytes)
 
 
 @dataclass(slots=True)
 class Catalog:
-    """Everything by heart. `held` and `definitions` go by the numbers of stream and origin; their values are immutable."""
+    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; their values are immutable."""
 
     origin: Origin
     streams: dict[str, StreamState] = field(default_factory=dict)
@@ -47,7 +46,9 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
-    handed: dict[tuple[str, str], int | None] = field(default_factory=dict)  # stream, zone; None: it reads in this life
+    served_offsets: dict[tuple[str, str], int | None] = field(
+        default_factory=dict
+    )  # by stream and zone; None while the zone reads in this life
     restarted: frozenset[tuple[str, str]] = (
         frozenset()
     )  # peer, stream: has gone on under another epoch since it was first read
@@ -56,23 +57,23 @@ class Catalog:
         default_factory=dict
     )  # stream, producer; replaced, so no commit copies it
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
-    tails: dict[int, Tail] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
+    tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.handed.copy(), self.restarted, self.unproven, self.leases,
+            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven, self.leases,
             self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property
     def age_ms(self) -> int:
-        """The store's own clock, as far as it was written down."""
+        """The store's age in milliseconds when the newest mark was set (store_age.py)."""
         return max((stream.mark_ms or 0 for stream in self.streams.values()), default=0)
 
     def link(self, stream: str) -> Link:
-        """Where the next batch of this store's own facts attaches."""
+        """The link to which the next batch of own facts attaches."""
         known = self.streams.get(stream)
         held = self.held.get((known.id, self.own_origin), ()) if known else ()
         if not held:
@@ -80,5 +81,5 @@ class Catalog:
         return Link(stream, self.origin, held[-1].last_sequence + 1, held[-1].last_digest)
 
     def own_definitions(self) -> Definitions:
-        """The tag definitions this store has made."""
+        """The count and running digest of this store's own tag definitions."""
         return self.definitions.get(self.own_origin, Definitions())

@@ -1,8 +1,8 @@
-"""Everything that can go wrong with a store, as one tree. Each error names the thing and ends with what to do.
+"""The error tree of the store. Each error names the thing it is about and ends with what to do.
 
     StoreError                      anything below; never raised itself (a BsfgError)
-        StoreUnusable               this file cannot be opened as this node's store; nothing was changed (the operator's)
-            StoreMissing            file or folder is not there
+        StoreUnusable               this file cannot be opened as this node's store; nothing was changed (for the operator)
+            StoreMissing            the file or folder does not exist
             StoreLocked             another process has it open
             StoreForeign            another zone's store, or no fact store at all
             StoreTooNew             written by a newer version of this program
@@ -14,22 +14,22 @@
             StoreFailed             the disk failed a commit; this process must be restarted
             StoreForked             found to be an old copy of itself; a new epoch begins when it is opened again
             StoreClosed             closed by its owner
-        Refused                     what the caller handed over breaks a rule; nothing was stored (the caller's, final)
+        Refused                     the caller's arguments break a rule; nothing was stored (final)
             FactsRefused            samples, messages or definitions that cannot be sealed
             ForkError               a batch contradicts the history held of its origin
             DefinitionsMissing      a batch names tag definitions that did not come with it
             UnknownConsumer         no consumer of this name is registered
             ConsumerNotYours        the name was registered by another zone
             ConsumerStreamMismatch  the name is bound to another stream
-            ConsumerInUse           it fetches these days, and its removal was not insisted on
+            ConsumerInUse           it is active, and its removal was not forced
             ConsumerFenced          a newer instance under its name holds the lease
             StreamIsLocal           the stream's write class keeps it from other zones
             AcksRefused             acks that the stream's write class forbids
-            ArtifactRefused         a name, a size or a place of a chunk that makes no sense
-                ArtifactMissing     it is not here, or not whole
-                ArtifactMismatch    the bytes are not those that the digest names
-                ArtifactTooLarge    larger than this node takes
-            ConfirmRefused          a confirmation that makes no sense
+            ArtifactRefused         an invalid digest, size or chunk
+                ArtifactMissing     it is not here, or not complete
+                ArtifactMismatch    the bytes do not have the digest
+                ArtifactTooLarge    larger than this node's limit
+            ConfirmRefused          an invalid range
                 ConfirmBeyondLog    it names an offset that was never written here
 
 Bytes that are no batch raise `agent.batch.BatchError`, a message that breaks the rules `agent.message.MessageError`.
@@ -41,7 +41,7 @@ from agent.errors import BsfgError
 
 
 class StoreError(BsfgError):
-    """Root of the tree drawn above. The text says what happened; `hint`, at its end, what to do."""
+    """Root of the tree above. The text says what happened; `hint`, at its end, says what to do."""
 
     retryable = False
 
@@ -55,8 +55,8 @@ class StoreError(BsfgError):
         return f"{self.why}; {self.hint}" if self.hint else self.why
 
 
-def again(error: StoreError) -> StoreError:
-    """The same error for one more caller: each raises its own, so tracebacks do not grow into each other."""
+def copy_error(error: StoreError) -> StoreError:
+    """A copy of an error for one more caller, so that the tracebacks of several callers do not mix."""
     copy = type(error)(error.why, error.hint)
     copy.__cause__ = error.__cause__
     return copy
@@ -67,7 +67,7 @@ class StoreUnusable(StoreError):
 
 
 class StoreMissing(StoreUnusable):
-    """File or folder is not there."""
+    """The file or folder does not exist."""
 
 
 class StoreLocked(StoreUnusable):
@@ -99,7 +99,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreBusy(StoreUnavailable):
-    """Too much is waiting for the disk."""
+    """The queue of the writer is full."""
 
     hint = "slow the source and try again when earlier appends are done"
 
@@ -111,33 +111,33 @@ class StoreFull(StoreUnavailable):
 
 
 class ArtifactsFull(StoreFull):
-    """All artifacts together are at their limit; nothing of the one that was to come was written."""
+    """All artifacts together are at their limit; nothing was written."""
 
     hint = "raise [store] artifacts_total_bytes_max, or keep the facts that refer to artifacts for less time"
 
 
 class StoreFailed(StoreUnavailable):
-    """The disk failed a commit. The kernel may have dropped the pages, so nothing is tried again on this connection."""
+    """The disk failed a commit. The kernel may have dropped the pages, so this connection is not used again."""
 
     retryable = False
     hint = "restart the node: it reopens the store from what the disk really holds; check the disk if it happens again"
 
 
 class StoreForked(StoreUnavailable):
-    """Others hold facts of this store's epoch that it does not: it was restored from an old copy."""
+    """Peers hold facts of this store's epoch that it does not hold: it was restored from an old copy."""
 
     retryable = False
     hint = "start the node again (systemd does): a new epoch begins, and everything held stays"
 
 
 class StoreClosed(StoreUnavailable):
-    """Closed by its owner."""
+    """The store was closed."""
 
     retryable = False
 
 
 class Refused(StoreError):
-    """What the caller handed over breaks a rule; nothing was stored."""
+    """The caller's arguments break a rule; nothing was stored."""
 
 
 class FactsRefused(Refused):
@@ -149,7 +149,7 @@ class AcksRefused(Refused):
 
 
 class ForkError(Refused):
-    """A batch contradicts the history held of its origin: that gateway was restored from an old image, or somebody lies."""
+    """A batch contradicts the history held of its origin: that gateway was restored from an old image, or a batch was forged."""
 
     hint = "give the origin a new epoch (a fresh store), or find out who changed its history; see the incident"
 
@@ -179,13 +179,13 @@ class ConsumerStreamMismatch(Refused):
 
 
 class ConsumerInUse(Refused):
-    """It fetches or confirms these days, so it is plainly not abandoned."""
+    """The consumer fetched or confirmed lately, so it is not abandoned."""
 
     hint = "stop it first, or insist (--force): what it has not confirmed may then go without a word to it"
 
 
 class ConsumerFenced(Refused):
-    """A newer instance under this consumer's name holds the lease."""
+    """A newer instance of this consumer holds the lease."""
 
     hint = "stop one of the two; the one that is started last goes on"
 
@@ -197,29 +197,29 @@ class StreamIsLocal(Refused):
 
 
 class ArtifactRefused(Refused):
-    """A name, a size or a place of a chunk that makes no sense."""
+    """An invalid digest, size or chunk of an artifact."""
 
 
 class ArtifactMissing(ArtifactRefused):
-    """An artifact that is not here, or not whole."""
+    """The artifact is not here, or not complete."""
 
     hint = "put it first (bsfg object put), then append the fact that refers to it"
 
 
 class ArtifactMismatch(ArtifactRefused):
-    """The bytes are not those that the digest names."""
+    """The bytes do not have the digest."""
 
     hint = "send them again from the beginning"
 
 
 class ArtifactTooLarge(ArtifactRefused):
-    """Larger than this node takes."""
+    """The artifact is larger than this node's limit."""
 
     hint = "raise [store] artifact_bytes_max"
 
 
 class ConfirmRefused(Refused):
-    """A confirmation that makes no sense."""
+    """A confirmation of an invalid range."""
 
 
 class ConfirmBeyondLog(ConfirmRefused):

@@ -1,10 +1,10 @@
-"""How far a consumer has got: confirmed ranges in, contiguous frontier out. Core: no IO.
+"""The frontier of a consumer: confirmed ranges in, contiguous frontier out. Core: no IO.
 
-A consumer confirms ranges of offsets in any order, and some twice. They are merged; the *frontier* is the end of the
-longest prefix without a hole, and only it frees space (ADR-0004 of the specification: confirming 0, 1, 2, 4, 5 leaves the
-frontier at 2; then 3 moves it to 5). The frontier never moves back, and never beyond what was written.
+A consumer confirms ranges of offsets in any order, some of them twice. The ranges are merged. The *frontier* is the end of the longest
+prefix without a gap, and only the frontier frees space (ADR-0004 of the specification: confirming 0, 1, 2, 4, 5 leaves the frontier at 2;
+then 3 moves it to 5). It never moves back, and never beyond the end of the log.
 
-A confirmation that is already covered changes nothing and is no error: receipts are repeated after every lost answer.
+A confirmation that is already covered changes nothing and is no error, because clients repeat it after each lost answer.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 
 from agent.fact_store.log.errors import ConfirmBeyondLog, ConfirmRefused
 
-RANGES_MAX = 10_000  # islands beyond the frontier: a page of parallel work is tens; more is a consumer gone wrong
+RANGES_MAX = 10_000  # separate ranges beyond the frontier: parallel work makes tens; more is a fault of the consumer
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """`frontier`: everything up to here is confirmed; `ranges`: (first, last) islands beyond it, sorted, never touching."""
+    """`frontier`: everything up to here is confirmed; `ranges`: (first, last) beyond it, sorted, never adjacent."""
 
     frontier: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
 
 
-def confirm(confirmed: Confirmed, first_offset: int | None, last_offset: int, end_offset: int) -> Confirmed:
-    """The state after confirming `first_offset` to `last_offset`; without a first offset, everything up to the last.
+def confirm_range(confirmed: Confirmed, first_offset: int | None, last_offset: int, end_offset: int) -> Confirmed:
+    """The state after confirming `first_offset` to `last_offset`; without a first offset, all offsets up to the last.
 
-    Raises ConfirmBeyondLog beyond `end_offset`, ConfirmRefused for an empty or senseless range or too many islands.
+    Raises ConfirmBeyondLog beyond `end_offset`, ConfirmRefused for an empty or invalid range, or more than RANGES_MAX of them.
     """
     first = confirmed.frontier + 1 if first_offset is None else first_offset
     if type(first) is not int or type(last_offset) is not int or last_offset < 0 or first < 1:
@@ -49,9 +49,9 @@ def confirm(confirmed: Confirmed, first_offset: int | None, last_offset: int, en
     return Confirmed(confirmed.frontier, merged)
 
 
-def lifted(confirmed: Confirmed, released_offset: int) -> Confirmed:
-    """The same consumer after retention let go of everything up to an offset: what is gone can no longer be confirmed, so the
-    frontier passes it, and takes in what was confirmed right behind it."""
+def skip_released(confirmed: Confirmed, released_offset: int) -> Confirmed:
+    """The state after retention released all offsets up to one: the frontier passes them, because they cannot be confirmed any more, and
+    the confirmed range right after them."""
     if released_offset <= confirmed.frontier:
         return confirmed
     left = [(max(first, released_offset + 1), last) for first, last in confirmed.ranges if last > released_offset]
@@ -61,7 +61,7 @@ def lifted(confirmed: Confirmed, released_offset: int) -> Confirmed:
 
 
 def _merged(ranges: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """Sorted ranges with one more, joined with every one it overlaps or touches."""
+    """Sorted ranges with one more, joined with each one it overlaps or is adjacent to."""
     before = tuple(one for one in ranges if one[1] < first - 1)
     after = tuple(one for one in ranges if one[0] > last + 1)
     touched = ranges[len(before) : len(ranges) - len(after)]

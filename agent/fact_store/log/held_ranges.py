@@ -1,15 +1,14 @@
-"""Which sequences of an origin are held, and what to do with one more batch of it. Core: no IO.
+"""The held ranges of sequences of an origin, and the decision about one more batch of it. Core: no IO.
 
-Sequences of an origin are dense and its batches form a hash chain, so "have I got this already" is a comparison with a few
-ranges, never a look-up per fact. Each range remembers where it attaches (the digest its first batch names as predecessor)
-and where the next batch attaches (the digest of its last batch). A batch is then one of:
+Sequences of an origin have no gaps where they are born, and its batches form a hash chain, so a batch is compared with a few ranges and no
+fact is looked up. Each range has the digest that its first batch names as predecessor and the digest of its last batch. A batch is one of:
 
-    Insert      new; attaches where it must. `gap` names the sequences that were skipped, so the shell can say so
-    Duplicate   wholly held already: a repeat after a lost answer, or the same history by another path
-    Fork        contradicts what is held: a changed, restored or forged history. Never stored, never silently dropped
+    Insert      new, and its digests fit its neighbours; `gap` names the sequences that were skipped, for an incident
+    Duplicate   held already: a repeat after a lost answer, or the same history by another path
+    Fork        contradicts what is held: a changed, restored or forged history. Never stored, always reported
 
-Batches are immutable and never merged or cut, so one that overlaps a range without lying inside it cannot be honest. What
-lies inside a range is a Duplicate only as far as digests at the edges tell; the shell compares the stored batch's as well.
+Batches are immutable and never merged or cut, so one that overlaps a range without lying inside it is a fork. For a batch inside a range
+the digests at the range's ends prove nothing; the shell compares it with the stored batch (decision 0003).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from agent.batch import NO_DIGEST
 from agent.pages import HeldRange
 
-RANGES_MAX = 1000  # each gap is an incident somebody has to look at; an origin with more is refused, not remembered
+RANGES_MAX = 1000  # each gap is an incident for an operator; a batch that would add one more is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +32,18 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """Held already, as far as the ends of the ranges tell."""
+    """The batch is held already, as far as the digests at the ends of the ranges show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Contradicts what is held."""
+    """The batch contradicts what is held."""
 
     why: str
 
 
-def decide(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert | Duplicate | Fork:
-    """What to do with a batch, given as the range it makes, when `ranges` (sorted, disjoint, never adjacent) are held."""
+def decide_insert(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert | Duplicate | Fork:
+    """Decide about a batch, given as the range `offered`, where `ranges` (sorted, disjoint, never adjacent) are held."""
     if (offered.first_sequence == 1) != (offered.first_previous_digest == NO_DIGEST):
         return Fork(f"sequence {offered.first_sequence} names {offered.first_previous_digest.hex()} as predecessor")
     at = bisect_right(ranges, offered.first_sequence, key=lambda held: held.first_sequence)
@@ -67,7 +66,7 @@ def decide(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert | Duplic
 
 
 def _inside(held: HeldRange, offered: HeldRange) -> Duplicate | Fork:
-    """An offered range that starts inside a held one: the same facts, or another history of the same sequences."""
+    """Decide about a range that starts inside a held one: the same facts, or another history of the same sequences."""
     if offered.last_sequence > held.last_sequence:
         return Fork(f"{_text(offered)} overlaps {_text(held)}, which is held")
     if offered.last_sequence == held.last_sequence and offered.last_digest != held.last_digest:
@@ -98,7 +97,7 @@ def _joined(left: HeldRange | None, offered: HeldRange, right: HeldRange | None)
 
 
 def _gap(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) -> tuple[int, int] | None:
-    """Sequences skipped by a new tail. Filling an older gap, or starting late with nothing held, skips nothing new."""
+    """The sequences between the last range and a batch after it. A batch that fills an older gap, or the first one held, skips none."""
     if left is None or right is not None or left.last_sequence + 1 == offered.first_sequence:
         return None
     return left.last_sequence + 1, offered.first_sequence - 1

@@ -1,8 +1,7 @@
-"""The life of a consumer, as a table. Core: no IO.
+"""The states of a consumer, as a table. Core: no IO.
 
-Consumers are registered infrastructure, not sessions: each holds back what it has not confirmed, so forgetting one must be
-an act somebody took. A consumer that comes back while it is being removed is *ineligible*: it is plainly not abandoned, and
-what it needs is kept until somebody asks for its removal again.
+Consumers are registered, not sessions: each holds back what it has not confirmed, so only an operator removes one. A consumer that comes
+back while it is being removed is *ineligible*: it is not abandoned, and its facts are kept until its removal is requested again.
 
 Two events come with time alone (`overdue`): one that is present and was not seen for long is lost, and a removal that nobody
 came back to is carried out.
@@ -23,7 +22,7 @@ came back to is carried out.
     ineligible           lost       offline
     ineligible           remove     deletion started
 
-What the table lacks is our own mistake and raises.
+A transition that is not in the table is a mistake of this program and raises AssertionError.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from enum import Enum
 
 
 class Lifecycle(Enum):
-    """Where a consumer stands. The values are what the table `consumer` holds."""
+    """The state of a consumer. The values are stored in the table `consumer`."""
 
     NEW = "new"
     ONLINE = "online"
@@ -46,9 +45,9 @@ class Event(Enum):
     """What can happen to a consumer."""
 
     SEEN = "seen"  # it fetched or confirmed
-    LOST = "lost"  # not seen for long, or the store was closed meanwhile
-    REMOVE = "remove"  # somebody asked for its removal
-    REMOVED = "removed"  # nothing of it is left
+    LOST = "lost"  # it was not seen for long, or the store was closed meanwhile
+    REMOVE = "remove"  # its removal was requested
+    REMOVED = "removed"  # its removal is complete
 
 
 TRANSITIONS: dict[tuple[Lifecycle, Event], Lifecycle] = {
@@ -68,23 +67,23 @@ TRANSITIONS: dict[tuple[Lifecycle, Event], Lifecycle] = {
 }
 
 
-PRESENT = frozenset({Lifecycle.ONLINE, Lifecycle.INELIGIBLE})
-"""Whose facts somebody fetches these days: removing one is refused unless it is insisted on."""
+ACTIVE_STATES = frozenset({Lifecycle.ONLINE, Lifecycle.INELIGIBLE})
+"""States of consumers that fetch or confirm: removing one is refused unless it is forced."""
 REMOVAL_NS = 600 * 1_000_000_000
-"""How long one that is being removed may still come back: a peer in trouble asks again within a minute or two, a person who
-removed the wrong one notices while the window is still open."""
+"""How long a consumer that is being removed may come back: a peer in trouble retries within a minute or two, and an operator who removed
+the wrong one notices in that time."""
 
 
-def overdue(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
-    """What happens to a consumer by itself, and when, if it was last seen (or came to this state) at `since_ns`."""
-    if state in PRESENT:
+def next_timeout(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
+    """The event that time alone brings to a consumer last seen, or in this state, since `since_ns`, and when; None for none."""
+    if state in ACTIVE_STATES:
         return Event.LOST, since_ns + lost_ns
     if state is Lifecycle.DELETION_STARTED:
         return Event.REMOVED, since_ns + REMOVAL_NS
     return None
 
 
-def step(state: Lifecycle, event: Event) -> Lifecycle:
-    """The state after an event; asserts that the table has the row."""
+def next_state(state: Lifecycle, event: Event) -> Lifecycle:
+    """The state after an event; asserts that the table has the transition."""
     assert (state, event) in TRANSITIONS, f"a consumer that is {state.value} cannot be {event.value}"
     return TRANSITIONS[state, event]

@@ -1,11 +1,10 @@
-"""What a page may hold: rows of the table `batch` in, whole batches and named holes out. Core: no IO.
+"""Assembles a page: rows of the table `batch` in, whole batches and named holes out. Core: no IO.
 
-A bit that the disk changed must never become a fact, and a row that it hid must never become silence. So the sealed bytes are
-the truth: a row is served only when its bytes have the digest they were sealed with, name the stream it was found in, and
-hold as many facts as its offsets say. And offsets have no gaps: whatever lies between two batches served is a hole, `expired`
-where retention released it, `damaged` anywhere else.
+A bit that the disk changed must never be served as a fact, and a row that it lost must never be skipped silently. So a row is served only
+if its bytes have the digest they were sealed with, name the stream it was found in, and hold as many facts as its offsets say. Offsets have
+no gaps, so everything between two batches served is a hole: `expired` where retention released it, `damaged` anywhere else.
 
-One bad row costs itself and nothing more: a good row is believed wherever it lies beyond the last one believed.
+A bad row costs only itself: the next good row is accepted wherever it lies beyond the last one (decision 0029).
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from agent.pages import Hole, StoredBatch
 PageRow = tuple[object, object, object, object]  # first_offset, last_offset, body, digest, as the disk has them
 
 
-def whole(stream: str, row: PageRow) -> Batch | str:
+def parse_row(stream: str, row: PageRow) -> Batch | str:
     """The batch in a row of `stream`, or what is wrong with it."""
     first_offset, last_offset, body, digest = row
     if not (isinstance(first_offset, int) and isinstance(last_offset, int)):
-        return "its offsets are no numbers"
+        return "its offsets are not integers"
     if not (isinstance(body, bytes) and isinstance(digest, bytes)) or len(digest) != DIGEST_BYTES:
-        return "its bytes are not there"
+        return "its bytes are missing"
     try:
         batch = parse(body + digest)
     except BatchError as error:
@@ -37,8 +36,8 @@ def whole(stream: str, row: PageRow) -> Batch | str:
 
 
 @dataclass(slots=True)
-class Assembly:
-    """A page being put together from rows in the order of their offsets."""
+class PageAssembly:
+    """A page that is assembled from rows in the order of their offsets."""
 
     stream: str
     after_offset: int
@@ -48,34 +47,34 @@ class Assembly:
     released_offset: int = 0
     batches: list[StoredBatch] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
-    why: str = ""  # what was wrong with the last bad row
+    problem: str = ""  # of the last bad row
 
     def __post_init__(self) -> None:
-        """What retention has let go of is passed over first, and is no damage."""
+        """Released offsets are a hole at the start of the page, and no damage."""
         released = min(self.released_offset, self.until_offset)
         if released > self.after_offset:
             self.holes.append(Hole(self.after_offset + 1, released, "expired"))
 
     @property
     def reached(self) -> int:
-        """Everything after the offset asked for up to here is in the page, as facts or as a hole."""
+        """The page covers all offsets after `after_offset` up to this one, as facts or as holes."""
         last = self.batches[-1].last_offset if self.batches else self.after_offset
         return max(last, self.holes[-1].last_offset if self.holes else 0)
 
-    def take(self, row: PageRow) -> bool:
-        """Put one row into the page; True when the page is full, and then a row it has no room for is left out."""
-        batch = whole(self.stream, row)
+    def add_row(self, row: PageRow) -> bool:
+        """Add one row; True when the page is full. A row that has no room in a full page is left out."""
+        batch = parse_row(self.stream, row)
         if isinstance(batch, str):
-            self.why = batch
+            self.problem = batch
             return False
-        first_offset, last_offset = int(row[0]), int(row[1])  # type: ignore[call-overload]  # `whole` has looked
+        first_offset, last_offset = int(row[0]), int(row[1])  # type: ignore[call-overload]  # checked by `parse_row`
         is_inside = not self.batches and first_offset <= self.reached + 1 <= last_offset
         if not is_inside and first_offset <= self.reached:
-            self.why = f"it lies at offset {first_offset}, where another batch lies"
+            self.problem = f"it lies at offset {first_offset}, inside another batch"
             return False
         if self.batches and self.bytes_max < len(batch.sealed):
             return True
-        self._pass_over(first_offset - 1)
+        self._add_hole(first_offset - 1)
         self.bytes_max -= len(batch.sealed)
         header = batch.header
         self.batches.append(
@@ -85,13 +84,13 @@ class Assembly:
         return is_full
 
     def finish(self, end_offset: int) -> None:
-        """No row is left before `end_offset`: what is not in the page by now is damaged."""
-        self._pass_over(min(end_offset, self.until_offset))
+        """End the page: no row is left up to `end_offset`, so offsets that are not in the page are damaged."""
+        self._add_hole(min(end_offset, self.until_offset))
 
     def damaged(self) -> list[Hole]:
-        """The holes that are nobody's decision."""
+        """The damaged holes."""
         return [hole for hole in self.holes if hole.reason == "damaged"]
 
-    def _pass_over(self, last_offset: int) -> None:
+    def _add_hole(self, last_offset: int) -> None:
         if last_offset > self.reached:
             self.holes.append(Hole(self.reached + 1, last_offset, "damaged"))

@@ -1,6 +1,6 @@
-"""What the store hands out and takes in: frozen records, no behaviour. Core: no IO.
+"""Frozen records that the store takes and returns. Core: no IO.
 
-Offsets are positions in this store's stream, sequences positions at the origin; both start at 1, 0 means "nothing yet".
+Offsets are positions in this store's stream, sequences are positions at the origin; both start at 1, and 0 means "none yet".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Appended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A registered consumer. `confirmed.ranges` lie beyond `confirmed.frontier`; `seen_unix_ms` is what the table says."""
+    """A registered consumer. `seen_unix_ms` is the stored time, which may be older than its last activity."""
 
     id: int
     name: str
@@ -38,7 +38,7 @@ class ConsumerState:
 
     @property
     def frontier(self) -> int:
-        """Everything up to this offset is confirmed."""
+        """All offsets up to this one are confirmed."""
         return self.confirmed.frontier
 
 
@@ -53,7 +53,7 @@ class StreamInfo:
 
 
 class BatchHead(NamedTuple):
-    """What the table says of a batch without its body: where it lies, whose it is, which times it spans."""
+    """The columns of a batch in the table, without its body. Times are nanoseconds since 1970."""
 
     first_offset: int
     last_offset: int
@@ -68,7 +68,7 @@ class BatchHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that was lost or refused, how often, first and last when."""
+    """An incident for the operator: what was lost or refused, how often, and when first and last (ms since 1970)."""
 
     kind: str
     subject: str
@@ -80,18 +80,18 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """Damaged places found in this life, batches compared in the background and when all of them were last; files set aside
+    """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete, quarantined files
     (name, bytes)."""
 
     damages: int
     batches_verified: int
     last_full_pass_unix_ms: int | None
-    set_aside: tuple[tuple[str, int], ...]
+    quarantined: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of durations: `counts[i]` took at most `bounds_s[i]`, the last one (one more than bounds) longer."""
+    """Counts of durations: `counts[i]` took at most `bounds_s[i]`; the last count, one more than bounds, took longer."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[int, ...]
@@ -100,7 +100,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counters since the store was opened, and what waits now."""
+    """Counters since the store was opened, and what waits in the queue now."""
 
     state: Literal["open", "failed", "closed"]
     facts_appended: int

@@ -1,7 +1,6 @@
-"""What an operator may set about the store, with its defaults and the reason for each.
+"""The settings of the store and of its streams, with their defaults and the reason for each.
 
-Only figures that differ between gateways are here; what must hold everywhere (synchronous=FULL, WAL, one writer) is not a
-setting.
+Only values that differ between gateways are settings; what must hold everywhere (synchronous=FULL, WAL, one writer) is not.
 """
 
 from __future__ import annotations
@@ -15,32 +14,32 @@ from agent.message import STREAM
 
 Acks = Literal["none", "local", "quorum", "all"]
 WriteClass = Literal["local", "append_only", "queued", "strong"]
-HOURS_MAX = 876_000  # a century: what is meant to stay for ever says 0
+HOURS_MAX = 876_000  # a century; 0 means for ever
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """[store]: pace of the group commit and how much may wait for it."""
+    """[store]: interval of the group commit, and the limits of the queue, the file and the artifacts."""
 
-    # Samples nobody waits for are committed this often: four commits a second cost an eMMC some GB a day, not tens.
+    # Samples that no caller awaits are committed this often: four commits a second cost an eMMC some GB a day, not tens.
     commit_interval_ms: int = 250
     # Facts of one stream that end the wait early, and the size batches are cut to: best bytes per fact without making a
     # look-up open too much.
     batch_facts_target: int = 2000
-    # What may wait for the writer, in facts and in bytes. Full means StoreBusy: the source slows down.
+    # Limits of the writer's queue, in facts and in bytes. A full queue raises StoreBusy: the source slows down.
     queue_facts_max: int = 200_000
     queue_bytes_max: int = 64 * 1024 * 1024
-    # What the store's file may hold, all streams together; 0 leaves it to the disk. Below the disk's size in any case: on a
-    # disk that is really full SQLite cannot even delete.
+    # Limit of the store's file, all streams together; 0: only the disk limits it. It must be below the disk's size: on a full disk
+    # SQLite cannot even delete.
     bytes_max: int = 0
-    # Space on the disk that appends leave free, for the log, for deleting, and for whoever else lives there.
+    # Space on the disk that appends leave free, for the WAL, for deleting, and for other programs.
     disk_free_bytes_min: int = 256 * 1024 * 1024
-    # A file given up when the disk is full all the same, so that the store can be opened, served from and emptied.
+    # A file that is deleted when the disk is full all the same, so that the store can be opened, served from and emptied.
     ballast_bytes: int = 16 * 1024 * 1024
-    # The largest artifact that is taken, and how long one to which no held fact refers is kept: who puts one needs time to say
-    # what it is for, and who moves a file back by hand after it was set aside needs its artifacts.
+    # The largest artifact, and how long one is kept to which no held fact refers: a producer puts the artifact before the fact, and an
+    # operator who restores a quarantined file needs its artifacts.
     artifact_bytes_max: int = 1024 * 1024 * 1024
-    artifacts_total_bytes_max: int = 0  # all together; 0 leaves it to the disk
+    artifacts_total_bytes_max: int = 0  # all together; 0: only the disk limits them
     artifact_orphan_hours: float = 168.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -64,26 +63,26 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """[[stream]]: what is promised of the facts of one stream. A stream that is not named has these defaults."""
+    """[[stream]]: the settings of one stream. A stream that is not configured has these defaults."""
 
     name: str
-    # When an append is answered: none, as soon as it is queued; local, durable here; quorum and all, durable also at
-    # consumers that keep up, at least min_in_sync of them. After acks_timeout_ms the answer is `queued`: the fact is
-    # durable here and goes on replicating.
+    # When an append is answered: none, as soon as it is in the queue; local, durable here; quorum and all, confirmed also by consumers
+    # in sync, at least min_in_sync of them. After acks_timeout_ms the answer is `queued`: the fact is durable here and goes on
+    # replicating.
     acks: Acks = "local"
     min_in_sync: int = 1
     acks_timeout_ms: int = 5000
-    # A consumer keeps up while its last fetch that reached the end of the log is younger than this.
+    # A consumer is in sync while its last fetch that reached the end of the log is younger than this.
     in_sync_lag_ms: int = 15_000
-    # Confirmed facts are kept this long for local readers; unconfirmed ones until ttl_hours are over (0: for ever). Only
-    # hours in which the node ran are counted, for only then could anybody fetch.
+    # Confirmed facts are kept this long for local readers; unconfirmed ones until ttl_hours are over (0: for ever). Only hours in which
+    # the node ran count, because only then consumers could fetch (decision 0024).
     keep_hours: float = 24.0
     ttl_hours: float = 168.0
     # Sealed bytes the stream may hold, 0 for no limit of its own, and what happens at the limit.
     bytes_max: int = 0
     on_full: Literal["refuse", "drop_oldest"] = "refuse"
-    # local never leaves this node; append_only is replicated in its own time; queued asks consumers that keep up and does
-    # not wait where there are none; strong waits for them.
+    # local: never leaves this node; append_only: replicated asynchronously; queued: waits for consumers in sync, and not at all where
+    # there are none; strong: waits for them.
     write_class: WriteClass = "append_only"
 
     def problems(self) -> Iterator[tuple[str, str]]:

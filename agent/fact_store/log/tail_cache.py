@@ -1,10 +1,10 @@
-"""The newest batches of a stream, in memory: what a reader who waits at its end is served from. Core: no IO.
+"""The tail cache: the newest batches of a stream in memory, from which live readers are served. Core: no IO.
 
-Whoever follows a stream asks for what was committed a moment ago. Asking the file for it takes six statements and the digest of each
-batch, more than half of what a live page costs its sender; the writer still has the very bytes it sealed or checked.
+A reader at the end of a stream fetches what was committed a moment ago. Reading that from the file takes six statements and a digest for
+each batch, more than half of the cost of a live page; the writer still has the bytes it sealed or checked.
 
-Promised: a tail holds whole batches without a break, ending where its stream ends. It is published with the catalog of the commit
-that made them durable, so whoever sees the one sees the other.
+Promised: the cache holds whole consecutive batches, and ends where its stream ends. It is published with the catalog of the commit that
+made them durable, so a thread sees both or neither.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from agent.batch import Batch
 from agent.pages import Page, StoredBatch
 
 BYTES_MAX = 64 * 1024
-"""For each stream: a tenth of a second of 100,000 facts/s, and a reader that is further behind is no longer a live one."""
+"""For each stream: a tenth of a second at 100,000 facts/s; a reader further behind is not a live one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class TailCache:
     """The last batches of one stream, in order."""
 
     batches: tuple[StoredBatch, ...] = ()
 
-    def extended(self, added: Sequence[Batch], end_offset: int) -> Tail:
-        """With batches that were put behind it, the last of them ending at `end_offset`; the oldest give way."""
+    def extended(self, added: Sequence[Batch], end_offset: int) -> TailCache:
+        """The cache after batches were appended, the last of them ending at `end_offset`; the oldest batches are dropped."""
         kept, left = list[StoredBatch](), BYTES_MAX
         for batch in reversed(added):
             left -= len(batch.sealed)
             if left < 0:
-                return Tail(tuple(reversed(kept)))
+                return TailCache(tuple(reversed(kept)))
             header = batch.header
             first_offset = end_offset - header.count + 1
             kept.append(StoredBatch(first_offset, end_offset, batch.sealed, header.origin, header.definitions.count))
@@ -41,10 +41,10 @@ class Tail:
             if left < 0:
                 break
             kept.append(stored)
-        return Tail(tuple(reversed(kept)))
+        return TailCache(tuple(reversed(kept)))
 
     def page(self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int) -> Page | None:
-        """What `StoreReader.read` would answer; None where that begins before this tail, finds nothing, or is asked wrongly."""
+        """The page that `StoreReader.read` would return; None where it begins before the cache, is empty, or has invalid limits."""
         batches = self.batches
         if not batches or min(facts_max, bytes_max) < 1:
             return None

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS
 
-PACE_MS = HOUR_MS  # what came in for so long says what will come
-PACE_MS_MIN = 10_000  # of less nobody can tell a pace
+INFLOW_MS = HOUR_MS  # what came in for so long says what will come
+INFLOW_MS_MIN = 10_000  # of less nobody can tell a pace
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Inflow:
     """What a stream took in: so many sealed bytes in so many milliseconds of the store's own clock."""
 
     bytes: int
@@ -34,7 +34,7 @@ class Pace:
     @property
     def bytes_per_s(self) -> float | None:
         """None while it is too early to tell."""
-        return None if self.span_ms < PACE_MS_MIN else 1000 * self.bytes / self.span_ms
+        return None if self.span_ms < INFLOW_MS_MIN else 1000 * self.bytes / self.span_ms
 
 
 class Mark(NamedTuple):
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
     is_backlog: bool
 
 
-def pace(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: int) -> Pace:
+def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: int) -> Inflow:
     """What came in during the last hour, or since the first mark of all (`first_ms`) where that is younger. `marks` are those of this
     hour, oldest first; the log ends at `bytes_total` now.
 
@@ -53,18 +53,18 @@ def pace(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: int) ->
     hours to come. After a minute without a mark there was silence, which counts.
     """
     if not marks:
-        return Pace(0, min(PACE_MS, age_ms - first_ms))
-    came, span_ms = bytes_total - marks[0].bytes_total, min(PACE_MS, age_ms - first_ms)
+        return Inflow(0, min(INFLOW_MS, age_ms - first_ms))
+    came, span_ms = bytes_total - marks[0].bytes_total, min(INFLOW_MS, age_ms - first_ms)
     ends = [(one.age_ms, one.bytes_total) for one in marks[1:]]
     for mark, (end_ms, end_bytes) in zip(marks, [*ends, (age_ms, bytes_total)], strict=True):
         if mark.is_backlog:
             came -= end_bytes - mark.bytes_total
             span_ms -= min(end_ms - mark.age_ms, MARK_EVERY_MS)
-    return Pace(max(0, came), max(0, span_ms))
+    return Inflow(max(0, came), max(0, span_ms))
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ConsumerLag:
     """How far one consumer is. `bytes_total`: the stream's sealed bytes up to its frontier. `age_ms`: how old, at most, the
     oldest fact is that it has not confirmed; None where it has confirmed everything."""
 
@@ -74,7 +74,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class StreamUse:
     """One stream: its sealed bytes ever (`bytes_total`), those that are gone, its limit (0: none) and time to live (0: none)."""
 
     name: str
@@ -82,8 +82,8 @@ class Log:
     released_bytes: int
     bytes_max: int
     ttl_hours: float
-    pace: Pace
-    readings: tuple[Reading, ...] = ()
+    inflow: Inflow
+    lags: tuple[ConsumerLag, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -93,17 +93,17 @@ class Log:
     @property
     def confirmed_bytes(self) -> int:
         """Of those, what every consumer has confirmed: room that can be won back without a loss."""
-        if not self.readings:
+        if not self.lags:
             return 0
-        return max(0, min(one.bytes_total for one in self.readings) - self.released_bytes)
+        return max(0, min(one.bytes_total for one in self.lags) - self.released_bytes)
 
     @property
     def lasting_bytes(self) -> float | None:
         """What the stream comes to hold when nobody confirms: the inflow of its time to live. None while nobody can tell."""
-        pace = self.pace.bytes_per_s
-        if not pace:
-            return pace
-        return pace * self.ttl_hours * 3600 if self.ttl_hours else float("inf")
+        inflow = self.inflow.bytes_per_s
+        if not inflow:
+            return inflow
+        return inflow * self.ttl_hours * 3600 if self.ttl_hours else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ class StoreSpace:
     consumers: tuple[ConsumerSpace, ...] = field(default=())
 
 
-def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[Log]) -> StoreSpace:
+def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[StreamUse]) -> StoreSpace:
     """The forecast for a store whose file uses so many bytes and may still take `room_bytes` (None: nobody can say)."""
     room = None if room_bytes is None else max(0, room_bytes)
-    paces = [log.pace.bytes_per_s for log in logs]
+    paces = [log.inflow.bytes_per_s for log in logs]
     known = [pace for pace in paces if pace is not None]
     confirmed = sum(log.confirmed_bytes for log in logs)
     stuck = max(0, used_bytes - confirmed)
@@ -163,36 +163,36 @@ def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[Log]) -> St
         fill_percent=_percent(stuck, limit),
         hours_until_full=hours,
         streams=tuple(_stream(log, hours) for log in logs),
-        consumers=tuple(_consumer(log, one) for log in logs for one in log.readings),
+        consumers=tuple(_consumer(log, one) for log in logs for one in log.lags),
     )
 
 
-def _stream(log: Log, store_hours: float | None) -> StreamSpace:
+def _stream(log: StreamUse, store_hours: float | None) -> StreamSpace:
     """A stream is full when it meets its own limit or the store's, whichever comes first."""
-    pace, limit = log.pace.bytes_per_s, log.bytes_max or None
+    inflow, limit = log.inflow.bytes_per_s, log.bytes_max or None
     stuck = log.bytes - log.confirmed_bytes
     own_hours = None
     if limit is not None and (log.lasting_bytes or 0) > limit:
-        own_hours = _hours(max(0, limit - stuck), pace)
-    losses = [_until_loss(log, one) for one in log.readings]
+        own_hours = _hours(max(0, limit - stuck), inflow)
+    losses = [_until_loss(log, one) for one in log.lags]
     return StreamSpace(
         name=log.name,
         bytes=log.bytes,
         bytes_max=limit,
         fill_percent=_percent(stuck, limit),
-        inflow_bytes_per_s=pace,
-        hours_until_full=_least(own_hours, store_hours if pace else None),
+        inflow_bytes_per_s=inflow,
+        hours_until_full=_least(own_hours, store_hours if inflow else None),
         ttl_hours=log.ttl_hours or None,
         hours_until_ttl_loss=_least(*losses),
     )
 
 
-def _consumer(log: Log, one: Reading) -> ConsumerSpace:
+def _consumer(log: StreamUse, one: ConsumerLag) -> ConsumerSpace:
     held = max(0, log.bytes_total - max(one.bytes_total, log.released_bytes))
     return ConsumerSpace(one.consumer, log.name, held, (one.age_ms or 0) / HOUR_MS, _until_loss(log, one))
 
 
-def _until_loss(log: Log, one: Reading) -> float | None:
+def _until_loss(log: StreamUse, one: ConsumerLag) -> float | None:
     if not log.ttl_hours or one.age_ms is None:
         return None
     return max(0.0, log.ttl_hours - one.age_ms / HOUR_MS)

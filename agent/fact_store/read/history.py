@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from agent import ranges
-from agent.fact_store.log import Assembly
+from agent.fact_store.log import PageAssembly
 from agent.fact_store.sqlite import QUERIES, is_damage
 from agent.pages import BatchEnd, Hole, Page
 from agent.ranges import Span
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 def read_history(connection: sqlite3.Connection, asked: Asked) -> Page:
     """A page of whole batches from the one that holds the first sequence on; its holes lie within what was asked for."""
     held = _held(connection, asked.stream_number, asked.origin_number)
-    page = Assembly(asked.stream, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence)
+    page = PageAssembly(asked.stream, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence)
     bad = list[Span]()
     if _take(connection, asked, page, bad):
         page.finish(asked.last_sequence)
@@ -61,7 +61,7 @@ def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span
     return rows
 
 
-def _take(connection: sqlite3.Connection, asked: Asked, page: Assembly, bad: list[Span]) -> bool:
+def _take(connection: sqlite3.Connection, asked: Asked, page: PageAssembly, bad: list[Span]) -> bool:
     """Rows into the page until it is full; those that cannot be believed into `bad`. True when no row is left."""
     values = {
         "stream": asked.stream_number,
@@ -74,7 +74,7 @@ def _take(connection: sqlite3.Connection, asked: Asked, page: Assembly, bad: lis
         try:
             for first, last, body, digest, first_offset in rows:
                 before = len(page.batches)
-                if page.take((first, last, body, digest)):
+                if page.add_row((first, last, body, digest)):
                     return False
                 if len(page.batches) > before:
                     continue
@@ -92,11 +92,11 @@ def _take(connection: sqlite3.Connection, asked: Asked, page: Assembly, bad: lis
 
 
 def _take_repaired(
-    connection: sqlite3.Connection, stream: int, first_offset: object, first_sequence: int, page: Assembly
+    connection: sqlite3.Connection, stream: int, first_offset: object, first_sequence: int, page: PageAssembly
 ) -> bool:
     """What was put back in place of a damaged row; True when the page is full."""
     for first, last, body, digest in connection.execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall():
-        if page.take((first_sequence, first_sequence + last - first, body, digest)):
+        if page.add_row((first_sequence, first_sequence + last - first, body, digest)):
             return True
     return False
 
@@ -104,10 +104,10 @@ def _take_repaired(
 def _pieces(hole: Hole, held: list[Span], bad: list[Span]) -> Iterator[Hole]:
     """Why each part of a hole is one."""
     lost = [(hole.first_offset, hole.last_offset)]
-    damaged = ranges.common(lost, sorted(bad))
-    rest = ranges.without(lost, damaged)
+    damaged = ranges.intersect(lost, sorted(bad))
+    rest = ranges.subtract(lost, damaged)
     reasons: list[tuple[Span, Reason]] = [(one, "damaged") for one in damaged]
-    reasons += [(one, "absent") for one in ranges.without(rest, held)]
-    reasons += [(one, "expired") for one in ranges.common(rest, held)]
+    reasons += [(one, "absent") for one in ranges.subtract(rest, held)]
+    reasons += [(one, "expired") for one in ranges.intersect(rest, held)]
     for (first, last), reason in sorted(reasons):
         yield Hole(first, last, reason)

@@ -17,11 +17,11 @@ from typing import Any
 
 from agent.batch import NO_DIGEST, Definitions, Origin
 from agent.fact_store.log import (
-    Assembly,
     BatchHead,
     Catalog,
     ConsumerState,
     Incident,
+    PageAssembly,
     StoreClosed,
     StoreDamaged,
     StoreSettings,
@@ -32,7 +32,7 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.read.forecast import StoreSpace
 from agent.fact_store.read.history import Asked, ends_at, read_history
-from agent.fact_store.read.space import measure
+from agent.fact_store.read.space import measure_space
 from agent.fact_store.sqlite import (
     FILES,
     QUERIES,
@@ -112,7 +112,7 @@ class StoreReader:
         last = OFFSET_MAX if until_offset is None else until_offset
         if end_offset is not None:
             with self._reading() as connection:
-                page = Assembly(stream, after_offset, facts_max, bytes_max, last)
+                page = PageAssembly(stream, after_offset, facts_max, bytes_max, last)
                 if _take_plain(connection, self._stream(connection, stream), page, end_offset):
                     return Page(page.batches, max(end_offset, page.reached))
         with self._reading() as connection, _one_state(connection):
@@ -121,14 +121,14 @@ class StoreReader:
             released = connection.execute(QUERIES["select_released_offset"], (number,)).fetchone()
             if released is None:
                 return Page([], 0)  # another thread has learned of it since this state was
-            page = Assembly(stream, after_offset, facts_max, bytes_max, last, released[0])
+            page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, released[0])
             is_all = _take_rows(connection, number, page)
             end_offset = self._end(connection, number, page, end_offset, is_all=is_all)
             if is_all:
                 page.finish(end_offset)
             for hole in page.damaged():
                 if self._on_damaged is not None:
-                    self._on_damaged(stream, hole, page.why, _origins_between(connection, number, hole))
+                    self._on_damaged(stream, hole, page.problem, _origins_between(connection, number, hole))
         last_offset = (
             page.reached if page.batches or page.holes else 0
         )  # whoever asks beyond the end learns where it is
@@ -152,7 +152,7 @@ class StoreReader:
             return ends_at(connection, number or 0, of or 0, sequences)
 
     def _end(
-        self, connection: sqlite3.Connection, stream: int, page: Assembly, known: int | None, *, is_all: bool
+        self, connection: sqlite3.Connection, stream: int, page: PageAssembly, known: int | None, *, is_all: bool
     ) -> int:
         """Where a stream ends: as far as the caller has known, or what the last row says. Then what is held, counted from its start,
         is compared when a page comes to the end: a hidden last row shows nowhere else."""
@@ -319,7 +319,7 @@ class StoreReader:
         catalog = catalog or self._catalog()
         age_ms = catalog.age_ms if age_ms is None else age_ms
         with self._reading() as connection:
-            return measure(connection, self.path.parent, catalog, age_ms, settings, policies)
+            return measure_space(connection, self.path.parent, catalog, age_ms, settings, policies)
 
     def close(self) -> None:
         """Whoever reads after this gets StoreClosed; whoever is reading finishes."""
@@ -394,14 +394,14 @@ def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute(QUERIES["rollback"])
 
 
-def _take_plain(connection: sqlite3.Connection, stream: int | None, page: Assembly, end_offset: int) -> bool:
+def _take_plain(connection: sqlite3.Connection, stream: int | None, page: PageAssembly, end_offset: int) -> bool:
     """Rows into the page by one statement, which sees one state by itself. False where that leaves a hole or finds nothing: then it is
     worth asking what was repaired and what was released."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
     try:
         rows = connection.execute(QUERIES["select_page"], asked)
         try:
-            is_full = any(map(page.take, rows))
+            is_full = any(map(page.add_row, rows))
         finally:
             rows.close()  # an unfinished statement would keep the writer's log from being reused
     except sqlite3.DatabaseError as error:
@@ -416,7 +416,7 @@ def _take_plain(connection: sqlite3.Connection, stream: int | None, page: Assemb
 class _Repaired:
     """What was repaired of the offsets that a page may hold, to be taken each in its place."""
 
-    def __init__(self, connection: sqlite3.Connection, stream: int, page: Assembly) -> None:
+    def __init__(self, connection: sqlite3.Connection, stream: int, page: PageAssembly) -> None:
         self._connection, self._stream, self._page = connection, stream, page
         asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
         offsets = [offset for (offset,) in connection.execute(QUERIES["select_repaired_offsets"], asked).fetchall()]
@@ -429,19 +429,19 @@ class _Repaired:
         while self._left and self._left[-1] <= offset:
             asked = (self._stream, self._left.pop())
             for row in self._connection.execute(QUERIES["select_repaired"], asked).fetchall():
-                if self._page.take(row):
+                if self._page.add_row(row):
                     return True
         return False
 
 
-def _take_rows(connection: sqlite3.Connection, stream: int, page: Assembly) -> bool:
+def _take_rows(connection: sqlite3.Connection, stream: int, page: PageAssembly) -> bool:
     """Rows into the page until it is full, repaired ones before those they replace. True when no row is left."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
     try:
         repaired = _Repaired(connection, stream, page)
         rows = connection.execute(QUERIES["select_page"], asked)
         try:
-            is_full = any(repaired.take_until(row[0]) or page.take(row) for row in rows)
+            is_full = any(repaired.take_until(row[0]) or page.add_row(row) for row in rows)
         finally:
             rows.close()  # an unfinished statement would keep the writer's log from being reused
         return not (is_full or repaired.take_until(page.until_offset))
@@ -452,7 +452,7 @@ def _take_rows(connection: sqlite3.Connection, stream: int, page: Assembly) -> b
         return False if page.batches else _take_one_by_one(connection, stream, page)
 
 
-def _take_one_by_one(connection: sqlite3.Connection, stream: int, page: Assembly) -> bool:
+def _take_one_by_one(connection: sqlite3.Connection, stream: int, page: PageAssembly) -> bool:
     """As `_take_rows`, past rows that SQLite cannot read; where they begin stands in the index."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset, "limit": ROWS_TRIED_MAX}
     offsets = [offset for (offset,) in connection.execute(QUERIES["select_page_offsets"], asked).fetchall()]
@@ -465,9 +465,9 @@ def _take_one_by_one(connection: sqlite3.Connection, stream: int, page: Assembly
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            page.why = str(error)
+            page.problem = str(error)
             continue
-        if row is not None and page.take(row):
+        if row is not None and page.add_row(row):
             return False
     if len(offsets) == ROWS_TRIED_MAX:
         page.finish(offsets[-1] - 1)

@@ -13,14 +13,23 @@ from pathlib import Path
 
 from agent.batch import DIGEST_BYTES
 from agent.fact_store.log import MARK_EVERY_MS, Catalog, StoreSettings, StreamSettings, StreamState
-from agent.fact_store.read.forecast import PACE_MS, Log, Mark, Pace, Reading, StoreSpace, forecast, pace
+from agent.fact_store.read.forecast import (
+    INFLOW_MS,
+    ConsumerLag,
+    Inflow,
+    Mark,
+    StoreSpace,
+    StreamUse,
+    forecast,
+    inflow_of,
+)
 from agent.fact_store.sqlite import QUERIES
 
-MARKS_MAX = 2 * PACE_MS // MARK_EVERY_MS + 1
+MARKS_MAX = 2 * INFLOW_MS // MARK_EVERY_MS + 1
 """Of the last hour: one a minute, and one more where backlog begins, which ends with the next."""
 
 
-def measure(
+def measure_space(
     connection: sqlite3.Connection,
     folder: Path,
     catalog: Catalog,
@@ -57,9 +66,9 @@ def _room(connection: sqlite3.Connection, folder: Path, settings: StoreSettings)
 
 def _log(
     connection: sqlite3.Connection, catalog: Catalog, stream: StreamState, age_ms: int, policy: StreamSettings
-) -> Log:
-    readings = tuple(
-        Reading(
+) -> StreamUse:
+    lags = tuple(
+        ConsumerLag(
             name,
             _bytes_up_to(connection, stream, one.frontier),
             _age_of(connection, stream, one.frontier + 1, age_ms) if one.frontier < stream.end_offset else None,
@@ -67,14 +76,14 @@ def _log(
         for name, one in catalog.consumers.items()
         if one.stream == stream.name
     )
-    return Log(
+    return StreamUse(
         name=stream.name,
         bytes_total=stream.bytes_total,
         released_bytes=stream.released_bytes,
         bytes_max=policy.bytes_max,
         ttl_hours=policy.ttl_hours,
-        pace=_pace(connection, stream, age_ms),
-        readings=readings,
+        inflow=_pace(connection, stream, age_ms),
+        lags=lags,
     )
 
 
@@ -94,11 +103,11 @@ def _age_of(connection: sqlite3.Connection, stream: StreamState, offset: int, ag
     return max(0, age_ms - (row[0] if row else 0))
 
 
-def _pace(connection: sqlite3.Connection, stream: StreamState, age_ms: int) -> Pace:
+def _pace(connection: sqlite3.Connection, stream: StreamState, age_ms: int) -> Inflow:
     first = connection.execute(QUERIES["select_mark_first"], (stream.id,)).fetchone()
     if first is None:
-        return Pace(0, 0)
-    asked = {"stream": stream.id, "since_ms": age_ms - PACE_MS, "limit": MARKS_MAX}
+        return Inflow(0, 0)
+    asked = {"stream": stream.id, "since_ms": age_ms - INFLOW_MS, "limit": MARKS_MAX}
     rows = connection.execute(QUERIES["select_marks_since"], asked).fetchall()
     marks = [Mark(at_ms, bytes_total, bool(is_backlog)) for at_ms, bytes_total, is_backlog in rows]
-    return pace(marks, first[0], stream.bytes_total, age_ms)
+    return inflow_of(marks, first[0], stream.bytes_total, age_ms)

@@ -24,12 +24,12 @@ from agent.fact_store.log import (
     StoreSettings,
     StreamSettings,
     StreamState,
-    recorded_before,
-    stream_notice,
+    last_offset_before,
+    stream_fact,
 )
 from agent.fact_store.retention.ballast import Ballast, disk_free
 from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Space, fullest, limits, piece_bytes
-from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, View, plan
+from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, StreamOffsets, decide_release
 from agent.fact_store.sqlite import QUERIES, Transaction
 
 log = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class Housekeeping:
 
     def _release(self, transaction: Transaction, stream: StreamState, *, may_drop: bool) -> None:
         """Release what the policy says may go, and say what is lost by it; without `may_drop` nothing goes for want of room."""
-        decision = plan(self._view(transaction.catalog, stream, may_drop=may_drop))
+        decision = decide_release(self._view(transaction.catalog, stream, may_drop=may_drop))
         if decision is None:
             return
         after = transaction.release(stream, decision.until)
@@ -269,7 +269,7 @@ class Housekeeping:
                 "facts_expired", extra={"stream": stream, "reason": decision.reason.value, "until": decision.until}
             )
 
-    def _view(self, catalog: Catalog, stream: StreamState, *, may_drop: bool) -> View:
+    def _view(self, catalog: Catalog, stream: StreamState, *, may_drop: bool) -> StreamOffsets:
         policy = self._policy(stream.name)
         frontiers = [one.frontier for one in catalog.consumers.values() if one.stream == stream.name]
         kept_ms, ttl_ms = policy.keep_hours * HOUR_MS, policy.ttl_hours * HOUR_MS
@@ -277,9 +277,9 @@ class Housekeeping:
 
         def before(age_ms: float) -> int:
             wanted_ms = int(self.age_ms() - age_ms)
-            return recorded_before(marks, wanted_ms, stream.mark_ms, stream.end_offset, stream.released_offset)
+            return last_offset_before(marks, wanted_ms, stream.mark_ms, stream.end_offset, stream.released_offset)
 
-        return View(
+        return StreamOffsets(
             released=stream.released_offset,
             end=stream.end_offset,
             confirmed=min(frontiers) if frontiers else None,
@@ -382,9 +382,7 @@ def _say_loss(transaction: Transaction, stream: StreamState, until: int, decisio
     }
     key = f"{stream.name}:{about['first_offset']}-{until}"
     origin, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
-    append_notice(
-        transaction, stream.name, stream_notice(origin, stream.name, "facts_expired", about, key, now_unix_ms)
-    )
+    append_notice(transaction, stream.name, stream_fact(origin, stream.name, "facts_expired", about, key, now_unix_ms))
     who = ", ".join(str(one["name"]) for one in consumers) or "nobody was registered"
     why = "their time to live was over" if decision.reason is Reason.TTL else "the store was full"
     transaction.add_incident(

@@ -31,7 +31,7 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StreamOffsets:
     """One stream as retention sees it; offsets up to and including which something holds.
 
     `confirmed`: every consumer has confirmed (None without consumers). `kept`: recorded longer ago than the hours to keep.
@@ -58,7 +58,7 @@ class Release:
     lost_from: int | None = None
 
 
-def plan(view: View) -> Release | None:
+def decide_release(view: StreamOffsets) -> Release | None:
     """What to release now, None for nothing."""
     assert 0 <= view.released <= view.end
     confirmed = view.released if view.confirmed is None else max(view.confirmed, view.released)

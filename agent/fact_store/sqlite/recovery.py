@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.batch import EPOCH_BYTES, Definitions, Origin
 from agent.fact_store.log import (
-    PRESENT,
+    ACTIVE_STATES,
     Catalog,
     Confirmed,
     ConsumerState,
@@ -25,7 +25,7 @@ from agent.fact_store.log import (
     StoreDamaged,
     StoreForeign,
     StreamState,
-    step,
+    next_state,
 )
 from agent.fact_store.sqlite.connection import reading_tables
 from agent.fact_store.sqlite.queries import QUERIES
@@ -102,7 +102,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, LastBatch(*taken) if taken[0] else None)
     for stream, zone, until_offset in _rows(connection, "select_served"):
         end_offset = catalog.streams[stream].end_offset  # it read in the last life
-        catalog.handed[stream, zone] = end_offset if until_offset is None else until_offset
+        catalog.served_offsets[stream, zone] = end_offset if until_offset is None else until_offset
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
@@ -120,8 +120,8 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
             *(number, name, zone, stream, Lifecycle(state), start_offset),
             *(Confirmed(frontier, tuple(ranges.get(number, ()))), registered, seen, Lease(*lease)),
         )
-        if consumer.lifecycle in PRESENT:  # in the last life; in this one nobody has seen it
-            consumer = replace(consumer, lifecycle=step(consumer.lifecycle, Event.LOST))
+        if consumer.lifecycle in ACTIVE_STATES:  # in the last life; in this one nobody has seen it
+            consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))
         catalog.consumers[name] = consumer
 
 

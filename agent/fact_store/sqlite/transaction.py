@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
-from agent.fact_store.log import Catalog, ConsumerState, PageRow, StreamState, Tail, is_mark_due
+from agent.fact_store.log import Catalog, ConsumerState, PageRow, StreamState, TailCache, is_mark_due
 from agent.fact_store.sqlite.message_index import Entry, MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import HeldRange, LastBatch, PeerPosition
@@ -168,7 +168,7 @@ class Transaction:
             stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms, is_backlog=was_backlog
         )
         tails = self.catalog.tails
-        tails[stream.id] = tails.get(stream.id, Tail()).extended(batches, end_offset)
+        tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
         self.batches_added += len(batches)
         return stream.end_offset + 1
 
@@ -258,10 +258,10 @@ class Transaction:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
-    def begin_handing(self, stream: StreamState, zone: str) -> None:
-        """From now on a zone may be handed all that there is of a stream."""
+    def begin_serving(self, stream: StreamState, zone: str) -> None:
+        """From now on a zone may be served all that there is of a stream."""
         self._execute(QUERIES["insert_served"], (stream.id, zone))
-        self.catalog.handed[stream.name, zone] = None
+        self.catalog.served_offsets[stream.name, zone] = None
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer; its number is given here."""

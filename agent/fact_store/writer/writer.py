@@ -36,7 +36,7 @@ from agent.fact_store.append import (
     append_samples,
     decide_commit,
 )
-from agent.fact_store.consumers import NEVER_NS, Acknowledging, Lifetimes, Presence
+from agent.fact_store.consumers import NEVER_NS, AckWaiters, ConsumerActivity, ConsumerExpiry
 from agent.fact_store.log import (
     AgeClock,
     Catalog,
@@ -51,7 +51,7 @@ from agent.fact_store.log import (
     StoreSettings,
     StoreStatistics,
     StreamSettings,
-    again,
+    copy_error,
 )
 from agent.fact_store.retention import Housekeeping
 from agent.fact_store.sqlite import QUERIES, MessageIndex, SecondWriter, Transaction, file_bytes, running_error
@@ -82,10 +82,10 @@ class Writer:
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()
         self.meter = Meter()
-        self.presence = Presence()
-        self._acknowledging = Acknowledging(self.presence)
-        self._lifetimes = Lifetimes(
-            self.presence, lambda name: LOST_LAGS * self.policy(name).in_sync_lag_ms * 1_000_000
+        self.activity = ConsumerActivity()
+        self._acknowledging = AckWaiters(self.activity)
+        self._lifetimes = ConsumerExpiry(
+            self.activity, lambda name: LOST_LAGS * self.policy(name).in_sync_lag_ms * 1_000_000
         )
         self._alarm_ns = 0
         self._path = path
@@ -185,7 +185,7 @@ class Writer:
 
     def _reserve(self, work: Work) -> None:
         if self.failure is not None:
-            raise again(self.failure)
+            raise copy_error(self.failure)
         if self._is_closing:
             raise StoreClosed(f"{self._path} is closed")
         self._queue.reserve(work)
@@ -236,7 +236,7 @@ class Writer:
         now_ns = time.monotonic_ns()
         self._acknowledging.settle(self.catalog, now_ns)
         if events := self._lifetimes.due(self.catalog, now_ns):
-            run = partial(consumers.happen, events=events, seen_unix_ms=self.presence.seen_unix_ms)
+            run = partial(consumers.apply_events, events=events, seen_unix_ms=self.activity.seen_unix_ms)
             with contextlib.suppress(StoreError):  # closing, ended, or no room: then `due` says it again
                 self.call(Call("lifetimes", 0, now_ns, run))
         self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
@@ -298,12 +298,12 @@ class Writer:
         outcomes: _Outcomes = [(call, _called(transaction, self.housekeeping, call)) for call in group.early]
         for stream, samples in group.samples.items():
             if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
-                outcomes.extend((one, again(refusal)) for one in samples)
+                outcomes.extend((one, copy_error(refusal)) for one in samples)
                 continue
             outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
         for stream, messages in group.messages.items():
             if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
-                outcomes.extend((one, again(refusal)) for one in messages)
+                outcomes.extend((one, copy_error(refusal)) for one in messages)
                 continue
             is_strong = self.policy(stream).write_class == "strong"
             found = append_messages(transaction, stream, messages, target, is_strong=is_strong)
@@ -349,7 +349,7 @@ class Writer:
         self._give_back(works)
         for work in works:
             self.meter.done(work, error, now_ns)
-            work.future.set_exception(again(error))
+            work.future.set_exception(copy_error(error))
 
     def _give_back(self, works: list[Work]) -> None:
         with self._changed:
@@ -366,13 +366,13 @@ class Writer:
         self.catalog.tails.clear()  # from now on the file alone is asked, which its reader refuses once it is closed
         for work in [*left, *(self._group.all() if self._group else ())]:
             if not work.future.done():
-                work.future.set_exception(again(error))
+                work.future.set_exception(copy_error(error))
         try:
             self._connection.close()
         except sqlite3.Error as error:
             self.failure = self.failure or running_error(self._path, error)
         if self.failure is not None:
-            self.ended.set_exception(again(self.failure))
+            self.ended.set_exception(copy_error(self.failure))
         else:
             self.ended.set_result(None)
 

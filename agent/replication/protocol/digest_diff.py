@@ -60,17 +60,17 @@ def missing(
     """The sequences that they hold and we do not. What comes after our last is still on its way, unless we have everything that
     was there when they said so (`is_level`); what comes before our first was not wanted, unless we began at the oldest
     (`is_from_start`)."""
-    found = ranges.without([one.span for one in theirs], [one.span for one in ours])
+    found = ranges.subtract([one.span for one in theirs], [one.span for one in ours])
     first = 1 if is_from_start else min((one.first_sequence for one in ours), default=0)
     last = ours[-1].last_sequence if ours else 0
     if is_level:
         last = max(last, *(one.last_sequence for one in theirs), 0)
-    return ranges.common(found, [(first, last)]) if first else []
+    return ranges.intersect(found, [(first, last)]) if first else []
 
 
 def shared(ours: Sequence[DigestRange], theirs: Sequence[DigestRange]) -> list[Span]:
     """The spans that both hold; each lies in one range of either side, so one comparison at its end settles it."""
-    return ranges.common([one.span for one in ours], [one.span for one in theirs])
+    return ranges.intersect([one.span for one in ours], [one.span for one in theirs])
 
 
 def known_end(held: Iterable[DigestRange], sequence: int) -> bytes | None:

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from agent.append_contract import AppendOutcome, Precondition
 from agent.batch import Batch, Origin
-from agent.lease import Lease, Shown
+from agent.lease import Lease, LeaseClaim
 from agent.message import Message
 from agent.pages import (
     ArtifactProgress,
@@ -129,12 +129,12 @@ class ServingStore(ComparedStore, Protocol):
         1970); the same registration again returns what stands."""
         ...
 
-    def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
+    def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
         """The lease in force after an instance has shown its own, durable; an exception for one whose place was taken."""
         ...
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
     ) -> Future[int]:
         """Merge a confirmed range; the frontier after it, durable before it is returned. Who shows an old lease confirms nothing,
         also if the new one was taken a moment ago."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from agent.batch import Batch, Origin
 from agent.pages import HeldRange, ReceivedDefinition
 from agent.ranges import Span as Sequences
-from agent.ranges import common
+from agent.ranges import intersect
 from agent.replication.protocol import (
     BYTES_MAX_DEFAULT,
     ENDS_DEFAULT,
@@ -199,7 +199,7 @@ class Comparer:
             await self._look_at_definitions(found, origin, mine, ranges)
         for one in await asyncio.wrap_future(self._store.damaged(stream)):
             origin, span = Origin(one.zone, one.epoch), (one.first_sequence, one.last_sequence)
-            is_theirs = common([each.span for each in theirs.get(origin, [])], [span])
+            is_theirs = intersect([each.span for each in theirs.get(origin, [])], [span])
             if is_theirs and origin.zone in {*self._settings.origins, own_zone} and (origin, span) not in found.damaged:
                 found.damaged.append((origin, span))
         for why in found.forks:

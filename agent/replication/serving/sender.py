@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from agent.lease import NO_LEASE, Lease, Shown, decide
+from agent.lease import NO_LEASE, Lease, LeaseClaim, decide_lease
 from agent.replication.protocol import (
     Confirm,
     ConfirmReceipt,
@@ -103,7 +103,7 @@ class Admit:
 class AskStore:
     """The lease changes, or seems to fence the caller: only the store, which takes one after the other, has the last word."""
 
-    shown: Shown
+    shown: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ def check_lease(
     consumer: ConsumerView, caller: Caller, epoch: int | None, after: int | None = None
 ) -> Lease | AskStore:
     """The lease in force where the caller changes nothing about it, which is nearly always; else what the store has to be asked."""
-    shown = Shown(caller.instance, epoch, after)
-    return consumer.lease if decide(consumer.lease, shown) == consumer.lease else AskStore(shown)
+    shown = LeaseClaim(caller.instance, epoch, after)
+    return consumer.lease if decide_lease(consumer.lease, shown) == consumer.lease else AskStore(shown)
 
 
 def decide_fetch(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store.artifacts import artifact_store
-from agent.fact_store.artifacts.artifact_store import ArtifactStore
+from agent.fact_store.artifacts import artifact_files
+from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.log.errors import StoreError, StoreFull
 from tests.fact_store.durability.power import Call, parse, paths_of, record, require_strace
 from tests.fact_store.putting import CHUNK, blob, name_of
@@ -24,7 +24,7 @@ COUNT = 40
 ROUNDS = scaled(25, 300)
 
 
-def put(store: ArtifactStore, content: bytes, chunk: int = CHUNK) -> None:
+def put(store: ArtifactFiles, content: bytes, chunk: int = CHUNK) -> None:
     """From wherever an earlier attempt ended."""
     digest = name_of(content)
     held = store.put_chunk(digest, len(content), 0, b"")
@@ -32,7 +32,7 @@ def put(store: ArtifactStore, content: bytes, chunk: int = CHUNK) -> None:
         held = store.put_chunk(digest, len(content), held.received, content[held.received : held.received + chunk])
 
 
-def error_of(store: ArtifactStore, content: bytes) -> StoreError | None:
+def error_of(store: ArtifactFiles, content: bytes) -> StoreError | None:
     """What putting came to."""
     try:
         put(store, content)
@@ -41,7 +41,7 @@ def error_of(store: ArtifactStore, content: bytes) -> StoreError | None:
     return None
 
 
-def wrong_ones(store: ArtifactStore) -> list[str]:
+def wrong_ones(store: ArtifactFiles) -> list[str]:
     """Files that bear the name of other bytes."""
     return [digest for digest in store.digests() if not store.verify(digest)]
 
@@ -61,7 +61,7 @@ def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
                 process.wait(rng.uniform(0, 0.02))
             process.kill()
             said += process.stdout.read()
-        store = ArtifactStore(folder)
+        store = ArtifactFiles(folder)
         assert wrong_ones(store) == []
         number, received, is_complete = map(int, said.decode().splitlines()[-1].split())
         held = store.held(name_of(blob(seed, number)))
@@ -101,11 +101,11 @@ class FailingCalls:
 def test_each_call_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Whichever call the disk fails, the answer is an error of the store that may be tried again; nothing has the name that is not the
     whole, and put again it is complete."""
-    monkeypatch.setattr(artifact_store, "SYNC_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(artifact_files, "SYNC_BYTES", 2 * CHUNK)
     content = random.Random(1).randbytes(5 * CHUNK)
     failed = 0
     for at in range(1, 1000):
-        store = ArtifactStore(tmp_path / str(at) / "artifacts")
+        store = ArtifactFiles(tmp_path / str(at) / "artifacts")
         store.folder.parent.mkdir()
         with monkeypatch.context() as patch:
             calls = FailingCalls(patch, at, number)
@@ -123,15 +123,15 @@ def test_each_call_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_write_that_ends_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that took half of a chunk before it was full: the bytes that are there are counted, and what follows them is asked for."""
-    store, content = ArtifactStore(tmp_path / "artifacts"), blob(1, 1)
+    store, content = ArtifactFiles(tmp_path / "artifacts"), blob(1, 1)
     store.put_chunk(name_of(content), len(content), 0, content[:1000])
     (partial,) = (tmp_path / "artifacts" / "partial").iterdir()
 
     def half_written(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(artifact_store, "SYNC_BYTES", 1500)
-    monkeypatch.setattr(artifact_store, "_sync", half_written)
+    monkeypatch.setattr(artifact_files, "SYNC_BYTES", 1500)
+    monkeypatch.setattr(artifact_files, "_sync", half_written)
     with pytest.raises(StoreFull):
         store.put_chunk(name_of(content), len(content), 1000, content[1000:2000])
     monkeypatch.undo()

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.fact_store.artifacts import artifact_store
-from agent.fact_store.artifacts.artifact_store import ArtifactStore
+from agent.fact_store.artifacts import artifact_files
+from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.log.artifact_reference import (
     CHUNK_BYTES_MAX,
     REFERENCES_MAX,
-    Finish,
-    Limits,
-    Skip,
-    Write,
-    check_room,
-    claimed,
+    ArtifactLimits,
+    FinishArtifact,
+    SkipChunk,
+    WriteChunk,
+    check_artifact_room,
+    checked_references,
     decide_chunk,
-    references,
+    references_in,
 )
 from agent.fact_store.log.errors import (
     ArtifactMismatch,
@@ -44,7 +44,7 @@ def digest_of(blob: bytes) -> str:
     return "sha256:" + hashlib.sha256(blob).hexdigest()
 
 
-def put(store: ArtifactStore, blob: bytes, digest: str, chunk: int = CHUNK_BYTES_MAX) -> ArtifactProgress:
+def put(store: ArtifactFiles, blob: bytes, digest: str, chunk: int = CHUNK_BYTES_MAX) -> ArtifactProgress:
     """Send bytes as a sender does that knows nothing: from 0, and from wherever the answer says."""
     held = store.put_chunk(digest, len(blob), 0, b"")
     while not held.is_complete:
@@ -52,7 +52,7 @@ def put(store: ArtifactStore, blob: bytes, digest: str, chunk: int = CHUNK_BYTES
     return held
 
 
-def refused(error: type[StoreError], store: ArtifactStore, *arguments: object) -> None:
+def refused(error: type[StoreError], store: ArtifactFiles, *arguments: object) -> None:
     """The chunk is refused with exactly this error."""
     with pytest.raises(error) as caught:
         store.put_chunk(*arguments)  # type: ignore[arg-type]
@@ -62,19 +62,23 @@ def refused(error: type[StoreError], store: ArtifactStore, *arguments: object) -
 @pytest.mark.parametrize(
     "held, size, offset, length, expected",
     [
-        (None, 10, 0, 4, Write()),
-        (None, 10, 0, 10, Write()),
-        (None, 10, 4, 4, Skip(0, is_complete=False)),
-        (ArtifactProgress(10, 4, is_complete=False), 10, 0, 4, Skip(4, is_complete=False)),
-        (ArtifactProgress(10, 4, is_complete=False), 10, 4, 6, Write()),
-        (ArtifactProgress(10, 4, is_complete=False), 10, 4, 0, Skip(4, is_complete=False)),
-        (ArtifactProgress(10, 10, is_complete=False), 10, 10, 0, Finish()),
-        (ArtifactProgress(10, 10, is_complete=False), 10, 0, 4, Finish()),
-        (ArtifactProgress(10, 10, is_complete=True), 10, 3, 4, Skip(10, is_complete=True)),
+        (None, 10, 0, 4, WriteChunk()),
+        (None, 10, 0, 10, WriteChunk()),
+        (None, 10, 4, 4, SkipChunk(0, is_complete=False)),
+        (ArtifactProgress(10, 4, is_complete=False), 10, 0, 4, SkipChunk(4, is_complete=False)),
+        (ArtifactProgress(10, 4, is_complete=False), 10, 4, 6, WriteChunk()),
+        (ArtifactProgress(10, 4, is_complete=False), 10, 4, 0, SkipChunk(4, is_complete=False)),
+        (ArtifactProgress(10, 10, is_complete=False), 10, 10, 0, FinishArtifact()),
+        (ArtifactProgress(10, 10, is_complete=False), 10, 0, 4, FinishArtifact()),
+        (ArtifactProgress(10, 10, is_complete=True), 10, 3, 4, SkipChunk(10, is_complete=True)),
     ],
 )
 def test_what_is_done_with_a_chunk(
-    held: ArtifactProgress | None, size: int, offset: int, length: int, expected: Write | Finish | Skip
+    held: ArtifactProgress | None,
+    size: int,
+    offset: int,
+    length: int,
+    expected: WriteChunk | FinishArtifact | SkipChunk,
 ) -> None:
     """A chunk is written only at the end of what is here; any other is answered with where to go on."""
     assert decide_chunk(held, size, offset, length, 1000) == expected
@@ -89,7 +93,7 @@ def test_chunks_that_cannot_be(size: int, offset: int, length: int) -> None:
 
 def test_bytes_come_back_as_they_went_in(tmp_path: Path) -> None:
     """What was put in chunks is read in chunks, the same bytes, and sending it again writes nothing."""
-    store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
+    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     assert put(store, BLOB, digest).is_complete
     (stored,) = tmp_path.glob("??/*")
     before = stored.stat().st_ino
@@ -114,10 +118,10 @@ def test_a_transfer_goes_on_where_it_stopped(
     folder = tmp_path_factory.mktemp("artifacts")
     blob = random.Random(sum(cuts)).randbytes(sum(cuts))
     digest, offset = digest_of(blob), 0
-    store = ArtifactStore(folder)
+    store = ArtifactFiles(folder)
     for number, cut in enumerate(cuts):
         if number == stops:
-            store = ArtifactStore(folder)
+            store = ArtifactFiles(folder)
             assert store.put_chunk(digest, len(blob), 0, b"").received == offset
         held = store.put_chunk(digest, len(blob), offset, blob[offset : offset + cut])
         offset += cut
@@ -127,7 +131,7 @@ def test_a_transfer_goes_on_where_it_stopped(
 
 def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
     """Bytes that are not what their digest says are refused when the last one comes, and nothing of them is left."""
-    store, digest = ArtifactStore(tmp_path), digest_of(b"right")
+    store, digest = ArtifactFiles(tmp_path), digest_of(b"right")
     refused(ArtifactMismatch, store, digest, 5, 0, b"wrong")
     assert store.held(digest) is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -137,13 +141,13 @@ def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
 def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
     """A digest that is none (a path, capitals), another size than it has, too many bytes, and no room: each has its error, and nothing
     is written."""
-    store = ArtifactStore(tmp_path, Limits(1000))
+    store = ArtifactFiles(tmp_path, ArtifactLimits(1000))
     for name in ("sha256:../../etc/passwd", "sha256:" + "A" * 64, "md5:" + "a" * 32, ""):
         refused(ArtifactRefused, store, name, 5, 0, b"right")
     refused(ArtifactTooLarge, store, digest_of(b"x"), 1001, 0, b"x")
     put(store, b"right", digest_of(b"right"))
     refused(ArtifactRefused, store, digest_of(b"right"), 6, 0, b"right!")
-    full = ArtifactStore(tmp_path / "full", Limits(free_min=2**62))
+    full = ArtifactFiles(tmp_path / "full", ArtifactLimits(free_min=2**62))
     refused(StoreFull, full, digest_of(b"right"), 5, 0, b"right")
     with pytest.raises(ArtifactMissing, match="not here"):
         store.read_chunk(digest_of(b"left"), 0, 10)
@@ -152,7 +156,7 @@ def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
 def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) -> None:
     """Whatever prefix of a transfer is left, and whatever its last bytes became: what is put again is whole in the end, and nothing
     else ever has the name."""
-    store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
+    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     for length, is_spoilt in (
         (0, False),
         (1, False),
@@ -164,7 +168,7 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
         put_some = store.put_chunk(digest, len(BLOB), 0, BLOB[:1])
         (partial,) = (tmp_path / "partial").iterdir()
         partial.write_bytes(BLOB[: length - 1] + b"?" if is_spoilt else BLOB[:length])
-        again = ArtifactStore(tmp_path)
+        again = ArtifactFiles(tmp_path)
         if is_spoilt:
             with pytest.raises(ArtifactMismatch):
                 put(again, BLOB, digest)
@@ -179,29 +183,29 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "limits, size, received, used, free, error",
     [
-        (Limits(), 10, 0, 2**60, None, None),
-        (Limits(total_max=100), 10, 0, 90, None, None),
-        (Limits(total_max=100), 10, 4, 94, None, None),
-        (Limits(total_max=100), 10, 0, 91, None, ArtifactsFull),
-        (Limits(total_max=100), 101, 100, 0, None, ArtifactTooLarge),
-        (Limits(free_min=50), 10, 0, 0, 60, None),
-        (Limits(free_min=50), 10, 0, 0, 59, StoreFull),
-        (Limits(free_min=50), 10, 1, 0, 59, None),
-        (Limits(free_min=0), 10, 0, 0, 5, None),
+        (ArtifactLimits(), 10, 0, 2**60, None, None),
+        (ArtifactLimits(total_max=100), 10, 0, 90, None, None),
+        (ArtifactLimits(total_max=100), 10, 4, 94, None, None),
+        (ArtifactLimits(total_max=100), 10, 0, 91, None, ArtifactsFull),
+        (ArtifactLimits(total_max=100), 101, 100, 0, None, ArtifactTooLarge),
+        (ArtifactLimits(free_min=50), 10, 0, 0, 60, None),
+        (ArtifactLimits(free_min=50), 10, 0, 0, 59, StoreFull),
+        (ArtifactLimits(free_min=50), 10, 1, 0, 59, None),
+        (ArtifactLimits(free_min=0), 10, 0, 0, 5, None),
     ],
 )
 def test_room(
-    limits: Limits, size: int, received: int, used: int, free: int | None, error: type[StoreError] | None
+    limits: ArtifactLimits, size: int, received: int, used: int, free: int | None, error: type[StoreError] | None
 ) -> None:
     """The whole of what is still to come must have room, before any of it is taken; what never will have is final."""
     with pytest.raises(error) if error else nullcontext():
-        check_room(limits, size, received, used, free)
+        check_artifact_room(limits, size, received, used, free)
 
 
 def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
     """What would go beyond it is refused before a byte is written, also after a restart, until what nobody refers to is swept."""
-    put(ArtifactStore(tmp_path), b"a" * 600, digest_of(b"a" * 600))
-    store = ArtifactStore(tmp_path, Limits(total_max=1000))
+    put(ArtifactFiles(tmp_path), b"a" * 600, digest_of(b"a" * 600))
+    store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
     refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
     put(store, b"c" * 300, digest_of(b"c" * 300))
     store.put_chunk(digest_of(b"d" * 100), 100, 0, b"d" * 50)
@@ -216,15 +220,15 @@ def test_what_waits_for_room_is_told_until_it_has_some(tmp_path: Path, monkeypat
     """So many bytes are lacking as must go before the refused one has room, in the middle of it too; none once they have gone, or when
     nobody has asked for ten minutes. What never has room waits for none."""
     now_s = 1_000.0
-    monkeypatch.setattr(artifact_store.time, "monotonic", lambda: now_s)
-    store = ArtifactStore(tmp_path, Limits(total_max=1000))
+    monkeypatch.setattr(artifact_files.time, "monotonic", lambda: now_s)
+    store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
     put(store, b"a" * 700, digest_of(b"a" * 700))
     assert store.bytes_lacking() == 0
     refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
     assert store.bytes_lacking() == 0
     refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
     assert store.bytes_lacking() == 101
-    now_s += artifact_store.REFUSED_S + 1
+    now_s += artifact_files.REFUSED_S + 1
     assert store.bytes_lacking() == 0
     refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
     assert store.bytes_lacking() == 101
@@ -237,7 +241,7 @@ def test_what_waits_for_room_is_told_until_it_has_some(tmp_path: Path, monkeypat
     assert store.bytes_lacking() == 0, "it is full of what had waited"
 
 
-def put_beside(store: ArtifactStore, size: int) -> ArtifactStore:
+def put_beside(store: ArtifactFiles, size: int) -> ArtifactFiles:
     """The store with one more artifact."""
     put(store, b"a" * size, digest_of(b"a" * size))
     return store
@@ -245,14 +249,14 @@ def put_beside(store: ArtifactStore, size: int) -> ArtifactStore:
 
 def test_another_size_begins_anew(tmp_path: Path) -> None:
     """A sender that announces another size than one before is believed as far as the digest proves it right."""
-    store, digest = ArtifactStore(tmp_path), digest_of(BLOB)
+    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     store.put_chunk(digest, len(BLOB) + 5, 0, BLOB[:10])
     assert put(store, BLOB, digest).is_complete
 
 
 def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
     """Old artifacts nobody refers to and transfers that never ended are swept; young ones and referenced ones stay."""
-    store = ArtifactStore(tmp_path)
+    store = ArtifactFiles(tmp_path)
     kept, orphan, young = (digest_of(one) for one in (b"kept", b"orphan", b"young"))
     for blob in (b"kept", b"orphan", b"young"):
         put(store, blob, digest_of(blob))
@@ -283,14 +287,14 @@ def test_references_are_found_wherever_they_stand() -> None:
         "n": {"digest": 1},
     }
     expected = {ArtifactReference(one["digest"], 7), ArtifactReference(two["digest"], 9)}  # type: ignore[arg-type]
-    assert set(references(message(content))) == expected
-    assert references(message(content, None)) == ()
-    assert references(message({"digest": two["digest"], "size": True})) == ()
+    assert set(references_in(message(content))) == expected
+    assert references_in(message(content, None)) == ()
+    assert references_in(message({"digest": two["digest"], "size": True})) == ()
 
 
 def test_too_many_references_are_refused_where_they_are_appended() -> None:
     """Of a fact that is new here; one that stands in another zone's log is taken with all that it refers to."""
     many = message([{"digest": digest_of(bytes([one])), "size": 1} for one in range(REFERENCES_MAX + 1)])
     with pytest.raises(ArtifactRefused, match="65 artifacts, 64 at most"):
-        claimed(many)
-    assert len(references(many)) == 65
+        checked_references(many)
+    assert len(references_in(many)) == 65

@@ -14,8 +14,8 @@ from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.append.acks import terms
 from agent.fact_store.append.append import AppendMessages
 from agent.fact_store.consumers import ack_waiters
-from agent.fact_store.consumers.ack_waiters import Acknowledging
-from agent.fact_store.consumers.activity import Presence
+from agent.fact_store.consumers.ack_waiters import AckWaiters
+from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.log.catalog import Catalog, StreamState
 from agent.fact_store.log.errors import AcksRefused
 from agent.fact_store.log.frontier import Confirmed
@@ -205,11 +205,11 @@ def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
     """A frontier passes over the hole that retention left. For an append that still waits there, that is no confirmation."""
     answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL)), StreamState(1, OPERATIONAL, 5)
     kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL))
-    presence, catalog = Presence(), Catalog(Origin("plant", bytes(16)))
+    activity, catalog = ConsumerActivity(), Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = stream
     consumer = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
     catalog.consumers["a"] = consumer
-    waiting = Acknowledging(presence)
+    waiting = AckWaiters(activity)
     waiting.answer(answered, [AppendOutcome(3, "applied")], catalog, 0)
     waiting.answer(kept, [AppendOutcome(5, "applied")], catalog, 0)
     catalog.streams[OPERATIONAL] = dataclasses.replace(stream, released_offset=4)
@@ -230,7 +230,7 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
     catalog = Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 100_000)
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
-    waiting = Acknowledging(Presence())
+    waiting = AckWaiters(ConsumerActivity())
     for offset in range(2, 5000):
         now_ns += timeout_ns // 10
         for asked in (offset, 1):
@@ -239,6 +239,6 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
                 append, [AppendOutcome(asked, "applied" if asked > 1 else "noop_already_applied")], catalog, now_ns
             )
         waiting.settle(catalog, now_ns)
-    (line,) = waiting._lines.values()
+    (line,) = waiting._queues.values()
     assert waiting.waiting <= 22
     assert len(line.by_offset) <= ack_waiters.ANSWERED_MAX + 2 * len(line.by_time)

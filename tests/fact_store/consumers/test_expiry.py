@@ -10,8 +10,8 @@ import pytest
 
 from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings
-from agent.fact_store.consumers.activity import Presence
-from agent.fact_store.consumers.expiry import AGAIN_NS, Lifetimes
+from agent.fact_store.consumers.activity import ConsumerActivity
+from agent.fact_store.consumers.expiry import RETRY_NS, ConsumerExpiry
 from agent.fact_store.log import lifecycle
 from agent.fact_store.log.catalog import Catalog
 from agent.fact_store.log.errors import ConsumerInUse, StreamIsLocal, UnknownConsumer
@@ -76,7 +76,9 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
         assert seen is not None
         wait_until(lambda: state(store) is Lifecycle.ONLINE, "online")
         later = seen + 3_600_000  # and it goes on fetching for an hour, which costs no commit
-        store._writer.presence.fetched(NAME, is_at_end=True, waits_ns=0, now_ns=time.monotonic_ns(), now_unix_ms=later)
+        store._writer.activity.record_fetch(
+            NAME, is_at_end=True, waits_ns=0, now_ns=time.monotonic_ns(), now_unix_ms=later
+        )
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.OFFLINE
         assert store.seen_unix_ms(NAME) == later
@@ -84,13 +86,13 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
 
 def test_who_is_due_when() -> None:
     """Lost 45 s after it was last seen, not before, and not while a fetch of it waits at the end; then tried again each second."""
-    presence = Presence()
-    lifetimes = Lifetimes(presence, lambda _: 45)
+    activity = ConsumerActivity()
+    lifetimes = ConsumerExpiry(activity, lambda _: 45)
     catalog = Catalog(Origin("plant", EPOCH))
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", TELEMETRY, Lifecycle.ONLINE, 0, Confirmed())
 
     def fetched(at: int, waits: int = 0) -> None:
-        presence.fetched("a", is_at_end=True, waits_ns=waits, now_ns=at, now_unix_ms=0)
+        activity.record_fetch("a", is_at_end=True, waits_ns=waits, now_ns=at, now_unix_ms=0)
 
     assert lifetimes.due(catalog, 100) == {}
     assert lifetimes.alarm_ns == 145
@@ -103,7 +105,7 @@ def test_who_is_due_when() -> None:
     assert lifetimes.due(catalog, 254) == {}
     assert lifetimes.due(catalog, 255) == {"a": Event.LOST}
     assert lifetimes.due(catalog, 256) == {}  # the first has not been committed yet, or could not be
-    assert lifetimes.due(catalog, 255 + AGAIN_NS) == {"a": Event.LOST}
+    assert lifetimes.due(catalog, 255 + RETRY_NS) == {"a": Event.LOST}
 
 
 def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:

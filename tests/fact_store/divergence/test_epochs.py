@@ -8,9 +8,10 @@ import pytest
 
 from agent.batch import open_messages, parse
 from agent.fact_store import FactStore
-from agent.fact_store.divergence import witness
-from agent.fact_store.divergence.epochs import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
-from agent.fact_store.divergence.witness import files_set_aside, mark_suspect, read_witness
+from agent.fact_store.divergence import quarantine, witness
+from agent.fact_store.divergence.epoch_rules import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
+from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
+from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreForked
 from agent.pages import Page, PeerPosition, ReceivedDefinition
 from tests.fact_store.making import (
@@ -77,11 +78,11 @@ def test_a_file_that_cannot_be_used_is_set_aside(tmp_path: Path, ruin: str | Non
         with node(tmp_path) as store:
             assert store.epoch != before
             fill(store, 1)
-            (aside,) = files_set_aside(tmp_path / "facts.db")
+            (aside,) = quarantined_files(tmp_path / "facts.db")
             (notice,) = notices(store, "store_quarantined")
             assert (notice["file"], notice["bytes"], notice["because"]) == (aside.file, aside.bytes, aside.why)
             assert [one.kind for one in store.incidents()] == ["quarantined"]
-            assert store.integrity().set_aside == ((aside.file, aside.bytes),)
+            assert store.integrity().quarantined == ((aside.file, aside.bytes),)
     if ruin is None:
         with FactStore.open(tmp_path / aside.file, "plant") as old:
             assert values_in(old) == list(range(1, 11))
@@ -93,7 +94,7 @@ def test_a_foreign_store_is_not_set_aside(tmp_path: Path) -> None:
         fill(store, 1)
     with pytest.raises(StoreForeign):
         node(tmp_path, "elsewhere")
-    assert not files_set_aside(tmp_path / "facts.db")
+    assert not quarantined_files(tmp_path / "facts.db")
 
 
 def test_an_interrupted_setting_aside_goes_on(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_an_interrupted_setting_aside_goes_on(tmp_path: Path) -> None:
     (tmp_path / "facts.db.suspect").write_text(json.dumps({"why": "torn", "as": "facts.db.damaged-then"}))
     path.rename(tmp_path / "facts.db.damaged-then")
     with node(tmp_path) as store:
-        assert [one.file for one in files_set_aside(path)] == ["facts.db.damaged-then"]
+        assert [one.file for one in quarantined_files(path)] == ["facts.db.damaged-then"]
         assert notices(store, "store_quarantined")[0]["because"] == "torn"
 
 
@@ -223,11 +224,12 @@ def test_what_is_set_aside_is_told_without_room_for_the_mark(tmp_path: Path, mon
     path = tmp_path / "facts.db"
     node(tmp_path).close()
     path.write_bytes(b"no database" * 1000)
-    monkeypatch.setattr(witness, "_write", lambda *_: None)
+    for module in (quarantine, witness):
+        monkeypatch.setattr(module, "write_json", lambda *_: None)
     with node(tmp_path) as store:
-        (aside,) = files_set_aside(path)
+        (aside,) = quarantined_files(path)
         assert [(one.kind, one.subject) for one in store.incidents()] == [("quarantined", aside.file)]
-        assert store.integrity().set_aside == ((aside.file, aside.bytes),)
+        assert store.integrity().quarantined == ((aside.file, aside.bytes),)
 
 
 def test_the_file_just_set_aside_is_told_whatever_the_clock_says(
@@ -243,7 +245,7 @@ def test_the_file_just_set_aside_is_told_whatever_the_clock_says(
             with node(tmp_path) as store:
                 (told,) = store.incidents()
     assert told.subject == "facts.db.damaged-19700101T010000Z"
-    assert len(files_set_aside(path)) == 2
+    assert len(quarantined_files(path)) == 2
 
 
 def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
@@ -252,7 +254,7 @@ def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
     """A witness of a life that the store knows nothing of begins a new epoch; on a disk that takes no other, not one at each start."""
     node(tmp_path).close()
     (tmp_path / "facts.db.witness").write_text(json.dumps({"epoch": "ab" * 16, "ends": {}}), encoding="utf-8")
-    monkeypatch.setattr(witness, "_write", lambda *_: None)
+    monkeypatch.setattr(witness, "write_json", lambda *_: None)
     epochs = list[bytes]()
     for _ in range(3):
         with node(tmp_path) as store:

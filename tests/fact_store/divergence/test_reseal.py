@@ -10,8 +10,8 @@ import pytest
 
 from agent.batch import Kind, open_samples, parse
 from agent.fact_store import FactStore
-from agent.fact_store.divergence.high_water import Seen
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.divergence.high_water import ReadHighWater
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import StoreForked, StoreFull, StoreUnusable
 from agent.fact_store.sqlite.transaction import Transaction
 from tests.fact_store.divergence.test_epochs import fill, notices, pull
@@ -241,15 +241,15 @@ def test_relayed_facts_keep_their_name(copy: Path, early: FactStore) -> None:
 def test_nothing_is_read_once_it_is_known_what_was() -> None:
     """Between the word that a new epoch is due and the store's end nobody may come to have what is unseen; if there is no end, reading
     goes on."""
-    seen = Seen({TELEMETRY: 20})
-    seen.note(TELEMETRY, 15)
-    seen.note(TELEMETRY, 30)
-    seen.note(OPERATIONAL, 1)
+    seen = ReadHighWater({TELEMETRY: 20})
+    seen.record(TELEMETRY, 15)
+    seen.record(TELEMETRY, 30)
+    seen.record(OPERATIONAL, 1)
     assert seen.freeze() == {TELEMETRY: 30, OPERATIONAL: 1}
     with pytest.raises(StoreForked):
-        seen.note(TELEMETRY, 40)
+        seen.record(TELEMETRY, 40)
     seen.thaw()
-    seen.note(TELEMETRY, 40)
+    seen.record(TELEMETRY, 40)
     assert seen.freeze() == {TELEMETRY: 40, OPERATIONAL: 1}
 
 

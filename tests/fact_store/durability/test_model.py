@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore, StoreSettings, StreamSettings
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect

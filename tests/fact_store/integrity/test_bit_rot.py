@@ -17,7 +17,7 @@ import pytest
 
 from agent.batch import DIGEST_BYTES, Kind, open_messages, parse
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.pages import Hole, Page, PeerPosition, StoredBatch
 from tests.fact_store.durability.promises import NORTH, origin_of_north

@@ -3,17 +3,9 @@
 from pathlib import Path
 
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.page_assembly import Assembly, whole
+from agent.fact_store.log.page_assembly import PageAssembly, parse_row
 from agent.pages import Hole, OriginRange
-from tests.fact_store.making import (
-    AT_ONCE,
-    EVERYTHING,
-    TELEMETRY,
-    Elsewhere,
-    done,
-    plant,
-    samples,
-)
+from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples
 from tests.waiting import wait_until
 
 
@@ -63,7 +55,7 @@ def test_a_hole_that_grows_is_said_again(tmp_path: Path) -> None:
 
         def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
             """Come across a hole; what is known to be damaged afterwards."""
-            store._damages.found(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
+            store._damages.report(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
             return [(one.first_sequence, one.last_sequence) for one in done(store.damaged(TELEMETRY))]
 
         assert find(11, 20, ranges[:1]) == [(11, 20)]
@@ -72,7 +64,7 @@ def test_a_hole_that_grows_is_said_again(tmp_path: Path) -> None:
         for part in ((11, 30), (11, 20), (21, 30), (15, 24)):
             find(*part, ranges)
         assert (store.end_offset(TELEMETRY), store.integrity().damages) == (32, 1)
-        store._damages.repaired(TELEMETRY, 21, 30)
+        store._damages.remove_repaired(TELEMETRY, 21, 30)
         assert store.integrity().damages == 0
         find(11, 20, ranges[:1])
         assert store.integrity().damages == 1
@@ -84,11 +76,11 @@ def test_rows_become_batches_and_holes() -> None:
     chain = Elsewhere()
     sealed = [chain.seal(10) for _ in range(4)]
     rows = [(1 + 10 * n, 10 + 10 * n, one[:-16], one[-16:]) for n, one in enumerate(sealed)]
-    page = Assembly(TELEMETRY, 0, EVERYTHING, EVERYTHING, EVERYTHING, released_offset=10)
+    page = PageAssembly(TELEMETRY, 0, EVERYTHING, EVERYTHING, EVERYTHING, released_offset=10)
     for row in (rows[1], (15, 24, *rows[2][2:]), (22, 30, *rows[2][2:]), (b"", 30, *rows[2][2:]), rows[3]):
-        assert not page.take(row)
+        assert not page.add_row(row)
     page.finish(45)
     assert [(one.first_offset, one.last_offset) for one in page.batches] == [(11, 20), (31, 40)]
     assert page.holes == [Hole(1, 10, "expired"), Hole(21, 30, "damaged"), Hole(41, 45, "damaged")]
-    assert "of stream" in str(whole("facts.other", rows[0]))
-    assert "bytes" in str(whole(TELEMETRY, (1, 10, None, 7)))
+    assert "of stream" in str(parse_row("facts.other", rows[0]))
+    assert "bytes" in str(parse_row(TELEMETRY, (1, 10, None, 7)))

@@ -13,7 +13,7 @@ import pytest
 
 from agent.batch import parse
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError, StoreDamaged
 from agent.pages import ReceivedDefinition
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, tag

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, Elsewhere, done, message, plant, samples, tag
 
 

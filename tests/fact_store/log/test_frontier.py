@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fact_store.log.errors import ConfirmBeyondLog, ConfirmRefused
-from agent.fact_store.log.frontier import RANGES_MAX, Confirmed, confirm
+from agent.fact_store.log.frontier import RANGES_MAX, Confirmed, confirm_range
 
 END = 40
 
@@ -14,9 +14,9 @@ def test_adr_0004_example() -> None:
     """The example of ADR-0004, counted from 1: 1, 2, 3, 5, 6 leave the frontier at 3; then 4 moves it to 6."""
     confirmed = Confirmed()
     for offset in (1, 2, 3, 5, 6):
-        confirmed = confirm(confirmed, offset, offset, END)
+        confirmed = confirm_range(confirmed, offset, offset, END)
     assert confirmed == Confirmed(3, ((5, 6),))
-    assert confirm(confirmed, 4, 4, END) == Confirmed(6)
+    assert confirm_range(confirmed, 4, 4, END) == Confirmed(6)
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,21 @@ def test_adr_0004_example() -> None:
 )
 def test_merging(before: Confirmed, first: int | None, last: int, after: Confirmed) -> None:
     """Ranges merge where they overlap or touch, and the frontier takes in what becomes contiguous."""
-    assert confirm(before, first, last, END) == after
+    assert confirm_range(before, first, last, END) == after
 
 
 @pytest.mark.parametrize("first, last", [(0, 3), (-1, 3), (5, 4), (None, -1), (True, 3), (1, 2.0)])
 def test_senseless_ranges(first: int | None, last: int) -> None:
     """An empty, negative or non-integer range is refused by name."""
     with pytest.raises(ConfirmRefused, match="offsets"):
-        confirm(Confirmed(), first, last, END)
+        confirm_range(Confirmed(), first, last, END)
 
 
 @pytest.mark.parametrize("first", [None, 1, END + 1])
 def test_beyond_the_log(first: int | None) -> None:
     """Nobody confirms what was never written."""
     with pytest.raises(ConfirmBeyondLog, match=f"the log ends at {END}"):
-        confirm(Confirmed(), first, END + 1, END)
+        confirm_range(Confirmed(), first, END + 1, END)
 
 
 def test_islands_are_limited() -> None:
@@ -61,8 +61,8 @@ def test_islands_are_limited() -> None:
     islands = tuple((offset, offset) for offset in range(3, 3 + 2 * RANGES_MAX, 2))
     full = Confirmed(1, islands)
     with pytest.raises(ConfirmRefused, match="confirm offset 2 first"):
-        confirm(full, 10 * RANGES_MAX, 10 * RANGES_MAX, 100 * RANGES_MAX)
-    assert confirm(full, 2, 2, 100 * RANGES_MAX).frontier == 3
+        confirm_range(full, 10 * RANGES_MAX, 10 * RANGES_MAX, 100 * RANGES_MAX)
+    assert confirm_range(full, 2, 2, 100 * RANGES_MAX).frontier == 3
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(1, END), st.integers(0, END)), max_size=30))
@@ -72,7 +72,7 @@ def test_like_a_set(receipts: list[tuple[int | None, int]]) -> None:
     for first, last in receipts:
         if first is not None and first > last:
             continue
-        after = confirm(confirmed, first, last, END)
+        after = confirm_range(confirmed, first, last, END)
         offsets.update(range(first or 1, last + 1))
         assert after.frontier >= confirmed.frontier
         confirmed = after

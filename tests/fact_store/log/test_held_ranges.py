@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import NO_DIGEST
-from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, decide
+from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, decide_insert
 from agent.pages import HeldRange
 
 SIZE = 10
@@ -49,7 +49,7 @@ def run(first: int, last: int) -> HeldRange:
 )
 def test_honest_batches(held: tuple[HeldRange, ...], offered: HeldRange, decision: Insert | Duplicate) -> None:
     """New batches join what they touch; a skipped stretch is declared only where the log's new end skips it."""
-    assert decide(held, offered) == decision
+    assert decide_insert(held, offered) == decision
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_honest_batches(held: tuple[HeldRange, ...], offered: HeldRange, decisio
 )
 def test_forks(held: tuple[HeldRange, ...], offered: HeldRange) -> None:
     """A history that contradicts what is held is a fork, whatever end of it shows first."""
-    decision = decide(held, offered)
+    decision = decide_insert(held, offered)
     assert isinstance(decision, Fork), decision
     assert decision.why
 
@@ -77,8 +77,8 @@ def test_ranges_are_limited() -> None:
     """An origin with more gaps than anybody can look into is refused; filling a gap stays possible."""
     held = tuple(run(number, number) for number in range(1, 2 * RANGES_MAX, 2))
     assert len(held) == RANGES_MAX
-    assert isinstance(decide(held, batch(2 * RANGES_MAX + 5)), Fork)
-    filled = decide(held, batch(2))
+    assert isinstance(decide_insert(held, batch(2 * RANGES_MAX + 5)), Fork)
+    filled = decide_insert(held, batch(2))
     assert isinstance(filled, Insert)
     assert len(filled.ranges) == RANGES_MAX - 1
 
@@ -89,7 +89,7 @@ def test_like_a_set(order: list[int]) -> None:
     held: tuple[HeldRange, ...] = ()
     came = set[int]()
     for number in order:
-        decision = decide(held, batch(number))
+        decision = decide_insert(held, batch(number))
         if number in came:
             assert decision == Duplicate()
             continue
@@ -115,11 +115,11 @@ def test_a_foreign_branch_never_joins(held_numbers: set[int], number: int) -> No
     """A batch of another history is never joined to what is held of this one."""
     held: tuple[HeldRange, ...] = ()
     for one in sorted(held_numbers):
-        decision = decide(held, batch(one))
+        decision = decide_insert(held, batch(one))
         assert isinstance(decision, Insert)
         held = decision.ranges
     foreign = batch(number, "other")
-    decision = decide(held, foreign)
+    decision = decide_insert(held, foreign)
     if isinstance(decision, Insert):
         assert foreign in decision.ranges
         assert {number - 1, number + 1}.isdisjoint(held_numbers)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from agent.fact_store.log import lifecycle
-from agent.fact_store.log.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, overdue, step
+from agent.fact_store.log.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
 from tools.draw_lifecycle import PAGE, diagram, drawn
 
 
@@ -31,7 +31,7 @@ def test_the_page_shows_the_table() -> None:
 def test_what_the_table_lacks(state: Lifecycle, event: Event) -> None:
     """A transition nobody thought of is our own mistake, not a guess."""
     with pytest.raises(AssertionError, match=state.value):
-        step(state, event)
+        next_state(state, event)
 
 
 def test_every_state_is_reached_and_left() -> None:
@@ -58,5 +58,5 @@ def test_every_state_is_reached_and_left() -> None:
 )
 def test_what_time_alone_does(state: Lifecycle, coming: tuple[Event, int] | None) -> None:
     """Who is present is lost when it was not seen for long, a removal is carried out in the end, and the table has the rows."""
-    assert overdue(state, 1000, 45) == coming
+    assert next_timeout(state, 1000, 45) == coming
     assert coming is None or (state, coming[0]) in TRANSITIONS

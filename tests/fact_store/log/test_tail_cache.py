@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StreamSettings
 from agent.fact_store.log.errors import StoreClosed
-from agent.fact_store.log.tail_cache import BYTES_MAX, Tail
+from agent.fact_store.log.tail_cache import BYTES_MAX, TailCache
 from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
 from tests.waiting import wait_until
 
@@ -68,7 +68,7 @@ def test_the_end_is_served_without_the_file(
 
 def test_a_tail_is_bounded_in_bytes() -> None:
     """However much is put behind it, a tail keeps the newest whole batches within its bytes, without a break."""
-    elsewhere, tail, end_offset = Elsewhere(), Tail(), 0
+    elsewhere, tail, end_offset = Elsewhere(), TailCache(), 0
     sealed = [batch.parse(elsewhere.seal(400)) for _ in range(300)]
     for at in range(0, len(sealed), 7):
         some = sealed[at : at + 7]

@@ -3,25 +3,25 @@
 import pytest
 
 from agent.fact_store.log.store_age import HOUR_MS
-from agent.fact_store.read.forecast import ConsumerSpace, Log, Mark, Pace, Reading, forecast, pace
+from agent.fact_store.read.forecast import ConsumerLag, ConsumerSpace, Inflow, Mark, StreamUse, forecast, inflow_of
 
 MB = 1_000_000
-SLOW = Pace(36 * MB, HOUR_MS)  # 10 kB a second
+SLOW = Inflow(36 * MB, HOUR_MS)  # 10 kB a second
 
 
-def log(*readings: Reading, bytes_max: int = 0, ttl_hours: float = 168.0, pace: Pace = SLOW) -> Log:
+def log(*lags: ConsumerLag, bytes_max: int = 0, ttl_hours: float = 168.0, inflow: Inflow = SLOW) -> StreamUse:
     """A stream of 100 MB in all, of which 20 MB are gone."""
-    return Log("facts.telemetry", 100 * MB, 20 * MB, bytes_max, ttl_hours, pace, readings)
+    return StreamUse("facts.telemetry", 100 * MB, 20 * MB, bytes_max, ttl_hours, inflow, lags)
 
 
-def caught_up(name: str = "a") -> Reading:
+def caught_up(name: str = "a") -> ConsumerLag:
     """A consumer that has confirmed everything."""
-    return Reading(name, 100 * MB, None)
+    return ConsumerLag(name, 100 * MB, None)
 
 
-def behind(at_mb: int, hours: float, name: str = "b") -> Reading:
+def behind(at_mb: int, hours: float, name: str = "b") -> ConsumerLag:
     """A consumer that has confirmed the first so many MB, and whose oldest fact is so old."""
-    return Reading(name, at_mb * MB, int(hours * HOUR_MS))
+    return ConsumerLag(name, at_mb * MB, int(hours * HOUR_MS))
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def behind(at_mb: int, hours: float, name: str = "b") -> Reading:
         ("it never does", 10_000, log(ttl_hours=0), (10_000) / 36),
         ("nor does the stream's own limit then", 10_000, log(bytes_max=7300 * MB, ttl_hours=200), None),
         ("nobody can say how much room there is", None, log(), None),
-        ("nothing comes in", 280, log(pace=Pace(0, HOUR_MS)), None),
-        ("too early to tell", 280, log(pace=Pace(9 * MB, 9_999)), None),
+        ("nothing comes in", 280, log(inflow=Inflow(0, HOUR_MS)), None),
+        ("too early to tell", 280, log(inflow=Inflow(9 * MB, 9_999)), None),
     ],
 )
-def test_hours_until_full(what: str, room_mb: int | None, one: Log, hours: float | None) -> None:
+def test_hours_until_full(what: str, room_mb: int | None, one: StreamUse, hours: float | None) -> None:
     """Room is what is free and what everybody has confirmed; time is room by what came in during the last hour."""
     found = forecast(80 * MB, None if room_mb is None else room_mb * MB, [one])
     (stream,) = found.streams
@@ -59,7 +59,7 @@ def test_hours_until_full(what: str, room_mb: int | None, one: Log, hours: float
         ("for ever", log(behind(60, 68), ttl_hours=0), None),
     ],
 )
-def test_hours_until_ttl_loss(what: str, one: Log, hours: float | None) -> None:
+def test_hours_until_ttl_loss(what: str, one: StreamUse, hours: float | None) -> None:
     """The time to live less the age of the oldest fact that somebody lacks, of the consumer that is worst off."""
     (stream,) = forecast(0, None, [one]).streams
     assert stream.hours_until_ttl_loss == pytest.approx(hours), what
@@ -77,7 +77,7 @@ def test_what_each_consumer_holds_back() -> None:
 
 def test_streams_share_the_store() -> None:
     """The store is filled by all streams together; a stream into which nothing comes has no end of its own."""
-    busy, idle = log(), Log("facts.idle", 0, 0, 0, 168.0, Pace(0, HOUR_MS))
+    busy, idle = log(), StreamUse("facts.idle", 0, 0, 0, 168.0, Inflow(0, HOUR_MS))
     found = forecast(160 * MB, 72 * MB, [busy, busy, idle])
     assert found.hours_until_full == pytest.approx(1.0)
     assert [stream.hours_until_full for stream in found.streams] == [pytest.approx(1.0), pytest.approx(1.0), None]
@@ -120,9 +120,9 @@ def test_pace_leaves_backlog_out(
 ) -> None:
     """Of an hour in which a live stream takes in 10 bytes a minute: what history adds is not in its pace."""
     found = [Mark(int(minutes * MINUTE_MS), total, is_backlog) for minutes, total, is_backlog in marks]
-    assert pace(found, 0, end, 60 * MINUTE_MS) == Pace(expected[0], int(expected[1] * MINUTE_MS)), what
+    assert inflow_of(found, 0, end, 60 * MINUTE_MS) == Inflow(expected[0], int(expected[1] * MINUTE_MS)), what
 
 
 def test_no_pace_while_only_backlog_comes() -> None:
     """A new zone that has taken in nothing but history yet: nobody can tell when it is full."""
-    assert pace([Mark(5, 0, True)], 5, 10**9, 5 + 59_000).bytes_per_s is None
+    assert inflow_of([Mark(5, 0, True)], 5, 10**9, 5 + 59_000).bytes_per_s is None

@@ -12,7 +12,7 @@ import pytest
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fact_store.log.frontier import Confirmed, lifted
-from agent.fact_store.log.store_age import MARK_EVERY_MS, AgeClock, is_mark_due, recorded_before
+from agent.fact_store.log.frontier import Confirmed, skip_released
+from agent.fact_store.log.store_age import MARK_EVERY_MS, AgeClock, is_mark_due, last_offset_before
 from agent.fact_store.retention.fullness import PIECE_BYTES_MAX, Limit, Space, fullest, limits, piece_bytes
-from agent.fact_store.retention.retention import Reason, Release, View, plan
+from agent.fact_store.retention.retention import Reason, Release, StreamOffsets, decide_release
 
 
-def view(**known: object) -> View:
+def view(**known: object) -> StreamOffsets:
     """Offsets 11 to 100 are here, nobody reads, nothing is old."""
-    return View(**{"released": 10, "end": 100, "confirmed": None, "kept": 10, **known})  # type: ignore[arg-type]
+    return StreamOffsets(**{"released": 10, "end": 100, "confirmed": None, "kept": 10, **known})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def view(**known: object) -> View:
         (view(confirmed=None, excess=70, may_drop=True), Release(70, Reason.FULL, 11)),
     ],
 )
-def test_what_may_go(found: View, expected: Release | None) -> None:
+def test_what_may_go(found: StreamOffsets, expected: Release | None) -> None:
     """Each rule with its neighbours: what goes, why, and what of it is a loss."""
-    assert plan(found) == expected
+    assert decide_release(found) == expected
 
 
 offsets = st.integers(0, 200)
@@ -71,8 +71,8 @@ def test_invariant_8_only_what_everybody_has_goes_silently(
     loss from its first offset on, and only the time to live or an order to drop the oldest does that."""
     end = released + more
     inside = [None if one is None else released + one % (more + 1) for one in (confirmed, kept, expired, excess)]
-    found = View(released, end, inside[0], inside[1] or 0, inside[2], inside[2], inside[3], may_drop)
-    decision = plan(found)
+    found = StreamOffsets(released, end, inside[0], inside[1] or 0, inside[2], inside[2], inside[3], may_drop)
+    decision = decide_release(found)
     if decision is None:
         return
     assert released <= decision.until <= end
@@ -105,7 +105,7 @@ def test_nothing_is_called_older_than_it_is(steps: list[tuple[int, int]], asked_
             last_ms = now_ms
         end += count
         recorded += [now_ms] * count
-    found = recorded_before(marks, asked_ms, last_ms, end, 0)
+    found = last_offset_before(marks, asked_ms, last_ms, end, 0)
     assert 0 <= found <= end
     assert all(at_ms <= asked_ms for at_ms in recorded[1 : found + 1])
 
@@ -139,7 +139,7 @@ def test_a_frontier_is_lifted_over_what_is_gone(frontier: int, steps: list[tuple
         ranges.append((at + gap + 2, at + gap + 1 + length))
         at = ranges[-1][1]
     before = Confirmed(frontier, tuple(ranges))
-    after = lifted(before, released)
+    after = skip_released(before, released)
     offsets_before = {*range(1, frontier + 1), *(n for first, last in ranges for n in range(first, last + 1))}
     expected = offsets_before | set(range(1, released + 1))
     found = {*range(1, after.frontier + 1), *(n for first, last in after.ranges for n in range(first, last + 1))}

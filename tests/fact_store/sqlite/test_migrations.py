@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import StoreTooNew
 from agent.fact_store.sqlite import migrations
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, plant, samples, values_in

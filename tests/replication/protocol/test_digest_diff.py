@@ -131,6 +131,6 @@ def test_spans_are_sets(left: set[int], right: set[int]) -> None:
     def numbers(found: list[ranges.Span]) -> set[int]:
         return {n for first, last in found for n in range(first, last + 1)}
 
-    assert numbers(ranges.common(runs(left), runs(right))) == left & right
-    assert numbers(ranges.without(runs(left), runs(right))) == left - right
+    assert numbers(ranges.intersect(runs(left), runs(right))) == left & right
+    assert numbers(ranges.subtract(runs(left), runs(right))) == left - right
     assert ranges.count(runs(left)) == len(left)

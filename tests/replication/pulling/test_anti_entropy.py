@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.store import FactStore
 from agent.local_socket import local_socket

@@ -10,7 +10,8 @@ from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.pulling import throttled_requester
-from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull, Wanted
+from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull
+from agent.pages import ArtifactReference
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.pulling.token_bucket import Bandwidth
 
@@ -35,8 +36,8 @@ class Files:
         self.told: list[str] = []
         self.error: Refused | None = None
 
-    def missing(self, _: object) -> list[Wanted]:
-        return [] if self.bytes == BLOB else [Wanted(DIGEST, len(BLOB))]
+    def missing(self, _: object) -> list[ArtifactReference]:
+        return [] if self.bytes == BLOB else [ArtifactReference(DIGEST, len(BLOB))]
 
     def absent(self, _: str) -> list[str]:
         return [one.digest for one in self.missing(None)]

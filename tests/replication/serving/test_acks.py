@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import AppendOutcome, FactStore, StreamSettings
+from agent.append_contract import AppendOutcome
+from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.append.acks import is_in_sync
 from agent.fact_store.log.errors import StoreError, StreamIsLocal
 from agent.fact_store.log.lifecycle import Lifecycle

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.append_contract import told
+from agent.append_contract import append_answer
 from agent.batch import open_messages, parse
 from agent.fact_store.log.settings import StreamSettings
 from agent.local_socket import local_socket
@@ -151,7 +151,7 @@ def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_p
         for (stream, one), answer in zip(asked, there, strict=True):
             at_home = await door.answer(door_request(one, stream))
             assert isinstance(at_home, local_socket.Appended)
-            assert told(answer) == told(at_home)
+            assert append_answer(answer) == append_answer(at_home)
         here.store.close()
         assert [one.outcome for one in there] == [
             "applied", "noop_already_applied", "conflicting_duplicate", "applied", "rejected_fenced", "queued", "superseded",

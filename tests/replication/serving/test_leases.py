@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.lease import Shown
+from agent.lease import LeaseClaim
 from agent.replication.mqtt.requester import Asker
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
@@ -206,7 +206,7 @@ def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_
             await plant.append(0, 100)
             first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)
             assert await told(late, first) == (1, None)  # its own predecessor, long ago
-            plant.store.hold_lease(NAME, Shown("predecessor", 0)).result(20)
+            plant.store.hold_lease(NAME, LeaseClaim("predecessor", 0)).result(20)
             async with living.running():
                 await living.wait_end(100)
                 await wait_until_async(lambda: puller.statistics().frontier == 100, "the confirmation")

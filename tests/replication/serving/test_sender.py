@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.lease import NO_LEASE, Lease, Shown
+from agent.lease import NO_LEASE, Lease, LeaseClaim
 from agent.replication.protocol.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.serving import sender
 from agent.replication.serving.page import (
@@ -338,12 +338,12 @@ def test_pages_always_move(
     "held, epoch, outcome",
     [
         (NO_LEASE, None, NO_LEASE),
-        (NO_LEASE, 0, AskStore(Shown("one", 0))),
+        (NO_LEASE, 0, AskStore(LeaseClaim("one", 0))),
         (Lease(2, "one"), 2, Lease(2, "one")),
         (Lease(2, "one"), 0, Lease(2, "one")),
-        (Lease(3, "two"), 2, AskStore(Shown("one", 2))),
-        (Lease(3, "two"), None, AskStore(Shown("one", None))),
-        (Lease(3, "two"), 4, AskStore(Shown("one", 4))),
+        (Lease(3, "two"), 2, AskStore(LeaseClaim("one", 2))),
+        (Lease(3, "two"), None, AskStore(LeaseClaim("one", None))),
+        (Lease(3, "two"), 4, AskStore(LeaseClaim("one", 4))),
     ],
 )
 def test_leases(held: Lease, epoch: int | None, outcome: Lease | AskStore) -> None:
@@ -353,7 +353,8 @@ def test_leases(held: Lease, epoch: int | None, outcome: Lease | AskStore) -> No
 
 
 @pytest.mark.parametrize(
-    "after, outcome", [(2, Lease(3, "two")), (3, AskStore(Shown("one", 0, 3))), (None, AskStore(Shown("one", 0)))]
+    "after, outcome",
+    [(2, Lease(3, "two")), (3, AskStore(LeaseClaim("one", 0, 3))), (None, AskStore(LeaseClaim("one", 0)))],
 )
 def test_who_asks_after_another_lease_is_told_which_is_in_force(after: int | None, outcome: Lease | AskStore) -> None:
     """Without a word to the store, and whatever is in force by then: he asks again."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.fact_store.log.errors import ConsumerFenced, StoreError
 from agent.fact_store.log.records import ConsumerState
-from agent.lease import NO_LEASE, Lease, Shown, must_ask_anew
+from agent.lease import NO_LEASE, Lease, LeaseClaim, must_claim_again
 from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchAnswer, FetchFacts, FetchSequences, GetDigests
@@ -140,7 +140,7 @@ class Serving:
         """Under this lease, or with nothing but the word that it is in force."""
         request = fetching.request
         fetching.lease = lease
-        if not must_ask_anew(lease, Shown(fetching.caller.instance, request.lease, request.lease_after)):
+        if not must_claim_again(lease, LeaseClaim(fetching.caller.instance, request.lease, request.lease_after)):
             go_on(fetching)
             return
         store = self._store
@@ -179,7 +179,7 @@ class Serving:
         assert consumer is not None
         if confirm is not None:
             self._node.world.check.confirms(fetching.asker, self._node, request.epoch, confirm.last_offset)
-            shown = Shown(fetching.caller.instance, request.lease)
+            shown = LeaseClaim(fetching.caller.instance, request.lease)
             fetching.confirming = self.confirm(request.consumer_name, confirm.last_offset, shown)
             fetching.confirming.add_done_callback(lambda future: self._confirmed(request, future))
         fetching.position = self.position(request, consumer)
@@ -195,7 +195,7 @@ class Serving:
         else:
             self._answer(fetching)
 
-    def confirm(self, consumer: str, last_offset: int, shown: Shown) -> Future[int]:
+    def confirm(self, consumer: str, last_offset: int, shown: LeaseClaim) -> Future[int]:
         """Have a confirmation merged."""
         return self._store.confirm(consumer, last_offset, None, shown=shown)
 

@@ -23,7 +23,7 @@ import pytest
 from agent.fact_store import FactStore, own_facts, peers_facts, readership, running
 from agent.fact_store import store as store_module
 from agent.fact_store.divergence import opening
-from agent.fact_store.integrity import damage
+from agent.fact_store.integrity import damage_registry
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.retention import housekeeping
 from agent.fact_store.sqlite import recovery
@@ -154,7 +154,7 @@ class Inline:
         """Nothing to stop."""
 
 
-class Upkeep(store_module.Upkeep):
+class Scrubber(store_module.Scrubber):
     """Begun, but without its thread."""
 
     is_begun = True  # type: ignore[assignment]
@@ -180,10 +180,10 @@ class Disks:
 def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytest.MonkeyPatch]:
     """Stores opened here are stepped, see this clock, these disks, and no chance but this."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (store_module, running, own_facts, peers_facts, readership, writer, damage):
+        for module in (store_module, running, own_facts, peers_facts, readership, writer, damage_registry):
             patch.setattr(module, "time", clock)
         patch.setattr(store_module, "Writer", SteppedWriter)
-        patch.setattr(store_module, "Upkeep", Upkeep)
+        patch.setattr(store_module, "Scrubber", Scrubber)
         patch.setattr(peers_facts, "ThreadPoolExecutor", Inline)
         for module in (store_module, housekeeping):
             patch.setattr(module, "disk_free", disks.free)

@@ -13,13 +13,12 @@ from agent.batch import Header
 from agent.fact_store import readership
 from agent.fact_store.append import receive
 from agent.fact_store.divergence import opening, reseal
-from agent.fact_store.divergence.handed import Handed
-from agent.fact_store.divergence.high_water import Seen
-from agent.fact_store.integrity.damage import Damages
+from agent.fact_store.divergence.high_water import ReadHighWater, ServedHighWater
+from agent.fact_store.integrity.damage_registry import DamageRegistry
 from agent.fact_store.log.errors import ForkError
 from agent.fact_store.log.held_ranges import Insert
-from agent.fact_store.log.held_ranges import decide as decide_held
-from agent.lease import Lease, Shown
+from agent.fact_store.log.held_ranges import decide_insert as decide_held
+from agent.lease import Lease, LeaseClaim
 from agent.replication.protocol import codec
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchFacts
@@ -100,7 +99,7 @@ def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
     """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
     compares = readership.contradiction
-    patch.setattr(Handed, "until", lambda *_: sys.maxsize)
+    patch.setattr(ServedHighWater, "offset", lambda *_: sys.maxsize)
     patch.setattr(
         readership,
         "contradiction",
@@ -110,12 +109,12 @@ def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_whom_it_handed_what(patch: pytest.MonkeyPatch) -> None:
     """A store that compares what is there, and is content where nothing is."""
-    patch.setattr(Handed, "until", lambda *_: sys.maxsize)
+    patch.setattr(ServedHighWater, "offset", lambda *_: sys.maxsize)
 
 
 def remembers_no_page(patch: pytest.MonkeyPatch) -> None:
     """A store that believes every page to have been its own."""
-    patch.setattr(Handed, "knows", lambda *_: True)
+    patch.setattr(ServedHighWater, "is_recent_page_end", lambda *_: True)
 
 
 def remembers_handing_in_memory_only(patch: pytest.MonkeyPatch) -> None:
@@ -130,7 +129,7 @@ def takes_released_facts_for_equal(patch: pytest.MonkeyPatch) -> None:
 
 def takes_all_for_unseen(patch: pytest.MonkeyPatch) -> None:
     """A store that gives a new name to facts which others have read."""
-    patch.setattr(Seen, "freeze", lambda _: {})
+    patch.setattr(ReadHighWater, "freeze", lambda _: {})
     patch.setattr(reseal, "_confirmed", lambda *_: [0])
 
 
@@ -163,10 +162,10 @@ def does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """A sender that gives leases and compares none."""
 
     def held(_: Serving, consumer: sender.ConsumerView, fetching: Fetching) -> Lease | sender.AskStore:
-        shown = Shown(fetching.caller.instance, 0)
+        shown = LeaseClaim(fetching.caller.instance, 0)
         return sender.AskStore(shown) if fetching.request.lease == 0 else consumer.lease
 
-    def confirm(self: Serving, consumer: str, last_offset: int, _: Shown) -> Any:
+    def confirm(self: Serving, consumer: str, last_offset: int, _: LeaseClaim) -> Any:
         return self._store.confirm(consumer, last_offset)
 
     patch.setattr(Serving, "check_lease", held)
@@ -205,11 +204,11 @@ def misses_no_gap(patch: pytest.MonkeyPatch) -> None:
 def knows_damage_by_where_it_begins(patch: pytest.MonkeyPatch) -> None:
     """A store that does not see a hole grow."""
 
-    def is_said(self: Damages, place: Any) -> bool:
+    def is_reported(self: DamageRegistry, place: Any) -> bool:
         """By stream and first offset."""
-        return any(one[:2] == place[:2] for one in self._said)
+        return any(one[:2] == place[:2] for one in self._reported)
 
-    patch.setattr(Damages, "_is_said", is_said)
+    patch.setattr(DamageRegistry, "_is_reported", is_reported)
 
 
 def passes_over_holes(patch: pytest.MonkeyPatch) -> None:

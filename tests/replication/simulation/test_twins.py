@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from agent.lease import NO_LEASE, Lease, Shown, decide
+from agent.lease import NO_LEASE, Lease, LeaseClaim, decide_lease
 from agent.replication.protocol.pull_events import (
     ArrivedPage,
     Asking,
@@ -77,7 +77,7 @@ class World:
         self._due: list[tuple[int, int, Callable[[], object]]] = []
         self.lease = NO_LEASE
         self.taken_ms = 0
-        self._writing: list[tuple[Shown, Callable[[Lease | None], None]]] = []
+        self._writing: list[tuple[LeaseClaim, Callable[[Lease | None], None]]] = []
         self.machines = [Machine(self, name) for name in "ab"]
 
     def at(self, after_ms: int, do: Callable[[], object]) -> None:
@@ -149,7 +149,7 @@ class World:
         writing, self._writing = self._writing, []
         lease, answers = self.lease, []
         for shown, then in writing:
-            after = decide(lease, shown)
+            after = decide_lease(lease, shown)
             if after is not None and after != lease:
                 assert after.epoch > lease.epoch, "epochs only rise"
                 self.taken_ms = self.now_ms

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from agent.append_contract import check_producer, told
+from agent.append_contract import append_answer, check_producer
 from agent.message import MessageError
 from agent.replication.protocol import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
 from agent.replication.serving.appends import asked_of, broken_rule, not_allowed
@@ -42,7 +42,7 @@ class Appending:
             )
         except MessageError as error:
             return broken_rule(asked.messages, error)
-        outcomes = [AppendedEntry(**told(each)) for each in await asyncio.wrap_future(appending)]
+        outcomes = [AppendedEntry(**append_answer(each)) for each in await asyncio.wrap_future(appending)]
         return Reply(AppendAnswer(**self._context.own, outcomes=outcomes), [])
 
     async def acquire_lease(self, caller: Caller, request: AcquireLease) -> Outcome:

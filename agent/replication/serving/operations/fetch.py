@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from agent.lease import Lease, Shown, must_ask_anew
+from agent.lease import Lease, LeaseClaim, must_claim_again
 from agent.pages import Consumer
 from agent.replication.protocol import (
     Confirm,
@@ -83,7 +83,7 @@ class Fetching:
             consumer = _view(registered)
         assert consumer is not None
         lease = await self._lease(caller, request.consumer_name, request.lease, consumer, request.lease_after)
-        if must_ask_anew(lease, Shown(caller.instance, request.lease, request.lease_after)):
+        if must_claim_again(lease, LeaseClaim(caller.instance, request.lease, request.lease_after)):
             return self._told_lease(request, stream, consumer, lease)
         shown = (
             None if request.lease is None else lease.epoch
@@ -208,7 +208,7 @@ class Fetching:
     ) -> asyncio.Future[int] | None:
         if confirm is None:
             return None
-        shown, first = Shown(caller.instance, epoch), confirm.first_offset
+        shown, first = LeaseClaim(caller.instance, epoch), confirm.first_offset
         confirming = asyncio.wrap_future(self._context.store.confirm(name, confirm.last_offset, first, shown=shown))
         span = self._context.telemetry.start(
             Span.CONFIRM, Side.SERVING, consumer=name, peer=caller.zone, offset=confirm.last_offset

@@ -24,17 +24,17 @@ from pathlib import Path
 
 from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
+    ArtifactLimits,
     ArtifactMismatch,
     ArtifactMissing,
     ArtifactRefused,
     ArtifactsFull,
-    Finish,
-    Limits,
-    Skip,
+    FinishArtifact,
+    SkipChunk,
     StoreFull,
     StoreUnavailable,
+    check_artifact_room,
     check_digest,
-    check_room,
     decide_chunk,
     is_orphan,
 )
@@ -51,10 +51,10 @@ REFUSED_S = 600
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class ArtifactStore:
+class ArtifactFiles:
     """The artifacts of one node, within `limits`."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits()) -> None:  # noqa: B008 frozen
+    def __init__(self, folder: Path, limits: ArtifactLimits = ArtifactLimits()) -> None:  # noqa: B008 frozen
         self.folder = folder
         self.limits = limits
         self._writing = threading.Lock()
@@ -76,12 +76,12 @@ class ArtifactStore:
         with self._writing, self._disk():
             held = self._held(name, size)
             match decide_chunk(held, size, offset, len(data), self.limits.size_max):
-                case Skip(_, is_complete=True):
+                case SkipChunk(_, is_complete=True):
                     is_here = self._is_claimed(name)
                     return ArtifactProgress(size, size if is_here else 0, is_here)
-                case Skip(goes_on_at):
+                case SkipChunk(goes_on_at):
                     return ArtifactProgress(size, goes_on_at, is_complete=False)
-                case Finish():
+                case FinishArtifact():
                     self._complete(name, partial)
                     return ArtifactProgress(size, size, is_complete=True)
             self._check_room(name, size, offset)
@@ -237,7 +237,7 @@ class ArtifactStore:
 
     def _check_room(self, name: str, size: int, offset: int) -> None:
         try:
-            check_room(self.limits, size, offset, self.bytes_used(), disk_free(self.folder.parent))
+            check_artifact_room(self.limits, size, offset, self.bytes_used(), disk_free(self.folder.parent))
         except ArtifactsFull:
             self._refused = name, size - offset, time.monotonic()
             raise

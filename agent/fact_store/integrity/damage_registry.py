@@ -1,8 +1,8 @@
-"""Damage found while facts are served or verified, said once: an incident, and a notice that travels with the facts.
+"""The register of damaged places found by readers and the scrub: each is reported once, as an incident and as a fact in the stream.
 
-Readers find it in any thread and pass over it; the writer writes it down. Said once in a life of the program, and the notice
-once for ever, because its id follows from where the damage lies. What cannot be written now, because too much waits for the disk
-or it is full, is said when somebody comes across it again.
+Readers find damage in any thread and pass over it; the writer records it. A place is reported once in a life of the process, and its fact
+is stored once for ever, because its message id follows from the place. A report that the writer cannot take now (busy, or the disk is full)
+is made again when the place is read again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from agent.batch import Origin
 from agent.fact_store.append import Call, append_notice
-from agent.fact_store.log import StoreError, stream_notice
+from agent.fact_store.log import StoreError, stream_fact
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.pages import Hole, OriginRange
 
 log = logging.getLogger(__name__)
 
-SAID_MAX = 10_000  # a disk that has damaged more batches than this is said to be bad often enough
+REPORTED_MAX = 10_000  # places; with more of them the disk has been reported as bad often enough
 INCIDENT = "damaged"
 
 
@@ -37,31 +37,31 @@ class _Place(NamedTuple):
         return self.stream == other.stream and is_inside
 
 
-class Damages:
-    """What this life has found damaged. Thread-safe."""
+class DamageRegistry:
+    """The damaged places found in this life of the process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: set[_Place] = set()
+        self._reported: set[_Place] = set()
         self._writer: Writer | None = None
         self._origin: Origin | None = None
 
     def start(self, writer: Writer, origin: Origin) -> None:
-        """From now on there is somebody to tell."""
+        """Report to this writer from now on; damage found earlier is dropped and found again."""
         self._writer, self._origin = writer, origin
 
     @property
     def count(self) -> int:
-        """How many damaged places were found and are not repaired."""
-        return len(self._said)
+        """How many damaged places were found in this life and are not repaired."""
+        return len(self._reported)
 
-    def found(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
-        """A reader came across damage."""
+    def report(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
+        """Record that a reader met damage. `why` is what was wrong with the row, `origins` whose facts it held."""
         writer, origin, place = self._writer, self._origin, _Place(stream, hole.first_offset, hole.last_offset)
         with self._lock:
-            if writer is None or origin is None or len(self._said) >= SAID_MAX or self._is_said(place):
+            if writer is None or origin is None or len(self._reported) >= REPORTED_MAX or self._is_reported(place):
                 return
-            self._said = {one for one in self._said if not place.covers(one)} | {place}
+            self._reported = {one for one in self._reported if not place.covers(one)} | {place}
         log.error(
             "facts_damaged",
             extra={
@@ -71,7 +71,7 @@ class Damages:
                 "reason": f"damaged: {why or 'no row is there'}",
             },
         )
-        run = partial(_say, origin=origin, stream=stream, hole=hole, why=why, origins=origins)
+        run = partial(_record_damage, origin=origin, stream=stream, hole=hole, why=why, origins=origins)
         call = Call(f"damage in {stream}", len(why), time.monotonic_ns(), run)
         call.future.add_done_callback(lambda done: self._forget(place) if done.exception() else None)
         try:
@@ -79,28 +79,28 @@ class Damages:
         except StoreError:
             self._forget(place)
 
-    def repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
-        """What was found between these offsets is damaged no longer; found again, it is said again."""
+    def remove_repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
+        """Remove the places between these offsets; if they are found damaged again, they are reported again."""
         with self._lock:
-            self._said = {
+            self._reported = {
                 one
-                for one in self._said
+                for one in self._reported
                 if one.stream != stream or one.last_offset < first_offset or last_offset < one.first_offset
             }
 
-    def _is_said(self, place: _Place) -> bool:
-        """A hole grows where what lies beside it is damaged later, and is cut where a page ends."""
-        return place in self._said or any(one.covers(place) for one in self._said)
+    def _is_reported(self, place: _Place) -> bool:
+        """Whether a place, or one that covers it, was reported: a hole is cut where a page ends, and grows with damage beside it."""
+        return place in self._reported or any(one.covers(place) for one in self._reported)
 
     def _forget(self, place: _Place) -> None:
         with self._lock:
-            self._said.discard(place)
+            self._reported.discard(place)
 
 
-def _say(
+def _record_damage(
     transaction: Transaction, *, origin: Origin, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]
 ) -> None:
-    """In the writer's transaction: the incident for who looks here, the notice for who reads elsewhere."""
+    """In the writer's transaction: the incident for the operator of this node, the fact for readers elsewhere."""
     about: dict[str, object] = {
         "first_offset": hole.first_offset,
         "last_offset": hole.last_offset,
@@ -125,8 +125,8 @@ def _say(
     transaction.add_incident(
         INCIDENT,
         f"{stream} {hole.first_offset} to {hole.last_offset}",
-        f"{why or 'the rows are not there'}; facts of {whose or 'nobody the table names'}",
+        f"{why or 'the rows are not there'}; facts of {whose or 'unknown origins'}",
     )
     append_notice(
-        transaction, stream, stream_notice(origin, stream, "facts_damaged", about, place, transaction.now_unix_ms)
+        transaction, stream, stream_fact(origin, stream, "facts_damaged", about, place, transaction.now_unix_ms)
     )

@@ -1,11 +1,11 @@
-"""Damaged batches put back from a peer: byte for byte what was sealed, at the same offsets, or not at all.
+"""Repairs damaged batches with a peer's copies: byte for byte what was sealed, at the same offsets, or not at all.
 
-A peer's word counts for nothing here. What it offers is taken for the damaged batch only if this store itself can vouch for it: the
-digest in the table is that of the offered bytes, or, where the disk has changed the digest too, the batch behind it names it as
-predecessor, or it ends a range whose last digest is held. Anything else is another history (ForkError).
+The peer is not trusted. A copy is accepted only if this store can prove it: its digest is the one in the table, or, where the disk has
+changed that too, the one that the next batch names as its predecessor or that a held range ends with. Any other batch is another history
+(ForkError).
 
-The damaged row is not touched, and `batch` stays append-only: whoever writes where the disk has changed something follows pointers that it
-may have changed as well. The batch goes into the table `repaired`, and readers believe that first (reader.py).
+The damaged row is not touched and `batch` stays append-only: a write where the disk has changed something would follow pointers that may
+be changed as well (decision 0038). The copy goes into the table `repaired`, which readers consult first.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from collections.abc import Sequence
 
 from agent.batch import Batch
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import FactsRefused, ForkError, stream_notice, whole
+from agent.fact_store.log import FactsRefused, ForkError, parse_row, stream_fact
 from agent.fact_store.sqlite import Transaction, is_damage
 from agent.pages import OriginRange, RepairedRange
 
 INCIDENT = "repaired"
 
 
-def damaged(transaction: Transaction, *, stream: str) -> list[OriginRange]:
-    """The batches of a stream that are known to be damaged."""
+def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRange]:
+    """The batches of a stream that were found damaged and are not repaired."""
     known = transaction.catalog.streams.get(stream)
     return [OriginRange(*one) for one in transaction.damaged(known.id)] if known else []
 
 
-def repair(transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch]) -> list[RepairedRange]:
-    """Put batches back that are damaged here; those that are whole, or released, are only no longer called damaged.
+def repair_batches(
+    transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch]
+) -> list[RepairedRange]:
+    """Repair the batches that are damaged here; batches that are undamaged or released are only removed from the list of damage.
 
-    Returns where facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
+    Returns the offsets whose facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
     """
     known = transaction.catalog.streams.get(stream)
     places = [_place(transaction, stream, one) for one in batches]
@@ -46,17 +48,17 @@ def repair(transaction: Transaction, *, stream: str, peer: str, batches: Sequenc
         transaction.add_repaired(known.id, offset, batch)
         one = RepairedRange(offset, offset + header.count - 1)
         found.append(one)
-        _say(transaction, stream, peer, batch, one)
+        _record_repair(transaction, stream, peer, batch, one)
     return found
 
 
-def note(transaction: Transaction, *, kind: str, stream: str, peer: str, why: str) -> None:
-    """Something about a peer's stream that a person has to know."""
+def add_peer_incident(transaction: Transaction, *, kind: str, stream: str, peer: str, why: str) -> None:
+    """Record an incident about a peer's stream."""
     transaction.add_incident(kind, f"{stream} from {peer}", why)
 
 
 def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
-    """The offset at which a batch is to be put back; None where nothing is to be done."""
+    """The offset at which a batch must be repaired; None where there is nothing to repair. Raises FactsRefused, ForkError."""
     header, known = batch.header, transaction.catalog.streams.get(stream)
     origin = transaction.catalog.origins.get(header.origin)
     what = f"{stream} of {header.origin}: {header.first_sequence} to {header.last_sequence}"
@@ -65,10 +67,11 @@ def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
     try:
         place = transaction.place(known.id, origin, header.first_sequence)
         if place is None or place[1] <= known.released_offset:
-            return None  # retention has come between, or not even its place is known any more
+            return None  # retention has released it, or even its place is lost
         first_offset, last_offset, count, digest = place
         if (count, last_offset) != (header.count, first_offset + header.count - 1):
             raise ForkError(f"{what} lies where the table has {count} facts")
+        # Only this store's own digests prove the copy (decision 0038).
         if batch.digest not in {digest, _digest_by_chain(transaction, known.id, origin, header.last_sequence)}:
             raise ForkError(f"{what} is {batch.digest.hex()}, damaged is {digest.hex()}")
     except sqlite3.DatabaseError as error:
@@ -79,7 +82,7 @@ def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
 
 
 def _digest_by_chain(transaction: Transaction, stream: int, origin: int, last_sequence: int) -> bytes | None:
-    """Which digest the batch that ends at a sequence has, as what follows it tells."""
+    """The digest of the batch that ends at a sequence, as its held range or its successor gives it."""
     for one in transaction.catalog.held.get((stream, origin), ()):
         if one.last_sequence == last_sequence:
             return one.last_digest
@@ -88,15 +91,15 @@ def _digest_by_chain(transaction: Transaction, stream: int, origin: int, last_se
 
 def _is_served(transaction: Transaction, stream: str, number: int, first_offset: int) -> bool:
     try:
-        return any(not isinstance(whole(stream, row), str) for row in transaction.rows_at(number, first_offset))
+        return any(not isinstance(parse_row(stream, row), str) for row in transaction.rows_at(number, first_offset))
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
         return False
 
 
-def _say(transaction: Transaction, stream: str, peer: str, batch: Batch, place: RepairedRange) -> None:
-    """The incident for who looks here, the notice for who has read across the hole elsewhere."""
+def _record_repair(transaction: Transaction, stream: str, peer: str, batch: Batch, place: RepairedRange) -> None:
+    """The incident for the operator of this node, the fact for readers elsewhere that have passed the hole."""
     header = batch.header
     where = f"{place.first_offset} to {place.last_offset}"
     detail = f"put back from {peer}: {header.origin} {header.first_sequence} to {header.last_sequence}"
@@ -116,7 +119,5 @@ def _say(transaction: Transaction, stream: str, peer: str, batch: Batch, place: 
         ],
     }
     place_id = f"{stream}:{place.first_offset}-{place.last_offset}"
-    notice = stream_notice(
-        transaction.catalog.origin, stream, "facts_repaired", about, place_id, transaction.now_unix_ms
-    )
-    append_notice(transaction, stream, notice)
+    fact = stream_fact(transaction.catalog.origin, stream, "facts_repaired", about, place_id, transaction.now_unix_ms)
+    append_notice(transaction, stream, fact)

@@ -9,7 +9,7 @@ import pytest
 
 from agent.batch import BatchError, cut, open_samples, parse, seal_columns
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verifying import Verified, verify_store
+from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError
 from agent.fact_store.log.settings import StreamSettings
 from agent.pages import BatchEnd, Hole, OriginRange

@@ -1,0 +1,205 @@
+"""Checks rows of a store: each batch against its own bytes, its neighbours, and the other tables. Core: no IO.
+
+`verify.py` walks the tables and calls these checks. The sealed bytes are the truth: their digest, their header, and the chain. A column
+that disagrees with them counts as damage too, because columns decide which batches are found; facts are served from the bytes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agent.batch import DIGEST_BYTES, FACTS_MAX, Batch, Definitions, Kind, Origin, parse
+from agent.batch import verify as open_batch
+from agent.columns import BatchError
+from agent.pages import HeldRange
+
+
+class Damage(NamedTuple):
+    """One damaged place and what is wrong there. `offset` 0: no place in the stream; `origin` "": no origin."""
+
+    stream: str
+    offset: int
+    last_offset: int
+    origin: str
+    sequence: int
+    what: str
+
+    def __str__(self) -> str:
+        place = f"{self.stream} " if self.stream else ""
+        place += f"{self.offset} to {self.last_offset}" if self.offset else "as a whole" if self.stream else "the store"
+        whose = f" (sequence {self.sequence} of {self.origin})" if self.origin else ""
+        return f"{place}{whose}: {self.what}"
+
+
+class BatchRow(NamedTuple):
+    """A row of the table `batch` as read from the disk; any column may hold anything."""
+
+    first_offset: Any
+    last_offset: Any
+    origin: Any
+    first_sequence: Any
+    count: Any
+    time_min_ns: Any
+    time_max_ns: Any
+    kind: Any
+    codec: Any
+    definition_count: Any
+    bytes_total: Any
+    digest: Any
+    previous_digest: Any
+    body: Any
+
+
+def definitions_damage(
+    origin: Origin, rows: Sequence[tuple[Any, Any, Any]], before: Definitions
+) -> tuple[list[Damage], Definitions]:
+    """Check an origin's definitions (number, digest, body) after those `before`: numbered without gaps, each as the running digest says.
+
+    Returns the damage, and the state after the last row.
+    """
+    damages, running = list[Damage](), before
+    for number, digest, body in rows:
+        expected = running.extended(body) if isinstance(body, bytes) else running
+        if (number, digest) != (expected.count, expected.digest):
+            what = f"tag definition {running.count + 1} is damaged or not there"
+            damages.append(Damage("", 0, 0, str(origin), running.count + 1, what))
+            if not (isinstance(number, int) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
+                return damages, running
+        running = Definitions(number, digest)
+    return damages, running
+
+
+@dataclass(slots=True)
+class StreamCheck:
+    """Checks the batches of one stream in the order of their offsets."""
+
+    stream: str
+    numbers: Mapping[int, Origin]
+    definitions: Mapping[tuple[int, int], bytes]  # (origin number, definition number): running digest
+    released_offset: int
+    released_bytes: int
+    is_opened: bool = True
+    next_offset: int = 0
+    bytes_total: int = 0
+    links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
+    seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """The first offset is the one after what was released."""
+        self.next_offset, self.bytes_total = self.released_offset + 1, self.released_bytes
+
+    def take(self, row: BatchRow) -> Iterator[Damage]:
+        """What is wrong with the next row."""
+        if isinstance(row.last_offset, int) and row.last_offset <= self.released_offset:
+            return  # released; retention will delete it
+        batch = self._batch(row)
+        if isinstance(batch, str):
+            yield self._damage(row, batch)
+            self._advance(row)
+            return
+        header = batch.header
+        for name, found, said in (
+            ("stream", self.stream, header.stream),
+            ("origin", self.numbers.get(row.origin), header.origin),
+            ("first_sequence", row.first_sequence, header.first_sequence),
+            ("count", row.count, header.count),
+            ("last_offset", row.last_offset, row.first_offset + header.count - 1),
+            ("time_min_ns", row.time_min_ns, header.time_min_ns),
+            ("time_max_ns", row.time_max_ns, header.time_max_ns),
+            ("kind", row.kind, header.kind),
+            ("codec", row.codec, header.codec),
+            ("definition_count", row.definition_count, header.definitions.count),
+            ("previous_digest", row.previous_digest, header.previous_digest),
+            ("bytes_total", row.bytes_total, self.bytes_total + len(batch.sealed)),
+        ):
+            if found != said and not (name == "bytes_total" and row.first_offset != self.next_offset):
+                yield self._damage(row, f"column {name} says {_text(found)}, the batch says {_text(said)}", batch)
+        yield from self._place_damage(row, batch)
+        self._advance(row, batch)
+
+    def finish(self, end_offset: int) -> Iterator[Damage]:
+        """Check the end, after the last row: `end_offset` is where the stream ends by the held ranges."""
+        if self.next_offset - 1 != end_offset:
+            what = f"the rows end at {self.next_offset - 1}, what is held ends at {end_offset}"
+            first, last = sorted((self.next_offset, end_offset))
+            yield Damage(self.stream, first, last, "", 0, what)
+
+    def held_damage(self, held: Mapping[Origin, Sequence[HeldRange]]) -> Iterator[Damage]:
+        """Compare the rows seen with the held ranges; released facts are in the ranges and were not seen."""
+        for origin in {*held, *self.seen}:
+            ranges = held.get(origin, ())
+            for one in self.seen.get(origin, ()):
+                inside = [each for each in ranges if each.first_sequence <= one.first_sequence <= each.last_sequence]
+                if not inside or inside[0].last_sequence < one.last_sequence:
+                    what = (
+                        f"sequences {one.first_sequence} to {one.last_sequence} are stored but not in the held ranges"
+                    )
+                    yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
+                elif inside[0].last_sequence == one.last_sequence and inside[0].last_digest != one.last_digest:
+                    what = "the last batch has another digest than the one held"
+                    yield Damage(self.stream, 0, 0, str(origin), one.last_sequence, what)
+
+    def _batch(self, row: BatchRow) -> Batch | str:
+        if not (isinstance(row.body, bytes) and isinstance(row.digest, bytes)) or len(row.digest) != DIGEST_BYTES:
+            return "its bytes are missing"
+        if not (isinstance(row.first_offset, int) and isinstance(row.last_offset, int)):
+            return "its offsets are not integers"
+        try:
+            batch = parse(row.body + row.digest)
+            if self.is_opened:
+                open_batch(batch)
+        except BatchError as error:
+            return str(error)
+        return batch
+
+    def _place_damage(self, row: BatchRow, batch: Batch) -> Iterator[Damage]:
+        """Check the order of offsets and sequences, the hash chain, and the tag definitions."""
+        header = batch.header
+        if row.first_offset > self.next_offset:
+            what = "no row is there"
+            yield Damage(self.stream, self.next_offset, row.first_offset - 1, "", 0, what)
+        elif row.first_offset < self.next_offset:
+            yield self._damage(row, "another batch lies there", batch)
+        link = self.links.get(header.origin)
+        if link and link[0] == header.first_sequence and link[1] != header.previous_digest:
+            yield self._damage(row, "it does not attach to the batch before it: the chain is broken", batch)
+        if any(
+            one.first_sequence <= header.last_sequence and header.first_sequence <= one.last_sequence
+            for one in self.seen.get(header.origin, ())
+        ):
+            yield self._damage(row, "its sequences lie in another batch too", batch)
+        if header.kind is Kind.SAMPLES:
+            known = self.definitions.get((row.origin, header.definitions.count))
+            if known != header.definitions.digest:
+                yield self._damage(row, "the tag definitions held are not those it was sealed with", batch)
+
+    def _advance(self, row: BatchRow, batch: Batch | None = None) -> None:
+        first, last = row.first_offset, row.last_offset
+        is_range = isinstance(first, int) and isinstance(last, int) and 0 <= last - first < FACTS_MAX
+        if is_range and first >= self.next_offset:
+            self.next_offset = last + 1
+        if isinstance(row.bytes_total, int):
+            self.bytes_total = row.bytes_total
+        if batch is None:
+            return
+        header = batch.header
+        self.links[header.origin] = (header.last_sequence + 1, batch.digest)
+        ranges = self.seen.setdefault(header.origin, [])
+        if ranges and ranges[-1].last_sequence + 1 == header.first_sequence:
+            ranges[-1] = HeldRange(
+                ranges[-1].first_sequence, header.last_sequence, ranges[-1].first_previous_digest, batch.digest
+            )
+        else:
+            ranges.append(HeldRange.of(header, batch.digest))
+
+    def _damage(self, row: BatchRow, what: str, batch: Batch | None = None) -> Damage:
+        origin = batch.header.origin if batch else self.numbers.get(row.origin)
+        sequence = batch.header.first_sequence if batch else row.first_sequence
+        first, last = (one if isinstance(one, int) else 0 for one in (row.first_offset, row.last_offset))
+        return Damage(self.stream, first, last, str(origin or ""), sequence if isinstance(sequence, int) else 0, what)
+
+
+def _text(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,57 @@
+"""Operational facts: what a store records about itself in its own log, such as expired or damaged facts and new epochs. Core: no IO.
+
+An incident stays on the gateway; an operational fact is replicated with the others, so the zone that misses data learns it from the data.
+It is stored in the stream it is about, in the transaction that does what it reports. Its message id follows from what happened, so
+recording it twice stores it once.
+
+    predicate           subject                     recorded when
+    ------------------  --------------------------  ---------------------------------------------------------------
+    facts_expired       stream:<zone>/<stream>      facts that a consumer lacks expired (time to live, store full)
+    facts_damaged       stream:<zone>/<stream>      a batch is found damaged
+    facts_repaired      stream:<zone>/<stream>      a damaged batch was repaired from a peer, at its offsets
+    facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences
+    facts_uncompared    stream:<zone>/<stream>      a peer may have other facts; those held here were released
+    store_quarantined   store:<zone>                a file that could not be used was quarantined
+    epoch_began         store:<zone>                this store began a new epoch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.batch import Origin
+from agent.message import JSON_INTEGER_MAX, Envelope, Fact, Message, canonical_json
+
+OPERATIONAL_STREAM = "facts.operational"  # for facts about the store as a whole
+ALL_ZONES = "*"
+
+
+def stream_fact(
+    origin: Origin, stream: str, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
+) -> Message:
+    """The fact about one stream; `key` is unique among those of its predicate in this epoch."""
+    return _fact(origin, f"stream:{origin.zone}/{stream}", predicate, {"stream": stream, **about}, key, now_unix_ms)
+
+
+def store_fact(origin: Origin, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int) -> Message:
+    """The fact about the store as a whole, for OPERATIONAL_STREAM; `key` as in `stream_fact`."""
+    return _fact(origin, f"store:{origin.zone}", predicate, about, key, now_unix_ms)
+
+
+def _fact(
+    origin: Origin, subject: str, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
+) -> Message:
+    message_id = f"{predicate}:{origin.epoch.hex()}:{key}"
+    envelope = Envelope(message_id, origin.zone, ALL_ZONES, now_unix_ms)
+    return Message(envelope, Fact(subject, predicate, canonical_json(_plain(about))))
+
+
+def _plain(value: object) -> object:
+    """The same with integers that JSON cannot hold exactly as text: offsets of a damaged row may be any number."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, int) and abs(value) > JSON_INTEGER_MAX:
+        return str(value)
+    return value
