@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from agent.replication.serving.operations.fetch import Fetching
+from agent.replication.serving.operations.first_readings import FirstReadings
+from agent.replication.serving.sender import Caller
 
 from agent.message import Envelope
 from agent.replication.protocol.errors import PeerRefused
@@ -43,9 +46,6 @@ from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.serving.operations.context import Context
-from agent.replication.serving.operations.fetch import Fetching
-from agent.replication.serving.operations.first_readings import FirstReadings
-from agent.replication.serving.sender import Caller
 from agent.telemetry import Side, Span, SpanStatistics, Telemetry
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node
 from tests.support.mosquitto import Mosquitto

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from agent.replication.serving.sender import LogView, admit_range
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from agent.replication.protocol.codec import decode_request, encode_request
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import FetchRange, RangeAnswer
 from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, select_page
-from agent.replication.serving.sender import LogView, admit_range
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 

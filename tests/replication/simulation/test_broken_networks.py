@@ -29,7 +29,7 @@ from agent.replication.pulling.anti_entropy import Comparer
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import reading, sender
 from agent.replication.serving.page import Refuse, Selection, select_page
-from agent.replication.serving.reading import PageAsked, PageRead
+from agent.replication.serving.reading import PageQuery, PageRead
 from tests.replication.simulation import stepped
 from tests.replication.simulation.broken import (
     BeginsAnewAtEachEpoch,
@@ -152,7 +152,7 @@ def keeps_the_newest_only(patch: pytest.MonkeyPatch) -> None:
     """A sender that lets go of what is old when its reader is slow, without a word."""
     read = Serving.read
 
-    def newest(self: Serving, asked: PageAsked) -> PageRead | Refuse:
+    def newest(self: Serving, asked: PageQuery) -> PageRead | Refuse:
         after_offset = max(asked.plan.after_offset, self._store.end_offset(asked.plan.stream) - 30)
         return read(self, replace(asked, plan=replace(asked.plan, after_offset=after_offset)))
 

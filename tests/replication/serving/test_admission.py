@@ -3,6 +3,18 @@
 from collections.abc import Sequence
 
 import pytest
+from agent.replication.serving.sender import (
+    Admit,
+    Answer,
+    Arrival,
+    AskStore,
+    Caller,
+    ConsumerView,
+    Drop,
+    DropReason,
+    LogView,
+    Park,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,18 +31,6 @@ from agent.replication.serving.page import (
     Row,
     Selection,
     select_page,
-)
-from agent.replication.serving.sender import (
-    Admit,
-    Answer,
-    Arrival,
-    AskStore,
-    Caller,
-    ConsumerView,
-    Drop,
-    DropReason,
-    LogView,
-    Park,
 )
 
 STREAM = "facts.telemetry"
