@@ -9,8 +9,6 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from agent.replication.serving.admission import Caller, check_arrival
-
 from agent import batch, columns
 from agent.errors import BsfgError
 from agent.message import Message, MessageError, TagDefinition, canonical_json, check_message, parse_json
@@ -20,6 +18,7 @@ from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
 from agent.replication.protocol import messages as words
 from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_error, encode_request
 from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.appends import ParsedAppend, parse_append
 from agent.replication.serving.outcomes import Drop, Refuse
 from tests.fuzz import hostile, seeds

@@ -2,7 +2,8 @@
 
 from agent.batch import Definitions, Link, Origin, seal_samples
 from agent.fact_store.log.records import Page, StoredBatch
-from agent.replication.serving.page import ReadPlan, Refuse
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
 
 ORIGIN = Origin("plant-a", bytes(16))

@@ -11,9 +11,8 @@ from typing import TypedDict, TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol import ServingStore
-from agent.replication.serving.nearness import Nearness
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.reading import PageQuery, PageRead, read_page
+from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
@@ -39,7 +38,7 @@ class Context:
     telemetry: Telemetry = field(default_factory=Telemetry)
     epoch: str = field(init=False)
     readers: Executor | None = None  # while the server runs
-    nearness: Nearness = field(default_factory=Nearness)
+    inline_reads: InlineReads = field(default_factory=InlineReads)
 
     def __post_init__(self) -> None:
         self.epoch = self.store.epoch.hex()
@@ -70,13 +69,13 @@ class Context:
         return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
 
     async def page(self, asked: PageQuery) -> PageRead | Refuse:
-        """The page that `asked` describes: read at once where it is small and the disk is quick, else in a reader thread."""
+        """The page that `asked` describes, read inline or in a reader thread (`InlineReads`)."""
         plan = asked.plan
         facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
-        began_ns = time.monotonic_ns()
-        if not self.nearness.is_near(facts, began_ns):
+        began_ns = self.now_ns()
+        if not self.inline_reads.allows(facts, began_ns):
             return await self.in_thread(read_page, self.store, asked)
         try:
             return read_page(self.store, asked)
         finally:
-            self.nearness.took(began_ns, time.monotonic_ns())
+            self.inline_reads.took(began_ns, self.now_ns())
