@@ -224,11 +224,13 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/replication/serving/{name}.py"
         for name in (
+            "admission",
             "appends",
+            "consumer_core",
+            "consumer_effects",
             "latest_page",
-            "nearness",
+            "outcomes",
             "page",
-            "sender",
         )
     ),
     *(

@@ -15,14 +15,14 @@ from agent.node.peer_latest_cache import entry_of
 from agent.query.dictionary import Dictionary
 from agent.query.latest import Absent, ShownRow, latest_again, shown, with_heard
 from agent.query.scan import Scanner
-from agent.replication.serving import Found, LookUp, TagOrder, Wanted
+from agent.replication.serving import LatestValues, LookUp, TagFilter, TagKey
 
 
 def _nothing(_: str) -> Sequence[ShownRow]:
     return ()
 
 
-def _tag(row: ShownRow) -> TagOrder:
+def _tag(row: ShownRow) -> TagKey:
     return row["zone"], row["subject"], row["predicate"]
 
 
@@ -34,16 +34,16 @@ def look_up_in(
     absent = Absent()
     dictionary = Dictionary(reader)  # definitions never change, and to read ten thousand of them takes half a second
 
-    def look_up(stream: str, is_wanted: Wanted, fresh_ms: int, depth_facts: int) -> Found:
+    def look_up(stream: str, is_wanted: TagFilter, fresh_ms: int, depth_facts: int) -> LatestValues:
         now_ns, scanner = time.time_ns(), Scanner(reader, dictionary)
         known = latest_again(scanner, now_ns, stream, absent, is_wanted, depth_facts=depth_facts, fresh_ms=fresh_ms)
         others = [row for row in heard(stream) if is_wanted(_tag(row))]
         if others:
             rows = with_heard([shown(row) for row in known], others, now_ns, fresh_ms)
             tags = [_tag(row) for row in rows]
-            return Found(tags, lambda at: entry_of(rows[at]), depth_facts, queue_depth(stream))
+            return LatestValues(tags, lambda at: entry_of(rows[at]), depth_facts, queue_depth(stream))
         # Most of a search for ten thousand values is spent in making them readable: that is left for those of a page.
         tags = [row.tag for row in known]
-        return Found(tags, lambda at: entry_of(shown(known[at])), depth_facts, queue_depth(stream))
+        return LatestValues(tags, lambda at: entry_of(shown(known[at])), depth_facts, queue_depth(stream))
 
     return look_up

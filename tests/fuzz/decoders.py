@@ -18,9 +18,9 @@ from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
 from agent.replication.protocol import messages as words
 from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_error, encode_request
 from agent.replication.protocol.errors import MalformedMessage
-from agent.replication.serving.appends import Asked, asked_of
-from agent.replication.serving.page import Refuse
-from agent.replication.serving.sender import Arrival, Caller, Drop, check_arrival
+from agent.replication.serving.admission import Caller, check_arrival
+from agent.replication.serving.appends import ParsedAppend, parse_append
+from agent.replication.serving.outcomes import Drop, Refuse
 from tests.fuzz import hostile, seeds
 
 KIB, MIB = 1024, 1024 * 1024
@@ -73,13 +73,13 @@ class Target(NamedTuple):
 # ----------------------------------------------------------------------------------------------------------------- requests
 
 
-def request(payload: bytes) -> tuple[words.Request, Asked | Refuse | None]:
+def request(payload: bytes) -> tuple[words.Request, ParsedAppend | Refuse | None]:
     """What the server does with a request before it asks the store."""
     found = decode_request(payload)
-    return found, asked_of(found, "plant-a") if isinstance(found, words.AppendFact) else None
+    return found, parse_append(found, "plant-a") if isinstance(found, words.AppendFact) else None
 
 
-def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse | None]) -> None:
+def check_request(payload: bytes, decoded: tuple[words.Request, ParsedAppend | Refuse | None]) -> None:
     """Written and read again it is the same; messages to append can be sealed, if they pass the checks."""
     found, asked = decoded
     try:
@@ -90,7 +90,7 @@ def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse |
         assert decode_request(written) == found
     if isinstance(found, words.FetchFacts):
         assert found.starts in {"oldest", "end"} or isinstance(found.starts, int)
-    if isinstance(asked, Asked):
+    if isinstance(asked, ParsedAppend):
         for message in asked.messages:
             check_sealable(message)
 
@@ -138,8 +138,7 @@ def check_packet(payload: bytes, decoded: tuple[Incoming, int, int]) -> None:
     assert 0 <= qos <= 3
     assert 0 <= identifier <= 65535
     assert payload.endswith(incoming.payload)
-    arrival = Arrival(incoming.topic, incoming.response_topic, incoming.correlation, incoming.is_retained)
-    assert isinstance(check_arrival(arrival, "plant-a", frozenset({"idmz"})), Caller | Drop)
+    assert isinstance(check_arrival(incoming, "plant-a", frozenset({"idmz"})), Caller | Drop)
 
 
 # ------------------------------------------------------------------------------------------------------------------ batches

@@ -20,7 +20,7 @@ from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.protocol import messages as words
 from agent.replication.protocol.codec import encode_answer, encode_error, encode_request
 from agent.replication.serving.page import ReadPlan
-from agent.replication.serving.reading import PageAsked, PageRead, read_page
+from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 
 EPOCH = "0123456789abcdef" * 2
@@ -74,7 +74,7 @@ def pages() -> list[PageRead]:
             ReadPlan(TELEMETRY, 3, 4, 100_000),
             ReadPlan(OPERATIONAL, 0, 9, 9_000),
         ]
-        found = [read_page(store, PageAsked(plan, "idmz", {}, 2**20)) for plan in plans]
+        found = [read_page(store, PageQuery(plan, "idmz", {}, 2**20)) for plan in plans]
     assert all(isinstance(page, PageRead) and page.batches for page in found)
     return found  # type: ignore[return-value]
 

@@ -87,19 +87,9 @@ from agent.replication.protocol.messages import (
     operation_of,
     origin_named,
 )
-from agent.replication.protocol.page_check import (
-    PageContent,
-    PageRefused,
-    check_batches,
-    check_page,
-    check_sequences,
-)
+from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page, check_sequences
 from agent.replication.protocol.page_size import PageSize
-from agent.replication.protocol.ports import (
-    Artifacts,
-    ReceivingStore,
-    ServingStore,
-)
+from agent.replication.protocol.ports import Artifacts, ReceivingStore, ServingStore
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,

@@ -1,13 +1,16 @@
-"""The serving side: who may ask, what goes into a page, and the shell that answers each request."""
+"""The serving side of a node: which zone may ask, in which order a request is served, and what goes into a page.
 
-from agent.replication.serving.latest_page import Found, LookUp, TagOrder, Told, Wanted
+`server` takes requests from the broker; `operations` answers them; `consumer_core`, `admission` and `page` decide, without IO.
+"""
+
+from agent.replication.serving.latest_page import LatestValues, LookUp, PeerLatest, TagFilter, TagKey
 from agent.replication.serving.server import Server
 
 __all__ = [
-    "Found",
+    "LatestValues",
     "LookUp",
+    "PeerLatest",
     "Server",
-    "TagOrder",
-    "Told",
-    "Wanted",
+    "TagFilter",
+    "TagKey",
 ]

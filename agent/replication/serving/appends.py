@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from agent.append_contract import NO_PRECONDITION, Precondition, check_from_zone, check_producer
 from agent.message import Fact, Message, MessageError, canonical_json, check_message, parse_json
 from agent.replication.protocol import AppendFact, NewMessage
-from agent.replication.serving.page import Refuse
+from agent.replication.serving.outcomes import Refuse
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedAppend:
     """Messages in their order; `preconditions` has one for each, or none at all where no message has any."""
 
     messages: list[Message]
@@ -28,7 +28,7 @@ def not_allowed(stream: str, asking_zone: str) -> Refuse:
     return Refuse("append_not_allowed", f"{asking_zone} may not append to stream {stream!r}")
 
 
-def asked_of(request: AppendFact, asking_zone: str) -> Asked | Refuse:
+def parse_append(request: AppendFact, asking_zone: str) -> ParsedAppend | Refuse:
     """The messages of a request; a Refuse names the first that another zone may not append, or whose object is no JSON."""
     messages = []
     for place, asked in enumerate(request.messages):
@@ -40,10 +40,10 @@ def asked_of(request: AppendFact, asking_zone: str) -> Asked | Refuse:
             return _refused(place, error)
         messages.append(message)
     preconditions = [Precondition(one.producer, one.lease_epoch, one.base_offset) for one in request.messages]
-    return Asked(messages, preconditions if any(one != NO_PRECONDITION for one in preconditions) else [])
+    return ParsedAppend(messages, preconditions if any(one != NO_PRECONDITION for one in preconditions) else [])
 
 
-def broken_rule(messages: Sequence[Message], error: MessageError) -> Refuse:
+def refuse_message(messages: Sequence[Message], error: MessageError) -> Refuse:
     """The refusal for what the store says is against the rules: it names the message, where a message is at fault."""
     for place, message in enumerate(messages):
         try:

@@ -23,23 +23,23 @@ KEPT_MS = 10_000
 KEPT_MAX = 2
 """Searches kept at once: four megabytes for each ten thousand tags."""
 
-TagOrder = tuple[str, str, str]
+TagKey = tuple[str, str, str]
 """A tag as pages are ordered: zone, subject, predicate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LatestValues:
     """Tags that have a value, in their order, and the value of each by its place; how deep was looked, and how many facts of the stream are
     known to be on their way."""
 
-    tags: Sequence[TagOrder]
+    tags: Sequence[TagKey]
     entry_at: Callable[[int], LatestEntry]
     depth_facts: int
     queue_depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PeerLatest:
     """What a peer's store (zone, epoch) knew last of a stream, and when it was asked."""
 
     peer: str
@@ -49,12 +49,12 @@ class Told:
     values: Sequence[LatestEntry]
 
 
-Wanted = Callable[[TagOrder], bool]
-LookUp = Callable[[str, Wanted, int, int], Found]
+TagFilter = Callable[[TagKey], bool]
+LookUp = Callable[[str, TagFilter, int, int], LatestValues]
 """(stream, which tags, fresh_ms, depth_facts) to what is known; touches the disk. Raises the store's errors."""
 
 
-class Question(NamedTuple):
+class LatestQuery(NamedTuple):
     """What is searched for, whichever page of it is asked for."""
 
     stream: str
@@ -64,35 +64,35 @@ class Question(NamedTuple):
     depth_facts: int
 
     @classmethod
-    def of(cls, request: GetLatest) -> Question:
+    def of(cls, request: GetLatest) -> LatestQuery:
         """The question of which a request asks for a page."""
         return cls(request.stream, frozenset(request.subjects), request.prefix, request.fresh_ms, request.depth_facts)
 
-    def is_about(self, tag: TagOrder) -> bool:
+    def is_about(self, tag: TagKey) -> bool:
         """Whether a tag is asked for."""
         return (not self.subjects or tag[1] in self.subjects) and tag[1].startswith(self.prefix)
 
 
-class Searched(NamedTuple):
+class Search(NamedTuple):
     """What a search found, where the stream ended then, and when that was."""
 
-    found: Found
+    found: LatestValues
     end_offset: int
     at_ms: int
 
 
-class Kept:
+class SearchCache:
     """The last searches, for those who ask for their next pages."""
 
     def __init__(self) -> None:
-        self._searches: dict[Question, Searched] = {}
+        self._searches: dict[LatestQuery, Search] = {}
 
-    def get(self, question: Question, now_ms: int) -> Searched | None:
+    def get(self, question: LatestQuery, now_ms: int) -> Search | None:
         """The search that answered this question a moment ago."""
         self.forget(now_ms)
         return self._searches.get(question)
 
-    def put(self, question: Question, searched: Searched) -> None:
+    def put(self, question: LatestQuery, searched: Search) -> None:
         """Keep a search; the oldest gives way."""
         self._searches.pop(question, None)
         self._searches[question] = searched
@@ -106,7 +106,7 @@ class Kept:
         }
 
 
-def page_of(found: Found, after: TagOrder | None, limit: int, bytes_max: int) -> tuple[list[LatestEntry], bool]:
+def page_of(found: LatestValues, after: TagKey | None, limit: int, bytes_max: int) -> tuple[list[LatestEntry], bool]:
     """As many values behind a tag as the limits allow, at least one if there is one; and whether that leaves some."""
     first = 0 if after is None else bisect_right(found.tags, after)
     page, size = list[LatestEntry](), 0

@@ -1,17 +1,14 @@
-"""What goes into a page: the choice between batches, definitions and limits, as one decision.
+"""Page selection: which batches, definitions and holes go into one page. Core: no IO, no clock.
 
-A core, like `sender`: it is told what was read from the log and what the asker knows, and says what to send.  Its rules:
-
-- Batches go out whole.  Only when the asker's limit falls inside the first one is that one sliced, for a reader with a
-  small appetite, or where the range that he asked for begins or ends inside one; a node asks with a limit above the largest
-  batch, and for whole batches, and never meets a slice.
-- A batch goes out only when each definition it needs is known to the asker or in the same page.  Definitions that do not
-  fit beside batches make pages of their own, so that a plant with ten thousand tags starts like one with ten.
-- A page with offsets brings the definitions of its own batches and no others: whoever stores it believes a definition only
-  as far as a batch beside it vouches for it, and would take the others for stored.
-- What the store has let go of, or the disk has damaged, is named in its place: a page never skips without a word.
-- Facts whose origin is the asking zone are left out and named as omitted: nobody is sent his own facts.
-- A page stays within the asker's `bytes_max` and within what the broker's packet holds.
+- A batch goes out whole. Only the first one is sliced, where the limit falls inside it or a range begins or ends inside it. A node asks
+  with a limit above the largest batch and never receives a slice.
+- A batch goes out only when each definition it needs is known to the asker or in the same page. Definitions that do not fit beside
+  batches make pages of their own, so a plant with ten thousand tags starts like one with ten.
+- A page with offsets brings only the definitions that its batches need: the receiver stores a definition only where a batch in the page
+  vouches for it, and would take the others for stored.
+- Facts that were released or are damaged are named as holes. A page never skips offsets silently.
+- Facts whose origin is the asking zone are left out and named as omitted.
+- A page stays within the asker's `bytes_max` and within the broker's packet size.
 """
 
 from __future__ import annotations
@@ -19,7 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.batch import Origin
+from agent.pages import Hole, Page, StoredBatch
 from agent.replication.protocol import BATCHES_MAX
+from agent.replication.serving.outcomes import Refuse
 
 ANSWER_OVERHEAD_BYTES = 1024
 """MQTT header, topic, correlation and the fixed fields of an answer's header."""
@@ -30,20 +30,12 @@ HOLE_BYTES = 128
 DEFINITION_OVERHEAD_BYTES = 160
 """One entry of `definitions` without the definition."""
 DEFINITIONS_BYTES_MAX = 512 * 1024
-"""They travel in the header, which has a limit of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """An error answer: a code of the table and the sentence that names the thing."""
-
-    code: str
-    message: str
+"""Definitions are sent in the header, which has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, as far as `until_offset` (None: as there are)."""
+    """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, not beyond `until_offset` (None: to the end)."""
 
     stream: str
     after_offset: int
@@ -52,102 +44,82 @@ class ReadPlan:
     until_offset: int | None = None
 
     def until(self, offset: int) -> int:
-        """An offset, or the end of what was asked for where that lies before it."""
+        """The lower of an offset and `until_offset`."""
         return offset if self.until_offset is None else min(offset, self.until_offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A batch that was read: where it lies, its size, whose facts it holds, how many definitions they need."""
-
-    first_offset: int
-    last_offset: int
-    sealed_bytes: int
-    origin_zone: str
-    origin: str
-    definition_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """Offsets whose facts are no longer here, and why."""
-
-    first_offset: int
-    last_offset: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
-    """A batch of the page: which row, and the offsets to send of it; whole unless the limit falls inside."""
+    """A batch of the page, and the offsets to send of it."""
 
-    row: int
+    batch: StoredBatch
     first_offset: int
     last_offset: int
-    is_whole: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the batch is sent, which is so unless a limit falls inside it."""
+        return (self.first_offset, self.last_offset) == (self.batch.first_offset, self.batch.last_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes into the page.  `definitions` maps an origin to how many of the offered definitions are sent."""
+    """What goes into the page. `definitions` maps an origin to how many of the offered definitions are sent."""
 
     pieces: tuple[Piece, ...]
     omitted: tuple[tuple[int, int], ...]
-    gone: tuple[Gone, ...]
-    definitions: Mapping[str, int]
+    holes: tuple[Hole, ...]
+    definitions: Mapping[Origin, int]
     last_offset: int
 
 
 def select_page(
     plan: ReadPlan,
-    rows: Sequence[Row],
-    gone: Sequence[Gone],
+    page: Page,
     asking_zone: str,
-    offered: Mapping[str, Sequence[int]],
+    offered: Mapping[Origin, Sequence[bytes]],
     known: Mapping[str, int],
     packet_bytes_max: int,
 ) -> Selection | Refuse:
-    """Choose what of the rows read goes into one page; what is `gone` between them goes along in its place.
+    """Choose which of the batches and holes that were read go into one page.
 
-    `offered` holds, per origin, the sizes of the definitions read beyond those `known` to the asker.  A batch goes out
-    only when every definition it needs is known or in this page; a page that has room for definitions only is a page.
-    The first batch may exceed `bytes_max` (else nothing would ever move), never the packet.  Whole batches are sent
-    unless the limit falls inside the first.
+    `offered` holds, by origin, the definitions beyond the number that is `known` to the asker. The first batch may exceed
+    `plan.bytes_max`, or the reader would never advance, but not the packet.
     """
     selection = _Selection(plan, min(plan.bytes_max, packet_bytes_max - ANSWER_OVERHEAD_BYTES))
-    left = list(reversed(gone[:BATCHES_MAX]))
-    is_whole = len(rows) <= BATCHES_MAX
-    for index, row in enumerate(rows[:BATCHES_MAX]):
-        while left and left[-1].first_offset < row.first_offset:
-            selection.pass_over(left.pop())
-        is_whole = False  # until this row is in
-        if row.origin_zone == asking_zone:
-            selection.omit(row)
-            is_whole = index + 1 == len(rows)
+    holes = list(reversed(page.holes[:BATCHES_MAX]))
+    batches = page.batches[:BATCHES_MAX]
+    taken = 0
+    for batch in batches:
+        while holes and holes[-1].first_offset < batch.first_offset:
+            selection.add_hole(holes.pop())
+        if batch.origin.zone == asking_zone:
+            selection.omit(batch)
+            taken += 1
             continue
-        if not selection.take_definitions(row, offered.get(row.origin, ()), known.get(row.origin, 0)):
+        if not selection.add_definitions(batch, offered.get(batch.origin, ()), known.get(str(batch.origin), 0)):
             break
-        if selection.is_empty() and row.sealed_bytes + BATCH_OVERHEAD_BYTES + ANSWER_OVERHEAD_BYTES > packet_bytes_max:
-            size = row.sealed_bytes
+        size = len(batch.sealed)
+        if selection.is_empty() and size + BATCH_OVERHEAD_BYTES + ANSWER_OVERHEAD_BYTES > packet_bytes_max:
             return Refuse(
                 "batch_exceeds_packet",
-                f"the batch at offset {row.first_offset} has {size} bytes, a packet takes {packet_bytes_max}",
+                f"the batch at offset {batch.first_offset} has {size} bytes, a packet takes {packet_bytes_max}",
             )
-        if not selection.take(index, row):
+        if not selection.add(batch):
             break
-        is_whole = index + 1 == len(rows)
-    while left and is_whole:
-        selection.pass_over(left.pop())
-    page = selection.frozen()
-    if rows and not page.pieces and not page.omitted and not page.gone and not page.definitions:
-        return Refuse(
-            "store_unavailable", f"definitions for the batch at offset {rows[0].first_offset} are missing here"
-        )
-    return page
+        taken += 1
+    # A hole behind a batch that was left out belongs to the next page, which begins at that batch.
+    while holes and taken == len(page.batches):
+        selection.add_hole(holes.pop())
+    chosen = selection.frozen()
+    if page.batches and not (chosen.pieces or chosen.omitted or chosen.holes or chosen.definitions):
+        first = page.batches[0].first_offset
+        return Refuse("store_unavailable", f"definitions for the batch at offset {first} are missing here")
+    return chosen
 
 
 class _Selection:
-    """The page while it fills."""
+    """The page while it is being filled."""
 
     def __init__(self, plan: ReadPlan, bytes_max: int) -> None:
         self._plan = plan
@@ -157,58 +129,59 @@ class _Selection:
         self._definition_bytes_left = min(bytes_max, DEFINITIONS_BYTES_MAX)
         self._pieces: list[Piece] = []
         self._omitted: list[tuple[int, int]] = []
-        self._gone: list[Gone] = []
-        self._definitions: dict[str, int] = {}
-        self._vouched: dict[str, int] = {}  # of these, those that the pieces need
+        self._holes: list[Hole] = []
+        self._definitions: dict[Origin, int] = {}
+        self._vouched: dict[Origin, int] = {}  # of these, those that the pieces need
 
     def is_empty(self) -> bool:
         return not self._pieces and not self._definitions
 
-    def omit(self, row: Row) -> None:
-        first, last = max(row.first_offset, self._plan.after_offset + 1), self._plan.until(row.last_offset)
+    def omit(self, batch: StoredBatch) -> None:
+        """Leave out a batch of the asker's own facts; neighbours are joined."""
+        first, last = max(batch.first_offset, self._plan.after_offset + 1), self._plan.until(batch.last_offset)
         if self._omitted and self._omitted[-1][1] == first - 1:
             first = self._omitted.pop()[0]
         self._omitted.append((first, last))
         self._last_offset = last
 
-    def pass_over(self, gone: Gone) -> None:
-        self._gone.append(gone)
+    def add_hole(self, hole: Hole) -> None:
+        self._holes.append(hole)
         self._bytes_left -= HOLE_BYTES
-        self._last_offset = gone.last_offset
+        self._last_offset = hole.last_offset
 
-    def take_definitions(self, row: Row, sizes: Sequence[int], known: int) -> bool:
-        """Add the definitions the row still needs, as far as they fit; True when none is missing afterwards."""
-        taken = self._definitions.get(row.origin, 0)
-        while known + taken < row.definition_count and taken < len(sizes):
-            size = sizes[taken] + DEFINITION_OVERHEAD_BYTES
+    def add_definitions(self, batch: StoredBatch, offered: Sequence[bytes], known: int) -> bool:
+        """Add the definitions the batch still needs, as far as they fit; True when none is missing afterwards."""
+        taken = self._definitions.get(batch.origin, 0)
+        while known + taken < batch.definition_count and taken < len(offered):
+            size = len(offered[taken]) + DEFINITION_OVERHEAD_BYTES
             if size > min(self._bytes_left, self._definition_bytes_left) and not self.is_empty():
                 break
             self._bytes_left -= size
             self._definition_bytes_left -= size
             taken += 1
-            self._definitions[row.origin] = taken
-        return known + taken >= row.definition_count
+            self._definitions[batch.origin] = taken
+        return known + taken >= batch.definition_count
 
-    def take(self, index: int, row: Row) -> bool:
-        """Add the row, or as much of it as the limit allows; True when the next row may be tried."""
-        first = max(row.first_offset, self._plan.after_offset + 1)
-        count = self._plan.until(row.last_offset) - first + 1
-        size = row.sealed_bytes + BATCH_OVERHEAD_BYTES
-        if size > self._bytes_left and not (self.is_empty() and not self._gone):
+    def add(self, batch: StoredBatch) -> bool:
+        """Add the batch, or as much of it as the limit allows; True when the next one may be tried."""
+        first = max(batch.first_offset, self._plan.after_offset + 1)
+        count = self._plan.until(batch.last_offset) - first + 1
+        size = len(batch.sealed) + BATCH_OVERHEAD_BYTES
+        if size > self._bytes_left and not (self.is_empty() and not self._holes):
             return False
         if count > self._facts_left and self._pieces:
             return False
         count = min(count, self._facts_left)
-        piece = Piece(index, first, first + count - 1, is_whole=count == row.last_offset - row.first_offset + 1)
+        piece = Piece(batch, first, first + count - 1)
         self._pieces.append(piece)
         self._last_offset = piece.last_offset
         self._facts_left -= count
         self._bytes_left -= size
-        if row.origin in self._definitions:
-            self._vouched[row.origin] = self._definitions[row.origin]
-        return self._facts_left > 0 and piece.last_offset == row.last_offset
+        if batch.origin in self._definitions:
+            self._vouched[batch.origin] = self._definitions[batch.origin]
+        return self._facts_left > 0 and piece.last_offset == batch.last_offset
 
     def frozen(self) -> Selection:
-        has_offsets = self._pieces or self._omitted or self._gone
+        has_offsets = self._pieces or self._omitted or self._holes
         definitions = dict(self._vouched if has_offsets else self._definitions)
-        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._gone), definitions, self._last_offset)
+        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), definitions, self._last_offset)

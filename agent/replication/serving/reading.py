@@ -1,7 +1,6 @@
-"""Reading a page from the store: what happens between the decision to answer and the answer's bytes.
+"""Reading a page from the store: batches, the definitions they need, the selection (`page.select_page`), slices where a limit asks for one.
 
-One call, at once or in a reader thread: batches, the definitions they need, the choice (`page.select_page`), and slices where a
-small limit asks for one.  Touches nothing but the store's read side, so it may run beside anything.
+Runs in the event loop or in a reader thread. Uses only the store's read methods.
 """
 
 from __future__ import annotations
@@ -14,15 +13,22 @@ import msgspec
 from agent.batch import DIGEST_BYTES, BatchError, Origin, cut, parse
 from agent.pages import Page, StoredBatch
 from agent.replication.protocol import OFFSET_MAX, DefinitionEntry, ServingStore
-from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, select_page
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.page import Piece, ReadPlan, select_page
 
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
+INLINE_FACTS_MAX = 4096
+"""Of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
+SLOW_READ_NS = 2_000_000
+"""A read that took longer waited for the disk. From memory a read takes 0.1 ms."""
+INLINE_PAUSE_NS = 1_000_000_000
+"""After a slow read, before the next inline one."""
 
 
 @dataclass(frozen=True, slots=True)
-class PageAsked:
-    """What to read, for whom, and how much his broker lets through."""
+class PageQuery:
+    """What to read, for which zone, which definitions it knows, and how large a packet may be."""
 
     plan: ReadPlan
     asking_zone: str
@@ -45,7 +51,7 @@ class PageRead:
 
     @property
     def end(self) -> tuple[int, bytes] | None:
-        """Where the last batch of the page ends, and its digest; None where there is none."""
+        """Where the last batch of the page ends, sent or omitted, and its digest; None for a page without batches."""
         last_sent = self.entries[-1][1] if self.entries else 0
         if self.omitted and self.omitted[-1][1] > last_sent:
             return None if self.omitted_digest is None else (self.omitted[-1][1], self.omitted_digest)
@@ -53,18 +59,39 @@ class PageRead:
 
     @property
     def facts(self) -> int:
+        """How many facts are sent."""
         return sum(last - first + 1 for first, last, _ in self.entries)
 
 
-def read_page(store: ServingStore, asked: PageAsked) -> PageRead | Refuse:
-    """The page that `asked` describes, or why there can be none."""
+@dataclass(slots=True)
+class InlineReads:
+    """Whether a page is read inline, by the event loop itself, or in a reader thread.
+
+    A small page in memory is read in a third of the time that the way to a thread and back takes. A slow inline read shows that the disk
+    has to be waited for: threads read for the next second, then one inline read tries again. Large pages are never read inline.
+    """
+
+    paused_until_ns: int = 0
+
+    def allows(self, facts: int, now_ns: int) -> bool:
+        """Whether a page of at most so many facts is read inline."""
+        return facts <= INLINE_FACTS_MAX and now_ns >= self.paused_until_ns
+
+    def took(self, began_ns: int, ended_ns: int) -> None:
+        """An inline read has ended."""
+        if ended_ns - began_ns > SLOW_READ_NS:
+            self.paused_until_ns = ended_ns + INLINE_PAUSE_NS
+
+
+def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
+    """The page that `asked` describes, or why there is none."""
     plan = asked.plan
     page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max, until_offset=plan.until_offset)
-    return _chosen(store, asked, page)
+    return _select(store, asked, page)
 
 
-def read_sequences(store: ServingStore, origin: Origin, asked: PageAsked) -> PageRead | Refuse:
-    """As `read_page`, of one origin, with sequences for places. Whole batches whatever the limit: they are asked for to be stored."""
+def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> PageRead | Refuse:
+    """As `read_page`, of one origin, by its sequences. Whole batches whatever the limit: the asker stores them."""
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
     page = store.read_sequences(plan.stream, origin, first, last, plan.limit, plan.bytes_max)
@@ -73,47 +100,32 @@ def read_sequences(store: ServingStore, origin: Origin, asked: PageAsked) -> Pag
         head = page.batches[0]
         limit, after = max(limit, head.last_offset - head.first_offset + 1), min(after, head.first_offset - 1)
     whole = replace(asked, plan=ReadPlan(plan.stream, after, limit, plan.bytes_max))
-    return _chosen(store, whole, page)
+    return _select(store, whole, page)
 
 
-def _chosen(store: ServingStore, asked: PageAsked, page: Page) -> PageRead | Refuse:
-    plan = asked.plan
-    rows = [
-        Row(
-            each.first_offset,
-            each.last_offset,
-            len(each.sealed),
-            each.origin.zone,
-            str(each.origin),
-            each.definition_count,
-        )
-        for each in page.batches
-    ]
+def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Refuse:
     definitions = _read_definitions(store, page.batches, asked)
-    offered = {origin: [len(body) for body in bodies] for origin, bodies in definitions.items()}
     known = asked.definitions_known
-    gone = [Gone(hole.first_offset, hole.last_offset, hole.reason) for hole in page.holes]
-    chosen = select_page(plan, rows, gone, asked.asking_zone, offered, known, asked.packet_bytes_max)
+    chosen = select_page(asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max)
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches = [], []
     for piece in chosen.pieces:
-        stored = page.batches[piece.row]
         try:
-            sealed = stored.sealed if piece.is_whole else _slice(stored, piece.first_offset, piece.last_offset)
-        except BatchError as error:  # bit rot: named here, for nobody reads it otherwise
-            return Refuse("store_unavailable", f"the batch at offset {stored.first_offset} is damaged: {error}")
+            sealed = piece.batch.sealed if piece.is_whole else _slice(piece)
+        except BatchError as error:  # bit rot: reported here, since no other step opens the batch
+            return Refuse("store_unavailable", f"the batch at offset {piece.batch.first_offset} is damaged: {error}")
         entries.append((piece.first_offset, piece.last_offset, len(sealed)))
         batches.append(sealed)
     return PageRead(
         entries,
         batches,
         list(chosen.omitted),
-        [(one.first_offset, one.last_offset, one.reason) for one in chosen.gone],
+        [(one.first_offset, one.last_offset, one.reason) for one in chosen.holes],
         [
             entry
             for origin, count in chosen.definitions.items()
-            for entry in _entries(origin, known.get(origin, 0), definitions[origin][:count])
+            for entry in _entries(origin, known.get(str(origin), 0), definitions[origin][:count])
         ],
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
@@ -125,8 +137,10 @@ def _digest_at(batches: Sequence[StoredBatch], last_offset: int) -> bytes | None
     return next((each.sealed[-DIGEST_BYTES:] for each in batches if each.last_offset == last_offset), None)
 
 
-def _read_definitions(store: ServingStore, batches: Sequence[StoredBatch], asked: PageAsked) -> dict[str, list[bytes]]:
-    """Per origin, the definitions its batches need beyond those the asker knows."""
+def _read_definitions(
+    store: ServingStore, batches: Sequence[StoredBatch], asked: PageQuery
+) -> dict[Origin, Sequence[bytes]]:
+    """By origin, the definitions its batches need beyond those the asker knows."""
     wanted: dict[Origin, int] = {}
     for each in batches:
         if each.origin.zone != asked.asking_zone:
@@ -135,20 +149,18 @@ def _read_definitions(store: ServingStore, batches: Sequence[StoredBatch], asked
     for origin, count in wanted.items():
         known = asked.definitions_known.get(str(origin), 0)
         if count > known:
-            until = min(count, known + DEFINITIONS_READ_MAX)
-            found[str(origin)] = list(store.definitions(origin, known, until))
+            found[origin] = store.definitions(origin, known, min(count, known + DEFINITIONS_READ_MAX))
     return found
 
 
-def _entries(origin: str, known: int, bodies: list[bytes]) -> list[DefinitionEntry]:
-    zone, _, epoch = origin.partition("/")
+def _entries(origin: Origin, known: int, bodies: Sequence[bytes]) -> list[DefinitionEntry]:
     return [
-        DefinitionEntry(zone=zone, epoch=epoch, number=known + 1 + index, definition=msgspec.Raw(body))
-        for index, body in enumerate(bodies)
+        DefinitionEntry(zone=origin.zone, epoch=origin.epoch.hex(), number=number, definition=msgspec.Raw(body))
+        for number, body in enumerate(bodies, known + 1)
     ]
 
 
-def _slice(stored: StoredBatch, first_offset: int, last_offset: int) -> bytes:
-    """The part of a batch that a small limit, or a frontier in its middle, asks for."""
-    start = first_offset - stored.first_offset
-    return cut(parse(stored.sealed), start, last_offset - stored.first_offset + 1).sealed
+def _slice(piece: Piece) -> bytes:
+    """The part of a batch that a small limit, or a frontier inside it, asks for."""
+    start = piece.batch.first_offset
+    return cut(parse(piece.batch.sealed), piece.first_offset - start, piece.last_offset - start + 1).sealed

@@ -42,21 +42,19 @@ from agent.replication.protocol import (
     request_topic,
     response_topic,
 )
-from agent.replication.serving import sender
+from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.operations import (
-    Appending,
+    Appends,
+    Consumers,
     Context,
     Digests,
-    Fetching,
-    LastValues,
+    Latest,
     Objects,
-    Outcome,
     Ranges,
     Streams,
 )
-from agent.replication.serving.page import Refuse
-from agent.replication.serving.sender import Arrival, Caller, Drop, DropReason
+from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.telemetry import Side, Span, Telemetry
 
 REQUESTS_PER_ZONE_MAX = 64
@@ -106,16 +104,16 @@ class Server:
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
         self._context = Context(link, store, exported, self._telemetry)
-        self._fetching = Fetching(self._context)
-        streams, appending = Streams(self._context), Appending(self._context, appends or {})
+        self._consumers = Consumers(self._context)
+        streams, appending = Streams(self._context), Appends(self._context, appends or {})
         ranges, objects = Ranges(self._context), Objects(self._context, appends or {})
         self._handlers: dict[type[Request], _Handler] = {
-            FetchFacts: self._fetching.fetch,
+            FetchFacts: self._consumers.fetch,
             FetchRange: ranges.fetch_range,
             FetchSequences: ranges.fetch_sequences,
             GetDigests: Digests(self._context).get_digests,
-            ConfirmReceipt: self._fetching.confirm,
-            GetCursor: self._fetching.get_cursor,
+            ConfirmReceipt: self._consumers.confirm,
+            GetCursor: self._consumers.get_cursor,
             GetBounds: streams.get_bounds,
             ListStreams: streams.list_streams,
             AppendFact: appending.append,
@@ -124,7 +122,7 @@ class Server:
             PutObject: objects.put_object,
         }
         if look_up is not None:
-            self._handlers[GetLatest] = LastValues(self._context, look_up).get_latest
+            self._handlers[GetLatest] = Latest(self._context, look_up).get_latest
         self._group: asyncio.TaskGroup | None = None
         self._in_hand: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
@@ -143,13 +141,13 @@ class Server:
             dict(self._drops),
             self._facts_sent,
             self._bytes_sent,
-            self._fetching.parked(),
+            self._consumers.parked(),
         )
 
     async def run(self) -> None:
         """Serve until cancelled; requests in hand are then given up, their askers ask again."""
         loop = asyncio.get_running_loop()
-        unsubscribe = self._store.on_commit(partial(self._fetching.committed, loop))
+        unsubscribe = self._store.on_commit(partial(self._consumers.committed, loop))
         try:
             with ThreadPoolExecutor(READER_THREADS, "bsfg-serve") as self._context.readers:
                 async with asyncio.TaskGroup() as self._group:
@@ -161,8 +159,7 @@ class Server:
     # --------------------------------------------------------------------------------------------------------- arrivals
 
     def _arrived(self, incoming: Incoming) -> None:
-        arrival = Arrival(incoming.topic, incoming.response_topic, incoming.correlation, incoming.is_retained)
-        caller = sender.check_arrival(arrival, self._store.zone, self._peers)
+        caller = check_arrival(incoming, self._store.zone, self._peers)
         if isinstance(caller, Drop):
             self._drop(caller.reason, incoming.topic)
         elif self._group is None or self._in_hand[caller.zone] >= REQUESTS_PER_ZONE_MAX:

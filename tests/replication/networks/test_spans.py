@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.lease import LeaseClaim
 from agent.message import Envelope
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
@@ -42,10 +43,9 @@ from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
 from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.serving.consumer_effects import StartConfirm
+from agent.replication.serving.operations.consumers import BootstrapSpans, Consumers
 from agent.replication.serving.operations.context import Context
-from agent.replication.serving.operations.fetch import Fetching
-from agent.replication.serving.operations.first_readings import FirstReadings
-from agent.replication.serving.sender import Caller
 from agent.telemetry import Side, Span, SpanStatistics, Telemetry
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -194,17 +194,17 @@ def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
 def test_how_a_first_reading_ends_for_who_serves_it() -> None:
     """At the end of the log; by a refusal that somebody has to mend, not by one that passes; when the consumer registers itself again."""
     telemetry = Telemetry()
-    readings = FirstReadings(telemetry)
+    readings = BootstrapSpans(telemetry)
 
     def told() -> tuple[int, int, int, int]:
         return ends(telemetry, Span.BOOTSTRAP, Side.SERVING)
 
-    readings.reached_the_end("idmz.a")
+    readings.reached_end("idmz.a")
     readings.began("idmz.a", "idmz", STREAM)
     readings.refused("idmz.a", "busy")
     assert told() == (1, 0, 0, 0)
-    readings.reached_the_end("idmz.a")
-    readings.reached_the_end("idmz.a")
+    readings.reached_end("idmz.a")
+    readings.reached_end("idmz.a")
     assert told() == (1, 1, 0, 0)
     for _ in range(2):
         readings.began("idmz.b", "idmz", STREAM)
@@ -224,14 +224,13 @@ def test_how_a_confirmation_ends_for_who_serves_it() -> None:
             return ended[at]
 
     telemetry = Telemetry()
-    caller = Caller("idmz", "5f3a", b"")
+    effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1), LeaseClaim("5f3a"))
 
     async def scenario() -> None:
         nonlocal at
-        fetching = Fetching(Context(None, Store(), {}, telemetry))  # type: ignore[arg-type]
+        consumers = Consumers(Context(None, Store(), {}, telemetry))  # type: ignore[arg-type]
         for at in range(3):
-            waiting = fetching._start_confirm(caller, "idmz.a", None, Confirm(last_offset=1))
-            assert waiting is not None
+            waiting = consumers._start_confirm(effect)
             [lambda: ended[0].set_result(1), lambda: ended[1].set_exception(ValueError("no")), waiting.cancel][at]()
             await asyncio.wait([waiting])
 

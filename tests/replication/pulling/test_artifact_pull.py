@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from agent.pages import ArtifactReference
 from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull
-from agent.pages import ArtifactReference
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.pulling.token_bucket import Bandwidth
 

@@ -28,7 +28,7 @@ from agent.replication.protocol.messages import (
     NewFact,
     NewMessage,
 )
-from agent.replication.serving.operations.context import Reply
+from agent.replication.serving.outcomes import Reply
 from tests.replication.nodes import STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
 

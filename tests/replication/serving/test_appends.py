@@ -12,8 +12,8 @@ from agent.message import MessageError, check_message
 from agent.replication.protocol.codec import decode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import AppendFact
-from agent.replication.serving.appends import Asked, asked_of, broken_rule
-from agent.replication.serving.page import Refuse
+from agent.replication.serving.appends import ParsedAppend, parse_append, refuse_message
+from agent.replication.serving.outcomes import Refuse
 
 ENVELOPE = {"message_id": "m1", "from_zone": "idmz", "to_zone": "*", "produced_at_unix_ms": 1_700_000_000_000}
 FACT = {"subject": "order:line1/77", "predicate": "order_released", "object": {"amount": 5}}
@@ -36,7 +36,7 @@ def decoded(*messages: dict[str, Any], raw_object: str = "") -> AppendFact:
 def refusal(message: dict[str, Any], raw_object: str = "") -> str:
     """The code with which a message is refused, by whichever of those who look at it; empty for one that the store takes."""
     try:
-        asked = asked_of(decoded(message, raw_object=raw_object), "idmz")
+        asked = parse_append(decoded(message, raw_object=raw_object), "idmz")
     except MalformedMessage as error:
         return error.code
     if isinstance(asked, Refuse):
@@ -44,7 +44,7 @@ def refusal(message: dict[str, Any], raw_object: str = "") -> str:
     try:
         check_message(asked.messages[0])
     except MessageError as error:
-        return broken_rule(asked.messages, error).code
+        return refuse_message(asked.messages, error).code
     return ""
 
 
@@ -59,8 +59,10 @@ def refusal(message: dict[str, Any], raw_object: str = "") -> str:
 )
 def test_an_object_is_kept_in_its_canonical_form(written: str, kept: bytes) -> None:
     """However it is written, so that the same object has the same bytes, and a repetition is known as one."""
-    asked = asked_of(decoded({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written), "idmz")
-    assert isinstance(asked, Asked)
+    asked = parse_append(
+        decoded({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written), "idmz"
+    )
+    assert isinstance(asked, ParsedAppend)
     (message,) = asked.messages
     check_message(message)
     assert message.fact.object_json == kept
@@ -75,23 +77,23 @@ def test_an_object_without_a_canonical_form_is_refused(written: str) -> None:
 def test_preconditions_go_with_their_messages() -> None:
     """One for each as soon as one message has any, none at all otherwise."""
     plain = {"envelope": ENVELOPE, "fact": FACT}
-    some = asked_of(
+    some = parse_append(
         decoded(plain, {**plain, "producer": "idmz.mes", "lease_epoch": 3}, {**plain, "base_offset": 0}), "idmz"
     )
-    assert isinstance(some, Asked)
+    assert isinstance(some, ParsedAppend)
     assert some.preconditions == [NO_PRECONDITION, Precondition("idmz.mes", 3), Precondition(base_offset=0)]
-    none = asked_of(decoded(plain, plain), "idmz")
-    assert isinstance(none, Asked)
+    none = parse_append(decoded(plain, plain), "idmz")
+    assert isinstance(none, ParsedAppend)
     assert none.preconditions == []
 
 
 def test_the_message_at_fault_is_named() -> None:
     """Where the store finds fault with a message, the refusal says which; a fault of none of them is told as it is."""
     good, bad = {"envelope": ENVELOPE, "fact": FACT}, {"envelope": ENVELOPE, "fact": {**FACT, "predicate": "Released"}}
-    asked = asked_of(decoded(good, bad), "idmz")
-    assert isinstance(asked, Asked)
-    assert broken_rule(asked.messages, MessageError("predicate", "?")).message.startswith("messages[1]: predicate")
-    assert broken_rule(asked.messages[:1], MessageError("base_offset", "no")).message == "base_offset: no"
+    asked = parse_append(decoded(good, bad), "idmz")
+    assert isinstance(asked, ParsedAppend)
+    assert refuse_message(asked.messages, MessageError("predicate", "?")).message.startswith("messages[1]: predicate")
+    assert refuse_message(asked.messages[:1], MessageError("base_offset", "no")).message == "base_offset: no"
 
 
 @given(st.dictionaries(st.sampled_from([*ENVELOPE, "labels", "correlation_id", "object_schema"]), anything), anything)

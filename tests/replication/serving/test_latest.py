@@ -18,7 +18,15 @@ from agent.query.scan import Scanner
 from agent.replication.mqtt.requester import Asker
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, TagKey
-from agent.replication.serving.latest_page import KEPT_MAX, KEPT_MS, Found, Kept, Question, Searched, page_of
+from agent.replication.serving.latest_page import (
+    KEPT_MAX,
+    KEPT_MS,
+    LatestQuery,
+    LatestValues,
+    Search,
+    SearchCache,
+    page_of,
+)
 from agent.replication.serving.operations.latest import WAITING_MAX
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node
@@ -157,10 +165,10 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
     """One search at a time; a few wait, one more is told to ask later, and those that waited are answered."""
     may_go_on, begun = threading.Event(), list[str]()
 
-    def slow(stream: str, _wanted: object, *_: int) -> Found:
+    def slow(stream: str, _wanted: object, *_: int) -> LatestValues:
         begun.append(stream)
         assert may_go_on.wait(20)
-        return Found([], value, 0, 7)
+        return LatestValues([], value, 0, 7)
 
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
@@ -223,9 +231,9 @@ def test_a_page_has_at_least_one_value_and_keeps_its_limits() -> None:
     assert page_of(found([]), None, 4, 1_024) == ([], False)
 
 
-def found(values: list[LatestEntry]) -> Found:
+def found(values: list[LatestEntry]) -> LatestValues:
     """A search that found these."""
-    return Found([each.key.order for each in values], values.__getitem__, 0, 0)
+    return LatestValues([each.key.order for each in values], values.__getitem__, 0, 0)
 
 
 def test_only_values_of_the_page_are_made_readable() -> None:
@@ -237,19 +245,19 @@ def test_only_values_of_the_page_are_made_readable() -> None:
         return value(place)
 
     tags = [value(number).key.order for number in range(1_000)]
-    page, more = page_of(Found(tags, entry_at, 0, 0), tags[500], 3, 10**6)
+    page, more = page_of(LatestValues(tags, entry_at, 0, 0), tags[500], 3, 10**6)
     assert (made, len(page), more) == ([501, 502, 503], 3, True)
 
 
 def test_few_searches_are_kept_and_not_for_long() -> None:
     """For the same question only, at most two, the oldest gives way, and after ten seconds there is none."""
-    kept, questions = Kept(), [Question("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
+    kept, questions = SearchCache(), [LatestQuery("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
     for at_ms, question in enumerate(questions):
         assert kept.get(question, at_ms) is None
-        kept.put(question, Searched(found([]), 7, at_ms))
+        kept.put(question, Search(found([]), 7, at_ms))
     assert [kept.get(question, 10) is not None for question in questions] == [False, True, True]
     assert KEPT_MAX == 2
-    kept.put(questions[1], Searched(found([]), 8, 10))
+    kept.put(questions[1], Search(found([]), 8, 10))
     assert [one.end_offset for question in questions if (one := kept.get(question, 10))] == [8, 7]
     assert [kept.get(question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
     kept.forget(KEPT_MS + 10)
@@ -270,6 +278,6 @@ def test_wanted_is_what_was_asked() -> None:
     """By subject and by prefix; which page of it is asked for makes no other question."""
     first = GetLatest(stream=STREAM, prefix="tag:a", subjects=["tag:ab", "tag:b"])
     later = msgspec.structs.replace(first, after=TagKey(zone="b", subject="tag:ab", predicate="p"), limit=7)
-    assert Question.of(first) == Question.of(later)
+    assert LatestQuery.of(first) == LatestQuery.of(later)
     tags = [("a", "tag:az", "p"), ("b", "tag:ab", "q"), ("c", "tag:b", "p")]
-    assert [Question.of(first).is_about(tag) for tag in tags] == [False, True, False]
+    assert [LatestQuery.of(first).is_about(tag) for tag in tags] == [False, True, False]

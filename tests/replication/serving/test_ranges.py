@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.batch import open_samples, parse
+from agent.batch import Origin, open_samples, parse
 from agent.fact_store.log.settings import StoreSettings
+from agent.pages import Hole, Page, StoredBatch
 from agent.replication.mqtt.requester import Asker
 from agent.replication.protocol.codec import decode_request, encode_request
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import FetchRange, RangeAnswer
-from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, select_page
-from agent.replication.serving.sender import LogView, admit_range
+from agent.replication.serving.admission import LogView, admit_range
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.page import ReadPlan, select_page
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 
@@ -67,33 +69,32 @@ def test_a_range_that_is_none_is_no_request(fields: dict[str, int], code: str) -
 )
 def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: st.DataObject) -> None:
     """Whatever lies in a range, its pages cover each offset of it once, in order, and none outside it."""
-    rows, gone, at = [], [], 0
+    batches, gone, at = list[StoredBatch](), list[Hole](), 0
     for count, kind in parts:
         first, at = at + 1, at + count
         if kind == "gone":
-            gone.append(Gone(first, at, "damaged"))
+            gone.append(Hole(first, at, "damaged"))
         else:
             zone = "idmz" if kind == "own" else "plant-a"
-            rows.append(Row(first, at, 100, zone, f"{zone}/e", 0))
+            batches.append(StoredBatch(first, at, bytes(100), Origin(zone, bytes(16)), 0))
     last = data.draw(st.integers(1, at))
     position = data.draw(st.integers(0, last - 1))
     covered, until = list[int](), range(position + 1, last + 1)
     while position < last:
         plan = ReadPlan(STREAM, position, data.draw(st.integers(1, 12)), data.draw(st.integers(1024, 3000)), last)
-        left = [row for row in rows if row.last_offset > position and row.first_offset <= last]
+        left = [one for one in batches if one.last_offset > position and one.first_offset <= last]
         holes = [  # as the store cuts them
-            Gone(max(one.first_offset, position + 1), min(one.last_offset, last), one.reason)
+            Hole(max(one.first_offset, position + 1), min(one.last_offset, last), one.reason)
             for one in gone
             if one.last_offset > position and one.first_offset <= last
         ]
-        page = select_page(plan, left, holes, "idmz", {}, {}, 10_000)
+        page = select_page(plan, Page(left, at, tuple(holes)), "idmz", {}, {}, 10_000)
         assert not isinstance(page, Refuse)
-        runs = [(one.first_offset, one.last_offset) for one in (*page.pieces, *page.gone)] + list(page.omitted)
+        runs = [(one.first_offset, one.last_offset) for one in (*page.pieces, *page.holes)] + list(page.omitted)
         for first, end in sorted(runs):
             covered += range(first, end + 1)
         for piece in page.pieces:
-            row = left[piece.row]
-            is_all = (piece.first_offset, piece.last_offset) == (row.first_offset, row.last_offset)
+            is_all = (piece.first_offset, piece.last_offset) == (piece.batch.first_offset, piece.batch.last_offset)
             assert piece.is_whole == is_all
         assert page.last_offset > position
         position = page.last_offset

@@ -2,8 +2,9 @@
 
 from agent.batch import Definitions, Link, Origin, seal_samples
 from agent.pages import Page, StoredBatch
-from agent.replication.serving.page import ReadPlan, Refuse
-from agent.replication.serving.reading import PageAsked, PageRead, read_page
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.reading import PageQuery, PageRead, read_page
 
 ORIGIN = Origin("plant-a", bytes(16))
 
@@ -23,9 +24,9 @@ class Rotten:
         return [b"{}"]
 
 
-def asked(limit: int) -> PageAsked:
+def asked(limit: int) -> PageQuery:
     """A page of at most `limit` facts for idmz."""
-    return PageAsked(ReadPlan("facts", 0, limit, 10_000), "idmz", {}, 1_000_000)
+    return PageQuery(ReadPlan("facts", 0, limit, 10_000), "idmz", {}, 1_000_000)
 
 
 def test_damage_is_named_when_a_batch_must_be_opened() -> None:

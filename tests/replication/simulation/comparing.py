@@ -1,6 +1,6 @@
 """Anti-entropy of a node, as `agent.replication.pulling.anti_entropy` does it: the product's own coroutines, stepped by the world's events.
 
-`Comparer` asks, decides and repairs; `Digests` and `Ranges` answer. Nothing of them is rebuilt here: where they wait for a message or a
+`Comparer` asks, decides and repairs; the peer's server answers (`serving`). Nothing of them is rebuilt here: where they wait for a message or a
 commit they are left standing, and go on when its event comes. What stands in the place of asyncio is `steps`.
 """
 
@@ -17,22 +17,17 @@ import pytest
 
 from agent.fact_store.log.errors import StoreError
 from agent.replication.mqtt.requester import Reply, peer_refused
-from agent.replication.protocol.codec import decode_answer, encode_answer, encode_error, encode_request
+from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
-from agent.replication.protocol.messages import ErrorAnswer, FetchSequences, GetDigests, Request
+from agent.replication.protocol.messages import ErrorAnswer, Request
 from agent.replication.pulling import anti_entropy, artifact_pull
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
-from agent.replication.serving.operations import context, digests, ranges
-from agent.replication.serving.page import Refuse
-from agent.replication.serving.sender import Caller
 from tests.replication.simulation.checkers import STREAM
 
 if TYPE_CHECKING:
-    from tests.replication.simulation.node import Node
     from tests.replication.simulation.pulling import Pull
 
 PAGE_BYTES_MAX = 1_500
-PACKET_BYTES_MAX = 16 * 1024
 
 T = TypeVar("T")
 
@@ -157,41 +152,3 @@ class _Asker:
         if isinstance(found, ErrorAnswer):
             raise peer_refused(self.peer_zone, found)
         return Reply(found, batches, len(sent))
-
-
-class _Context(context.Context):
-    """Reads at once."""
-
-    async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
-        return call(*arguments)
-
-
-class Answering:
-    """The serving side of comparisons: one life."""
-
-    def __init__(self, node: Node) -> None:
-        connection: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=PACKET_BYTES_MAX))
-        self._context = _Context(connection, node.running, dict.fromkeys(node.world.zones, frozenset({STREAM})))
-        self._digests, self._ranges = digests.Digests(self._context), ranges.Ranges(self._context)
-
-    def answer(self, caller: Caller, request: GetDigests | FetchSequences) -> bytes:
-        """The answer's bytes. Raises StoreError."""
-        own = self._context.own
-        if isinstance(request, GetDigests):
-            outcome = _result(self._digests.get_digests(caller, request))
-        else:
-            outcome = _result(self._ranges.fetch_sequences(caller, request))
-        if isinstance(outcome, Refuse):
-            return encode_error(own["store_zone"], own["epoch"], "", outcome.code, outcome.message)
-        assert isinstance(outcome, context.Reply)
-        return encode_answer(outcome.answer, outcome.attachment)
-
-
-def _result(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Of a coroutine that waits for nothing."""
-    try:
-        waits_for = coroutine.send(None)
-    except StopIteration as over:
-        found: T = over.value
-        return found
-    raise AssertionError(f"it waits for {waits_for}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.replication.protocol.pull_events import Settings
 from agent.replication.pulling.receiver import Receiver
-from tests.replication.simulation import comparing, stepped
+from tests.replication.simulation import comparing, serving, stepped
 from tests.replication.simulation.checkers import Checkers, Violation
 from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.node import Node
@@ -122,6 +122,7 @@ class World:
         """Until faults have ended and everything has converged; raises Violation where it does not, or something else is wrong."""
         with stepped.stepped(self.clock, self.chance, self.disks) as patch:
             comparing.install(patch)
+            serving.install(patch)
             try:
                 for node in self.nodes:
                     node.make()

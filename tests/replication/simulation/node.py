@@ -138,8 +138,6 @@ class Node:
             self._failed(store.failure)
             return
         check.committed(self)
-        assert self.serving is not None
-        self.serving.grown()
 
     def _failed(self, failure: StoreError) -> None:
         """The process ends and is started again, as the store asks; whatever else ends a store is wrong here."""

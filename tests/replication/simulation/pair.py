@@ -16,7 +16,10 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
+from agent.batch import Origin
+from agent.pages import Hole, Page, StoredBatch
 from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import Confirm, FetchAnswer, FetchFacts
@@ -37,8 +40,10 @@ from agent.replication.protocol.pull_events import (
     Tick,
 )
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.serving import sender
-from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, Selection, select_page
+from agent.replication.serving import admission
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.page import ReadPlan, Selection, select_page
+from tests.replication.consumers import Registered
 
 STREAM = "facts.telemetry"
 CONSUMER = "idmz.facts.telemetry"
@@ -95,23 +100,24 @@ class Log:
         """Whether the batch that ends there can still be read."""
         return last_offset > self.released_offset and last_offset not in self.damaged
 
-    def read(self, after_offset: int, most: int) -> tuple[list[Row], list[Gone]]:
+    def read(self, after_offset: int, most: int) -> Page:
         """As a store reads: batches, and what lies before, between and behind them and is no longer there."""
-        rows: list[Row] = []
-        gone: list[Gone] = []
+        batches: list[StoredBatch] = []
+        holes: list[Hole] = []
+        origin = Origin("plant-a", bytes.fromhex(self.epoch))
         for first, last in self.batches():
             if last <= after_offset:
                 continue
-            if len(rows) == most:
+            if len(batches) == most:
                 break
             if self.has(last):
-                rows.append(Row(first, last, 100 * (last - first + 1), "plant-a", self.epoch, 0))
+                batches.append(StoredBatch(first, last, bytes(100 * (last - first + 1)), origin, 0))
                 continue
-            reason = "expired" if last <= self.released_offset else "damaged"
-            if gone and (gone[-1].last_offset, gone[-1].reason) == (first - 1, reason):
-                first = gone.pop().first_offset  # noqa: PLW2901  one hole
-            gone.append(Gone(max(first, after_offset + 1), last, reason))
-        return rows, gone
+            reason: Literal["expired", "damaged"] = "expired" if last <= self.released_offset else "damaged"
+            if holes and (holes[-1].last_offset, holes[-1].reason) == (first - 1, reason):
+                first = holes.pop().first_offset  # noqa: PLW2901  one hole
+            holes.append(Hole(max(first, after_offset + 1), last, reason))
+        return Page(batches, self.end_offset, tuple(holes))
 
     def lacks(self, first_offset: int, last_offset: int) -> bool:
         """Whether all of these are gone."""
@@ -283,22 +289,22 @@ class World:
 
     def request_arrives(self, request: FetchFacts, fetch_id: int, life: int) -> None:
         log = self.log
-        view = None if log.frontier is None else sender.ConsumerView("idmz", STREAM, log.frontier)
-        admitted = sender.admit_fetch(request, "idmz", frozenset({STREAM}), view, 0)
-        assert isinstance(admitted, sender.Admit), admitted
+        consumer = None if log.frontier is None else Registered("idmz", STREAM, log.frontier)
+        admitted = admission.admit_fetch(request, "idmz", frozenset({STREAM}), consumer, 0)
+        assert admitted == STREAM, admitted
         refusal = self.check_offsets(request)
         if refusal is not None:
             self._send_back(lambda: self._answer_refused(refusal, fetch_id, log.epoch, life))
             return
-        if admitted.must_register:
+        if consumer is None:
             log.frontier = log.released_offset
-        if admitted.confirm is not None:
-            self._confirm(admitted.confirm)
+        if request.confirm is not None:
+            self._confirm(request.confirm)
         self._serve(request, fetch_id, self.now_ms + request.wait_ms, life)
 
     def check_offsets(self, request: FetchFacts) -> Refuse | None:
-        view = sender.LogView(self.log.epoch, self.log.end_offset)
-        return sender.check_offsets(view, request.epoch, request.after_offset, request.confirm)
+        view = admission.LogView(self.log.epoch, self.log.end_offset)
+        return admission.check_offsets(view, request.epoch, request.after_offset, request.confirm)
 
     def _confirm(self, confirm: Confirm) -> None:
         log = self.log
@@ -310,21 +316,20 @@ class World:
     def _serve(self, request: FetchFacts, fetch_id: int, until_ms: int, life: int) -> None:
         log = self.log
         position = request.after_offset if request.after_offset is not None else log.frontier or 0
-        decision = sender.decide_fetch(
+        plan = admission.decide_fetch(
             request, STREAM, position, log.end_offset, len(self.parked), until_ms, self.now_ms
         )
-        if isinstance(decision, sender.Park):
+        if plan is None:
             entry = (request, fetch_id, until_ms, life)
             self.parked.append(entry)
-            self.at(decision.until_ms - self.now_ms, lambda: self._wake(entry))
+            self.at(until_ms - self.now_ms, lambda: self._wake(entry))
             return
-        assert isinstance(decision, sender.Answer), decision
-        rows, gone = log.read(position, 8)
-        page = self._packed(self.choose(decision.plan, rows, gone))
+        assert isinstance(plan, ReadPlan), plan
+        page = self._packed(self.choose(plan, log.read(position, 8)))
         self._send_back(lambda: self._answer_page(page, fetch_id, life))
 
-    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:
-        chosen = select_page(plan, rows, gone, "idmz", {}, {}, 1_000_000)
+    def choose(self, plan: ReadPlan, page: Page) -> Selection:
+        chosen = select_page(plan, page, "idmz", {}, {}, 1_000_000)
         assert not isinstance(chosen, Refuse), chosen
         return chosen
 
@@ -337,7 +342,7 @@ class World:
             frontier=self.log.frontier or 0,
             end_offset=self.log.end_offset,
             batches=[(piece.first_offset, piece.last_offset, 1) for piece in chosen.pieces],
-            holes=[(one.first_offset, one.last_offset, one.reason) for one in chosen.gone],
+            holes=[(one.first_offset, one.last_offset, one.reason) for one in chosen.holes],
             more=chosen.last_offset < self.log.end_offset,
         )
         try:

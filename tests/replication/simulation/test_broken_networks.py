@@ -2,8 +2,9 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agent.fact_store.log.errors import ForkError
 from agent.fact_store.log.held_ranges import Insert
 from agent.fact_store.log.held_ranges import decide_insert as decide_held
 from agent.lease import Lease, LeaseClaim
+from agent.pages import Hole, Page
 from agent.replication.protocol import codec
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchFacts
@@ -26,9 +28,14 @@ from agent.replication.protocol.pull_events import Settings
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import Comparer
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.serving import reading, sender
-from agent.replication.serving.page import Refuse, Selection, select_page
-from agent.replication.serving.reading import PageAsked, PageRead
+from agent.replication.serving import consumer_core, reading
+from agent.replication.serving.admission import decide_fetch
+from agent.replication.serving.consumer_effects import Effect, LookAtStream, Park, RecordServed
+from agent.replication.serving.operations import context
+from agent.replication.serving.operations.consumers import Consumers
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.page import Selection, select_page
+from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from tests.replication.simulation import stepped
 from tests.replication.simulation.broken import (
     BeginsAnewAtEachEpoch,
@@ -43,7 +50,7 @@ from tests.replication.simulation.checkers import Violation
 from tests.replication.simulation.faults import NAMED
 from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
-from tests.replication.simulation.serving import Fetching, Serving
+from tests.replication.simulation.serving import WatchedStore
 from tests.sim import patient
 
 SCHEDULES_MAX = 40
@@ -60,18 +67,22 @@ def nothing(_: pytest.MonkeyPatch) -> None:
 def forgets_what_it_has_sent(patch: pytest.MonkeyPatch) -> None:
     """A sender that goes on behind what it has sent, as if sent were received."""
     sent: dict[tuple[int, str], int] = {}
-    position, send = Serving.position, Serving._send
+    carry_out = Consumers._carry_out
 
-    def from_there(self: Serving, request: FetchFacts, consumer: sender.ConsumerView) -> int:
-        return max(position(self, request, consumer), sent.get((id(self), request.consumer_name), 0))
+    async def from_there(self: Consumers, effect: Effect[Any]) -> Any:
+        match effect:
+            case LookAtStream(_, zone):
+                patch.setattr(consumer_core, "decide_fetch", partial(decide, (id(self), zone)))
+            case Park(_, zone):
+                effect = replace(effect, after_offset=max(effect.after_offset, sent.get((id(self), zone), 0)))
+            case RecordServed(_, zone):
+                sent[id(self), zone] = effect.last_offset
+        return await carry_out(self, effect)
 
-    def remembered(self: Serving, fetching: Fetching, read: PageRead | Refuse) -> None:
-        if isinstance(read, PageRead):
-            sent[id(self), fetching.request.consumer_name] = read.last_offset
-        send(self, fetching, read)
+    def decide(key: tuple[int, str], request: FetchFacts, stream: str, position: int, *rest: int) -> object:
+        return decide_fetch(request, stream, max(position, sent.get(key, 0)), *rest)
 
-    patch.setattr(Serving, "position", from_there)
-    patch.setattr(Serving, "_send", remembered)
+    patch.setattr(Consumers, "_carry_out", from_there)
 
 
 def answers_before_its_commit(patch: pytest.MonkeyPatch) -> None:
@@ -88,12 +99,13 @@ def answers_before_its_commit(patch: pytest.MonkeyPatch) -> None:
 def keeps_its_epoch(patch: pytest.MonkeyPatch) -> None:
     """A store that does not notice that it is an old copy of itself."""
     patch.setattr(opening, "restored_because", lambda *_: None)
-    patch.setattr(Serving, "check_offsets", lambda *_: None)
+    patch.setattr(consumer_core, "check_offsets", lambda *_: None)
 
 
 def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
     """A store that believes itself as long as offsets can be its own."""
-    patch.setattr(Serving, "contradiction", lambda *_: None)
+    for name in ("never_handed", "contradiction"):
+        patch.setattr(WatchedStore, name, lambda *_: None, raising=False)
 
 
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
@@ -149,27 +161,31 @@ def reads_the_clock_on_the_wall(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_newest_only(patch: pytest.MonkeyPatch) -> None:
     """A sender that lets go of what is old when its reader is slow, without a word."""
-    read = Serving.read
 
-    def newest(self: Serving, asked: PageAsked) -> PageRead | Refuse:
-        after_offset = max(asked.plan.after_offset, self._store.end_offset(asked.plan.stream) - 30)
-        return read(self, replace(asked, plan=replace(asked.plan, after_offset=after_offset)))
+    def newest(store: Any, asked: PageQuery) -> PageRead | Refuse:
+        after_offset = max(asked.plan.after_offset, store.end_offset(asked.plan.stream) - 30)
+        return read_page(store, replace(asked, plan=replace(asked.plan, after_offset=after_offset)))
 
-    patch.setattr(Serving, "read", newest)
+    patch.setattr(context, "read_page", newest)
 
 
 def does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """A sender that gives leases and compares none."""
+    confirm = WatchedStore.confirm
 
-    def held(_: Serving, consumer: sender.ConsumerView, fetching: Fetching) -> Lease | sender.AskStore:
-        shown = LeaseClaim(fetching.caller.instance, 0)
-        return sender.AskStore(shown) if fetching.request.lease == 0 else consumer.lease
+    def held(lease: Lease, shown: LeaseClaim) -> Lease | None:
+        return None if shown.epoch == 0 else lease
 
-    def confirm(self: Serving, consumer: str, last_offset: int, _: LeaseClaim) -> Any:
-        return self._store.confirm(consumer, last_offset)
+    def hold_lease(self: WatchedStore, consumer: str, shown: LeaseClaim) -> Any:
+        return watched(self, consumer, LeaseClaim(shown.holder, 0))
 
-    patch.setattr(Serving, "check_lease", held)
-    patch.setattr(Serving, "confirm", confirm)
+    def confirmed(self: WatchedStore, consumer: str, last_offset: int, *_: object, **__: object) -> Any:
+        return confirm(self, consumer, last_offset)
+
+    watched = WatchedStore.hold_lease
+    patch.setattr(consumer_core, "decide", held)
+    patch.setattr(WatchedStore, "hold_lease", hold_lease)
+    patch.setattr(WatchedStore, "confirm", confirmed)
 
 
 def refuses_a_newer_minor(patch: pytest.MonkeyPatch) -> None:
@@ -213,27 +229,25 @@ def knows_damage_by_where_it_begins(patch: pytest.MonkeyPatch) -> None:
 
 def passes_over_holes(patch: pytest.MonkeyPatch) -> None:
     """A sender that leaves out what is gone and says nothing."""
-    patch.setattr(reading, "select_page", lambda plan, rows, _, *rest: select_page(plan, rows, [], *rest))
+    patch.setattr(reading, "select_page", lambda plan, page, *rest: select_page(plan, replace(page, holes=()), *rest))
 
 
 def calls_good_batches_gone(patch: pytest.MonkeyPatch) -> None:
     """A sender that names its last batch as damaged, which is there."""
 
-    def lying(plan: Any, rows: Sequence[Any], gone: Sequence[Any], *rest: Any) -> Selection | Refuse:
-        if rows:
-            last = rows[-1]
-            gone = [*gone, reading.Gone(max(last.first_offset, plan.after_offset + 1), last.last_offset, "damaged")]
-            rows = rows[:-1]
-        return select_page(plan, rows, gone, *rest)
+    def lying(plan: Any, page: Page, *rest: Any) -> Selection | Refuse:
+        if page.batches:
+            *batches, last = page.batches
+            hole = Hole(max(last.first_offset, plan.after_offset + 1), last.last_offset, "damaged")
+            page = replace(page, batches=batches, holes=(*page.holes, hole))
+        return select_page(plan, page, *rest)
 
     patch.setattr(reading, "select_page", lying)
 
 
 def sends_everything_back(patch: pytest.MonkeyPatch) -> None:
     """A sender that does not ask whose facts they are."""
-    patch.setattr(
-        reading, "select_page", lambda plan, rows, gone, _, *rest: select_page(plan, rows, gone, "nobody", *rest)
-    )
+    patch.setattr(reading, "select_page", lambda plan, page, _, *rest: select_page(plan, page, "nobody", *rest))
 
 
 def stores_what_it_holds(patch: pytest.MonkeyPatch) -> None:

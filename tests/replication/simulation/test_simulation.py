@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.pages import Hole, Page
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.protocol.pull_events import (
     Append,
@@ -16,7 +17,8 @@ from agent.replication.protocol.pull_events import (
     Settings,
 )
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, Selection
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.page import ReadPlan, Selection
 from tests.replication.simulation.broken import (
     ConfirmsTooEarly,
     ForgetsEpoch,
@@ -106,25 +108,26 @@ class WaitsAtHoles(Receiver):
 class SilentWorld(World):
     """A sender that leaves out what is gone and says nothing."""
 
-    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:  # noqa: ARG002
-        return super().choose(plan, rows[:1], [])
+    def choose(self, plan: ReadPlan, page: Page) -> Selection:
+        return super().choose(plan, replace(page, batches=page.batches[:1], holes=()))
 
 
 class HastyWorld(World):
     """A sender that names every hole it has read, also those behind a batch that found no room."""
 
-    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:
-        return replace(super().choose(plan, rows, gone), gone=tuple(gone))
+    def choose(self, plan: ReadPlan, page: Page) -> Selection:
+        return replace(super().choose(plan, page), holes=page.holes)
 
 
 class LyingWorld(World):
     """A sender that calls its last batch gone, which is there."""
 
-    def choose(self, plan: ReadPlan, rows: list[Row], gone: list[Gone]) -> Selection:
-        if rows:
-            gone = [*gone, Gone(rows[-1].first_offset, rows[-1].last_offset, "damaged")]
-            rows = rows[:-1]
-        return super().choose(plan, rows, gone)
+    def choose(self, plan: ReadPlan, page: Page) -> Selection:
+        if page.batches:
+            *batches, last = page.batches
+            hole = Hole(last.first_offset, last.last_offset, "damaged")
+            page = replace(page, batches=batches, holes=(*page.holes, hole))
+        return super().choose(plan, page)
 
 
 class RottenTailWorld(World):

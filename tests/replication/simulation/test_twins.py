@@ -25,7 +25,6 @@ from agent.replication.protocol.pull_events import (
     Tick,
 )
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.serving import sender
 from tests.sim import first_seed, patient, scaled
 
 PATIENCE = Settings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
@@ -120,7 +119,7 @@ class World:
     # ------------------------------------------------------------------------------------------------------- serving
 
     def request_arrives(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
-        """As `operations.fetch` does: the lease, the wait, and the lease again."""
+        """As `consumer_core` does: the lease, the wait, and the lease again."""
 
         def answer(lease: Lease | None) -> None:
             if not self.loses():
@@ -136,13 +135,12 @@ class World:
 
     def check(self, instance: str, epoch: int, then: Callable[[Lease | None], None]) -> None:
         """From memory where the caller may go on, else by the writer."""
-        view = sender.ConsumerView("idmz", "s", 10, self.lease)
-        found = sender.check_lease(view, sender.Caller("idmz", instance, b"12345678"), epoch)
-        if isinstance(found, sender.AskStore):
-            self._writing.append((found.shown, then))
-            self.at(self.chance.choice((1, 20, 200)), self.commit)
+        shown = LeaseClaim(instance, epoch)
+        if decide_lease(self.lease, shown) == self.lease:
+            then(self.lease)
         else:
-            then(found)
+            self._writing.append((shown, then))
+            self.at(self.chance.choice((1, 20, 200)), self.commit)
 
     def commit(self) -> None:
         """Everything that waits, in its order; memory shows it when all is durable."""

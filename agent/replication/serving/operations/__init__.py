@@ -1,27 +1,24 @@
-"""What a node serves: one module for each family of operations, each a class that answers its requests.
+"""What a node serves: a class for each family of operations, with a method for each operation.
 
-A request comes here decoded and checked, from a caller whose zone the broker has proven (`server`). An operation says what it
-answers, refuses with a code of the table, or lets the request go unanswered. It holds no state that outlives a request but the
-fetches that are parked.
+Requests arrive decoded and checked, from a caller whose zone the broker has proven (`server`). A method returns an `Outcome`. Nothing
+outlives a request but the fetches that are parked and the searches that are kept for their next page.
 """
 
-from agent.replication.serving.operations.append import Appending
-from agent.replication.serving.operations.context import Context, Outcome
-from agent.replication.serving.operations.digests import Digests
-from agent.replication.serving.operations.fetch import Fetching
-from agent.replication.serving.operations.latest import LastValues
+from agent.replication.serving.operations.appends import Appends
+from agent.replication.serving.operations.consumers import Consumers
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.operations.objects import Objects
 from agent.replication.serving.operations.ranges import Ranges
-from agent.replication.serving.operations.streams import Streams
+from agent.replication.serving.operations.streams import Digests, Streams
 
 __all__ = [
-    "Appending",
+    "Appends",
+    "Consumers",
     "Context",
     "Digests",
-    "Fetching",
-    "LastValues",
+    "Latest",
     "Objects",
-    "Outcome",
     "Ranges",
     "Streams",
 ]

@@ -1,39 +1,25 @@
-"""What every operation works with: the store, who may read what, and the threads in which the disk is waited for."""
+"""What every operation works with: the store, which zone may read which streams, the clock, and the threads that wait for the disk."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 from agent.replication.mqtt import Link
-from agent.replication.protocol import Answer, ServingStore
-from agent.replication.serving.nearness import Nearness
-from agent.replication.serving.page import Refuse
-from agent.replication.serving.reading import PageAsked, PageRead, read_page
-from agent.replication.serving.sender import Drop
+from agent.replication.protocol import ServingStore
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
 
 
-class Reply(NamedTuple):
-    """A good answer and the pieces of its attachment."""
-
-    answer: Answer
-    attachment: list[bytes]
-    facts: int = 0
-    waited_ns: int = 0  # of the time it took, for facts to be written
-
-
-Outcome = Reply | Refuse | Drop
-
-
-class From(TypedDict):
-    """The fields with which every answer says whose it is."""
+class StoreName(TypedDict):
+    """The fields of every answer that say which store it comes from."""
 
     store_zone: str
     epoch: str
@@ -41,7 +27,10 @@ class From(TypedDict):
 
 @dataclass
 class Context:
-    """One link's side of a serving node. `exports`: each peer zone and the streams it may read."""
+    """One link's side of a serving node. `exports`: each peer zone and the streams it may read.
+
+    Everything that operations wait for goes through the methods below, so a simulation can put its own clock and event loop here.
+    """
 
     link: Link
     store: ServingStore
@@ -49,28 +38,44 @@ class Context:
     telemetry: Telemetry = field(default_factory=Telemetry)
     epoch: str = field(init=False)
     readers: Executor | None = None  # while the server runs
-    nearness: Nearness = field(default_factory=Nearness)
+    inline_reads: InlineReads = field(default_factory=InlineReads)
 
     def __post_init__(self) -> None:
         self.epoch = self.store.epoch.hex()
 
     @property
-    def own(self) -> From:
-        """What every answer begins with."""
+    def own(self) -> StoreName:
+        """The first fields of every answer."""
         return {"store_zone": self.store.zone, "epoch": self.epoch}
 
-    async def page(self, asked: PageAsked) -> PageRead | Refuse:
-        """The page that `asked` describes: read at once where it is small and the disk is quick, else in a reader thread."""
+    def now_ns(self) -> int:
+        """The monotonic clock."""
+        return time.monotonic_ns()
+
+    def wrap(self, future: Future[_T]) -> asyncio.Future[_T]:
+        """A future of the store, to be awaited in the event loop."""
+        return asyncio.wrap_future(future)
+
+    def future(self) -> asyncio.Future[bool]:
+        """A future of the event loop."""
+        return asyncio.get_running_loop().create_future()
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call back in a while; returns the way to cancel that."""
+        return asyncio.get_running_loop().call_later(delay_s, callback).cancel
+
+    async def in_thread(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Do what reads the disk, in one of the reader threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
+
+    async def page(self, asked: PageQuery) -> PageRead | Refuse:
+        """The page that `asked` describes, read inline or in a reader thread (`InlineReads`)."""
         plan = asked.plan
         facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
-        began_ns = time.monotonic_ns()
-        if not self.nearness.is_near(facts, began_ns):
+        began_ns = self.now_ns()
+        if not self.inline_reads.allows(facts, began_ns):
             return await self.in_thread(read_page, self.store, asked)
         try:
             return read_page(self.store, asked)
         finally:
-            self.nearness.took(began_ns, time.monotonic_ns())
-
-    async def in_thread(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Do what touches the disk, in one of the reader threads."""
-        return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
+            self.inline_reads.took(began_ns, self.now_ns())

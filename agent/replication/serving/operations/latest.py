@@ -10,10 +10,10 @@ import asyncio
 import time
 
 from agent.replication.protocol import GetLatest, LatestAnswer, LatestEntry
-from agent.replication.serving.latest_page import KEPT_MS, Kept, LookUp, Question, Searched, page_of
-from agent.replication.serving.operations.context import Context, Outcome, Reply
-from agent.replication.serving.page import Refuse
-from agent.replication.serving.sender import Caller, not_exported
+from agent.replication.serving.admission import Caller, not_exported
+from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 WAITING_MAX = 8
 """Searches that wait for the one before, some tenths of a second each: all are answered before their askers give up."""
@@ -22,7 +22,7 @@ HEAD_BYTES = 2048
 """Of an answer and its packet, besides the values."""
 
 
-class LastValues:
+class Latest:
     """Answers with what `look_up` finds."""
 
     def __init__(self, context: Context, look_up: LookUp) -> None:
@@ -30,7 +30,7 @@ class LastValues:
         self._look_up = look_up
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._kept = Kept()
+        self._kept = SearchCache()
 
     async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
         """A page of values."""
@@ -58,20 +58,20 @@ class LastValues:
         )
         return Reply(answer, [])
 
-    async def _searched(self, request: GetLatest) -> Searched:
+    async def _searched(self, request: GetLatest) -> Search:
         """The search of which a page is asked for: a new one for the first page, and for a later one if it is kept no more."""
-        context, question = self._context, Question.of(request)
+        context, question = self._context, LatestQuery.of(request)
         searched = None if request.after is None else self._kept.get(question, _now_ms())
         if searched is None:
             end_offset = context.store.end_offset(request.stream)
             asked = request.stream, question.is_about, request.fresh_ms, request.depth_facts
-            searched = Searched(await context.in_thread(self._look_up, *asked), end_offset, _now_ms())
+            searched = Search(await context.in_thread(self._look_up, *asked), end_offset, _now_ms())
             self._kept.put(question, searched)
             asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
         return searched
 
 
-def _page(searched: Searched, request: GetLatest, bytes_max: int) -> tuple[list[LatestEntry], bool]:
+def _page(searched: Search, request: GetLatest, bytes_max: int) -> tuple[list[LatestEntry], bool]:
     after = None if request.after is None else request.after.order
     return page_of(searched.found, after, request.limit, bytes_max)
 

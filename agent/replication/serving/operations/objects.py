@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.replication.protocol import GetObject, ObjectAnswer, PutAnswer, PutObject
-from agent.replication.serving.operations.context import Context, Outcome, Reply
-from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES, Refuse
-from agent.replication.serving.sender import Caller
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Outcome, Refuse, Reply
+from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES
 
 
 class Objects:

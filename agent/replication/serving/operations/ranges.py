@@ -1,33 +1,32 @@
-"""FetchRange and FetchSequences: facts by where they lie, here or at their origin, for whoever keeps his own count. Nothing is registered, confirmed or waited for.
+"""FetchRange and FetchSequences: facts by offset, or by sequence of an origin, for callers that keep their own position.
 
-Any number of askers may read side by side, so a job that reads a year is cut into tasks, and what was read is read again. Whoever
-cuts a range in the middle of a batch gets a slice of it from both sides.
+Nothing is registered, confirmed or waited for, so any number of tasks may read side by side. A range that ends inside a batch gets a
+slice of it.
 """
 
 from __future__ import annotations
 
 from agent.replication.protocol import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
-from agent.replication.serving import sender
-from agent.replication.serving.operations.context import Context, Outcome, Reply
-from agent.replication.serving.page import Refuse
-from agent.replication.serving.reading import PageAsked, read_sequences
-from agent.replication.serving.sender import Caller, LogView
+from agent.replication.serving.admission import Caller, LogView, admit_range, admit_sequences
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Outcome, Refuse, Reply
+from agent.replication.serving.reading import PageQuery, read_sequences
 
 
 class Ranges:
-    """Serves what is asked for by position."""
+    """Serves ranges of offsets and of sequences."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def fetch_sequences(self, caller: Caller, request: FetchSequences) -> Outcome:
-        """The page from `first_sequence` on. An asker who names his own facts wants them back: nothing is omitted."""
+        """The page from `first_sequence` on. Nothing is omitted: a caller that asks for its own facts wants them back."""
         context = self._context
-        plan = sender.admit_sequences(request, caller.zone, context.exports[caller.zone])
+        plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
         if isinstance(plan, Refuse):
             return plan
         packet_bytes_max = context.link.require().packet_bytes_max
-        asked = PageAsked(plan, "", request.definitions_known, packet_bytes_max)
+        asked = PageQuery(plan, "", request.definitions_known, packet_bytes_max)
         read = await context.in_thread(read_sequences, context.store, origin_named(request.origin), asked)
         if isinstance(read, Refuse):
             return read
@@ -46,11 +45,11 @@ class Ranges:
         """The page from `first_offset` on."""
         context = self._context
         log = LogView(context.epoch, context.store.end_offset(request.stream))
-        plan = sender.admit_range(request, caller.zone, context.exports[caller.zone], log)
+        plan = admit_range(request, caller.zone, context.exports[caller.zone], log)
         if isinstance(plan, Refuse):
             return plan
         packet_bytes_max = context.link.require().packet_bytes_max
-        asked = PageAsked(plan, caller.zone, request.definitions_known, packet_bytes_max)
+        asked = PageQuery(plan, caller.zone, request.definitions_known, packet_bytes_max)
         read = await context.page(asked)
         if isinstance(read, Refuse):
             return read

@@ -1,16 +1,34 @@
-"""ListStreams and GetBounds: which streams a zone may read, and what they hold. From memory."""
+"""ListStreams, GetBounds and GetDigests: which streams a zone may read, and what they hold.
+
+Digests let another store be compared with this one without a fact being sent: batches form a chain, so two stores with the same digest
+at one sequence have the same history before it. Bounds and held ranges come from memory, digests inside a range from an index.
+"""
 
 from __future__ import annotations
 
 import time
 
-from agent.replication.protocol import BoundsAnswer, GetBounds, ListStreams, StreamEntry, StreamsAnswer
-from agent.replication.serving.operations.context import Context, Outcome, Reply
-from agent.replication.serving.sender import Caller, not_exported
+from agent.replication.protocol import (
+    BoundsAnswer,
+    DigestsAnswer,
+    GetBounds,
+    GetDigests,
+    ListStreams,
+    StreamEntry,
+    StreamsAnswer,
+    origin_named,
+    spread,
+)
+from agent.replication.serving.admission import Caller, not_exported
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Outcome, Reply
+
+RANGES_PER_ANSWER = 1000
+"""An answer with this many ranges begins no further origin."""
 
 
 class Streams:
-    """Resource discovery."""
+    """Serves names and bounds."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -30,7 +48,7 @@ class Streams:
         return not_exported(request.stream, caller.zone)
 
     def _exported(self, caller: Caller) -> list[StreamEntry]:
-        """One that is exported but holds nothing yet is listed as empty."""
+        """A stream that is exported but holds nothing yet is listed as empty."""
         bounds = {stream.name: stream for stream in self._context.store.streams()}
         entries = []
         for name in sorted(self._context.exports[caller.zone]):
@@ -38,3 +56,39 @@ class Streams:
             first, end = (stream.first_offset, stream.end_offset) if stream is not None else (1, 0)
             entries.append(StreamEntry(name=name, first_offset=max(first, 1), end_offset=end))
         return entries
+
+
+class Digests:
+    """Serves digests for comparisons."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def get_digests(self, caller: Caller, request: GetDigests) -> Outcome:
+        """What is held, or what lies inside a range."""
+        context, stream = self._context, request.stream
+        if stream not in context.exports[caller.zone]:
+            return not_exported(stream, caller.zone)
+        if request.origin is None or request.first_sequence is None or request.last_sequence is None:
+            return Reply(self._ranges(stream, request.after_origin or ""), [])
+        targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
+        origin = origin_named(request.origin)
+        found = await context.in_thread(context.store.batch_ends, stream, origin, targets)
+        ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
+        return Reply(
+            DigestsAnswer(**context.own, stream=stream, end_offset=context.store.end_offset(stream), ends=ends), []
+        )
+
+    def _ranges(self, stream: str, after_origin: str) -> DigestsAnswer:
+        """Whole origins, in the order of their names. The end is read last, so every range named lies before it."""
+        held = {str(origin): ranges for origin, ranges in self._context.store.held(stream).items()}
+        ranges, more = list[tuple[str, int, int, str, str]](), False
+        for name in sorted(name for name in held if name > after_origin):
+            if len(ranges) >= RANGES_PER_ANSWER:
+                more = True
+                break
+            for one in held[name]:
+                digests = one.first_previous_digest.hex(), one.last_digest.hex()
+                ranges.append((name, one.first_sequence, one.last_sequence, *digests))
+        end_offset = self._context.store.end_offset(stream)
+        return DigestsAnswer(**self._context.own, stream=stream, end_offset=end_offset, ranges=ranges, more=more)

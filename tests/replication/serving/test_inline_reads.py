@@ -1,4 +1,4 @@
-"""Small pages are read at once, as long as the disk does not have to be waited for."""
+"""Small pages are read inline, by the event loop, as long as the disk is quick."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import pytest
 
 from agent.fact_store.log.settings import StoreSettings
 from agent.replication.protocol.messages import FetchRange, RangeAnswer
-from agent.replication.serving.nearness import AWAY_NS, FACTS_MAX, SLOW_NS, Nearness
+from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSE_NS, SLOW_READ_NS, InlineReads
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 
 
-def test_large_pages_are_never_read_at_once() -> None:
-    """However quick the disk is: checking a large page takes as long as a slow disk."""
-    nearness = Nearness()
-    assert nearness.is_near(FACTS_MAX, 0)
-    assert not nearness.is_near(FACTS_MAX + 1, 0)
+def test_large_pages_are_never_read_inline() -> None:
+    """However quick the disk is: to check a large page takes as long as to wait for a slow disk."""
+    reads = InlineReads()
+    assert reads.allows(INLINE_FACTS_MAX, 0)
+    assert not reads.allows(INLINE_FACTS_MAX + 1, 0)
 
 
-def test_one_slow_read_sends_the_next_ones_away_for_a_while() -> None:
-    """Then one is tried at once again, and if it is quick, so are those after it."""
-    nearness = Nearness()
-    nearness.took(0, SLOW_NS)
-    assert nearness.is_near(1, SLOW_NS)
-    nearness.took(0, SLOW_NS + 1)
-    over = SLOW_NS + 1 + AWAY_NS
-    assert not nearness.is_near(1, over - 1)
-    assert nearness.is_near(1, over)
-    nearness.took(over, over + 1)
-    assert nearness.is_near(1, over + 2)
+def test_one_slow_read_pauses_inline_reads() -> None:
+    """After the pause one is tried inline, and if it is quick, so are those after it."""
+    reads = InlineReads()
+    reads.took(0, SLOW_READ_NS)
+    assert reads.allows(1, SLOW_READ_NS)
+    reads.took(0, SLOW_READ_NS + 1)
+    over = SLOW_READ_NS + 1 + INLINE_PAUSE_NS
+    assert not reads.allows(1, over - 1)
+    assert reads.allows(1, over)
+    reads.took(over, over + 1)
+    assert reads.allows(1, over + 2)
 
 
 @pytest.mark.system
@@ -79,7 +79,7 @@ def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
             async with asyncio.timeout(20):
                 while not (disk.by and disk.by[-1]):  # this machine may be slow for a while, too
                     await ask(1)
-            monkeypatch.setattr("agent.replication.serving.nearness.AWAY_NS", 3600 * 10**9)
+            monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_NS", 3600 * 10**9)
             slow.set()
             disk.by.clear()
             for first in (1, 101, 201, 1, 101):

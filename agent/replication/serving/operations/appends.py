@@ -7,22 +7,21 @@ same messages again are answered with where they lie.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 
 from agent.append_contract import append_answer, check_producer
 from agent.message import MessageError
 from agent.replication.protocol import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
-from agent.replication.serving.appends import asked_of, broken_rule, not_allowed
-from agent.replication.serving.operations.context import Context, Outcome, Reply
-from agent.replication.serving.page import Refuse
-from agent.replication.serving.sender import Caller
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.appends import not_allowed, parse_append, refuse_message
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 _log = logging.getLogger(__name__)
 
 
-class Appending:
+class Appends:
     """Takes what other zones append. `appends`: each peer zone and the streams it may append to."""
 
     def __init__(self, context: Context, appends: Mapping[str, frozenset[str]]) -> None:
@@ -33,16 +32,16 @@ class Appending:
         """What became of each message, once it is where `acks` promises it, or its time is over."""
         if not self._may(caller, request.stream):
             return not_allowed(request.stream, caller.zone)
-        asked = asked_of(request, caller.zone)
-        if isinstance(asked, Refuse):
-            return asked
+        parsed = parse_append(request, caller.zone)
+        if isinstance(parsed, Refuse):
+            return parsed
         try:
             appending = self._context.store.append_messages(
-                request.stream, asked.messages, acks=request.acks, preconditions=asked.preconditions
+                request.stream, parsed.messages, acks=request.acks, preconditions=parsed.preconditions
             )
         except MessageError as error:
-            return broken_rule(asked.messages, error)
-        outcomes = [AppendedEntry(**append_answer(each)) for each in await asyncio.wrap_future(appending)]
+            return refuse_message(parsed.messages, error)
+        outcomes = [AppendedEntry(**append_answer(each)) for each in await self._context.wrap(appending)]
         return Reply(AppendAnswer(**self._context.own, outcomes=outcomes), [])
 
     async def acquire_lease(self, caller: Caller, request: AcquireLease) -> Outcome:
@@ -55,9 +54,9 @@ class Appending:
             return Refuse("bad_request", str(error))
         store, stream, producer = self._context.store, request.stream, request.producer
         if request.lease_after is None:
-            epoch: int | None = await asyncio.wrap_future(store.acquire_lease(stream, producer))
+            epoch: int | None = await self._context.wrap(store.acquire_lease(stream, producer))
         else:
-            epoch = await asyncio.wrap_future(store.acquire_lease_after(stream, producer, request.lease_after))
+            epoch = await self._context.wrap(store.acquire_lease_after(stream, producer, request.lease_after))
         if epoch is None:
             in_force = store.lease_epoch(stream, producer)
             return Reply(LeaseAnswer(**self._context.own, lease_in_force=in_force), [])

@@ -1,0 +1,167 @@
+"""Admission: who may ask, which offsets a request may name, and whether a fetch is answered now or waits. Core: no IO, no clock.
+
+Nothing here changes state. A fetch that is repeated gets the same facts again until they are confirmed. What a request claims about
+its sender does not count: the asking zone stands in the request topic, which the broker has proven.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.pages import Consumer
+from agent.replication.mqtt import Incoming
+from agent.replication.protocol import (
+    Confirm,
+    FetchFacts,
+    FetchRange,
+    FetchSequences,
+    MalformedMessage,
+    check_response_topic,
+    parse_request_topic,
+)
+from agent.replication.serving.outcomes import Drop, DropReason, Refuse
+from agent.replication.serving.page import ReadPlan
+
+PARKED_PER_ZONE_MAX = 32
+"""Fetches of one zone that may wait for facts at once: more than one for each of its streams."""
+CONSUMERS_PER_ZONE_MAX = 64
+"""A consumer that stops confirming keeps facts from being released."""
+CORRELATION_BYTES_MIN, CORRELATION_BYTES_MAX = 8, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as proven by the broker, and where the answer goes."""
+
+    zone: str
+    instance: str
+    correlation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """The serving store at one moment: its epoch and the end of the stream in question."""
+
+    epoch: str
+    end_offset: int
+
+
+def check_arrival(incoming: Incoming, own_zone: str, peer_zones: frozenset[str]) -> Caller | Drop:
+    """Who asks and where the answer goes. A message that is not exactly right gets no answer."""
+    if incoming.is_retained:
+        return Drop(DropReason.RETAINED)
+    try:
+        topic = parse_request_topic(incoming.topic)
+    except MalformedMessage:
+        return Drop(DropReason.BAD_TOPIC)
+    if topic.serving_zone != own_zone:
+        return Drop(DropReason.BAD_TOPIC)
+    if topic.asking_zone not in peer_zones:
+        return Drop(DropReason.NOT_A_PEER)
+    if incoming.response_topic is None:
+        return Drop(DropReason.NO_RESPONSE_TOPIC)
+    try:
+        instance = check_response_topic(incoming.response_topic, own_zone, topic.asking_zone)
+    except MalformedMessage:
+        return Drop(DropReason.FOREIGN_RESPONSE_TOPIC)
+    correlation = incoming.correlation or b""
+    if not CORRELATION_BYTES_MIN <= len(correlation) <= CORRELATION_BYTES_MAX:
+        return Drop(DropReason.BAD_CORRELATION)
+    return Caller(topic.asking_zone, instance, correlation)
+
+
+def admit_fetch(
+    request: FetchFacts,
+    asking_zone: str,
+    exports: frozenset[str],
+    consumer: Consumer | None,
+    consumers_of_zone: int,
+) -> str | Refuse:
+    """The stream that a fetch reads, if its zone may read it with this consumer (None: to be registered). Decided before any state is
+    changed."""
+    if consumer is None:
+        if request.stream is None:
+            return Refuse("unknown_consumer", f"no consumer {request.consumer_name!r}")
+        if request.stream not in exports:
+            return not_exported(request.stream, asking_zone)
+        if consumers_of_zone >= CONSUMERS_PER_ZONE_MAX:
+            return Refuse("too_many_consumers", f"{asking_zone} has {consumers_of_zone} consumers")
+        return request.stream
+    own = check_consumer(request.consumer_name, asking_zone, exports, consumer)
+    if isinstance(own, Refuse):
+        return own
+    if request.stream is not None and request.stream != own.stream:
+        return Refuse(
+            "consumer_stream_mismatch",
+            f"consumer {request.consumer_name!r} reads {own.stream!r}, not {request.stream!r}",
+        )
+    return own.stream
+
+
+def check_consumer(
+    name: str, asking_zone: str, exports: frozenset[str], consumer: Consumer | None
+) -> Consumer | Refuse:
+    """The consumer, if it exists and the zone may use it."""
+    if consumer is None:
+        return Refuse("unknown_consumer", f"no consumer {name!r}")
+    if consumer.zone != asking_zone:
+        return Refuse("consumer_not_yours", f"consumer {name!r} is not registered by {asking_zone}")
+    if consumer.stream not in exports:  # exported once, withdrawn since
+        return not_exported(consumer.stream, asking_zone)
+    return consumer
+
+
+def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], log: LogView) -> ReadPlan | Refuse:
+    """What to read of a range. A stream that is not exported is refused before its offsets are mentioned."""
+    if request.stream not in exports:
+        return not_exported(request.stream, asking_zone)
+    refusal = check_offsets(log, request.epoch, request.first_offset - 1, None)
+    if refusal is not None:
+        return refusal
+    return ReadPlan(request.stream, request.first_offset - 1, request.limit, request.bytes_max, request.last_offset)
+
+
+def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozenset[str]) -> ReadPlan | Refuse:
+    """What to read of an origin. The plan counts sequences instead of offsets."""
+    if request.stream not in exports:
+        return not_exported(request.stream, asking_zone)
+    first, last = request.first_sequence, request.last_sequence
+    return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last)
+
+
+def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
+    """Why the offsets in a request cannot be of this log; None when they can.
+
+    Offsets of another epoch are never taken for this store's: a confirmation of a store that was replaced would release facts of this
+    one that were never read.
+    """
+    if epoch is not None and epoch != log.epoch:
+        return Refuse("epoch_changed", f"offsets of epoch {epoch}, this store is {log.epoch}")
+    if confirm is not None and confirm.last_offset > log.end_offset:
+        return Refuse("confirm_beyond_log", f"confirm up to {confirm.last_offset}, the log ends at {log.end_offset}")
+    if after_offset is not None and after_offset > log.end_offset:
+        return Refuse("offset_beyond_log", f"offset {after_offset} is named, the log ends at {log.end_offset}")
+    return None
+
+
+def decide_fetch(
+    request: FetchFacts,
+    stream: str,
+    position: int,
+    end_offset: int,
+    parked_of_zone: int,
+    until_ms: int,
+    now_ms: int,
+) -> ReadPlan | Refuse | None:
+    """What to read now; None to wait for facts. `position` is `after_offset`, else the frontier after the confirmation; `until_ms` is
+    when the request's patience ends, its arrival plus `wait_ms`."""
+    if end_offset > position or now_ms >= until_ms:
+        return ReadPlan(stream, position, request.limit, request.bytes_max)
+    if parked_of_zone >= PARKED_PER_ZONE_MAX:
+        return Refuse("busy", f"{parked_of_zone} fetches of your zone are waiting already")
+    return None
+
+
+def not_exported(stream: str, asking_zone: str) -> Refuse:
+    """A stream that this zone may not read, whether it exists or not."""
+    return Refuse("stream_not_exported", f"stream {stream!r} is not exported to {asking_zone}")

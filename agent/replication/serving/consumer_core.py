@@ -1,0 +1,259 @@
+"""The serving core: in which order FetchFacts, ConfirmReceipt and GetCursor are checked, written and read. Core: no IO, no clock.
+
+Each request is a generator that yields effects (`consumer_effects`) and is sent their results. The order of the steps is what keeps
+facts safe, so each step that carries a safety argument names its decision (docs/decisions). `operations.consumers` carries the
+effects out; the simulation runs the same core and the same shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agent.lease import NO_LEASE, Lease, LeaseClaim, decide_lease, must_claim_again
+from agent.pages import Consumer
+from agent.replication.protocol import (
+    Confirm,
+    ConfirmAnswer,
+    ConfirmReceipt,
+    CursorAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetCursor,
+)
+from agent.replication.serving.admission import (
+    Caller,
+    LogView,
+    admit_fetch,
+    check_consumer,
+    check_offsets,
+    decide_fetch,
+)
+from agent.replication.serving.consumer_effects import (
+    AnnounceLease,
+    AwaitConfirm,
+    BatchEnd,
+    BeginServing,
+    CheckConfirm,
+    CompareHistory,
+    Confirming,
+    CountConsumers,
+    Effect,
+    ExplainNeverServed,
+    FindConsumer,
+    HasServed,
+    HoldLease,
+    LookAtStream,
+    Park,
+    ReadPage,
+    RecordServed,
+    RegisterConsumer,
+    ReportPeerAhead,
+    StartConfirm,
+    Steps,
+)
+from agent.replication.serving.outcomes import Drop, DropReason, Refuse, Reply
+from agent.replication.serving.reading import PageRead
+
+_T = TypeVar("_T")
+_Some = Generator[Effect[Any], Any, _T]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerCore:
+    """Serves one request of `caller`, which may read the streams in `exports`, from a store of this zone and epoch."""
+
+    caller: Caller
+    exports: frozenset[str]
+    store_zone: str
+    epoch: str
+
+    def fetch(self, request: FetchFacts, arrived_ms: int) -> Steps:
+        """FetchFacts: a page, once there is one or the caller's patience has ended."""
+        zone, name = self.caller.zone, request.consumer_name
+        consumer = yield from FindConsumer(name)
+        owned = 0 if consumer else (yield from CountConsumers(zone))
+        stream = admit_fetch(request, zone, self.exports, consumer, owned)
+        if isinstance(stream, Refuse):
+            return stream
+        # 0030: offsets of another epoch, or beyond the end, neither release facts nor select any.
+        if refusal := (yield from self._check_offsets(request, stream, request.after_offset, request.confirm)):
+            return refusal
+        # 0041: a store that lacks what the peer took from it is an old copy. It must not serve other facts under the same offsets.
+        if refusal := (yield from self._check_history(request, stream)):
+            return refusal
+        if consumer is None:
+            consumer = yield from RegisterConsumer(name, zone, stream, request.starts)
+        # 0036: the lease comes before everything that acts in the consumer's name.
+        shown = LeaseClaim(self.caller.instance, request.lease, request.lease_after)
+        lease = yield from self._take_lease(name, shown)
+        if must_claim_again(lease, shown):
+            return (yield from self._name_lease(request, consumer, lease))
+        # 0036: from here on the caller shows the lease it holds. Showing 0 again would take back what another instance got since.
+        shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
+        confirming = yield from self._start_confirm(name, request.confirm, shown)
+        position, frontier = request.after_offset, consumer.frontier
+        if position is None:
+            if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
+                frontier = yield from AwaitConfirm(confirming)
+            position = frontier
+        # 0041: that this zone is served from this stream is durable before the first facts leave.
+        yield from BeginServing(stream, zone)
+        read, waited_ns = yield from self._read_when_due(request, stream, position, arrived_ms + request.wait_ms)
+        if confirming is not None:
+            # A page that is read ahead does not wait for an fsync. It still reports a confirmation that has failed by now.
+            is_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
+            yield from CheckConfirm(confirming) if is_ahead else AwaitConfirm(confirming)
+        # 0036: while this fetch waited or read, another instance may have taken the lease.
+        yield from self._take_lease(name, shown)
+        if not isinstance(read, PageRead):
+            return read
+        # The frontier is read again: another request may have moved it meanwhile. What is read here is durable.
+        frontier = now.frontier if (now := (yield from FindConsumer(name))) else frontier
+        # 0041: recorded before the page leaves. A consumer that begins at the end takes the frontier for its position.
+        is_at_end = max(position, read.last_offset) >= read.end_offset
+        yield from RecordServed(name, zone, stream, max(read.last_offset, frontier), read.end, is_at_end)
+        return self._page(stream, frontier, read, shown.epoch)._replace(waited_ns=waited_ns)
+
+    def confirm(self, request: ConfirmReceipt) -> Steps:
+        """ConfirmReceipt: the frontier, once the confirmation is durable."""
+        name = request.consumer_name
+        consumer = yield from self._find_own(name)
+        if isinstance(consumer, Refuse):
+            return consumer
+        # 0030: a confirmation meant for another epoch must not release facts of this one.
+        if refusal := (yield from self._check_offsets(request, consumer.stream, None, request.confirm)):
+            return refusal
+        # 0036: the store compares the lease once more in the transaction that confirms.
+        lease = yield from self._take_lease(name, LeaseClaim(self.caller.instance, request.lease))
+        shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
+        confirming = yield from StartConfirm(name, self.caller.zone, request.confirm, shown)
+        frontier = yield from AwaitConfirm(confirming)
+        answer = ConfirmAnswer(
+            store_zone=self.store_zone, epoch=self.epoch, cursor_advanced_to=frontier, lease=shown.epoch
+        )
+        return Reply(answer, [])
+
+    def get_cursor(self, request: GetCursor) -> Steps:
+        """GetCursor: a consumer's stream and frontier, and the end of the stream."""
+        consumer = yield from self._find_own(request.consumer_name)
+        if isinstance(consumer, Refuse):
+            return consumer
+        now = yield from LookAtStream(consumer.stream, self.caller.zone)
+        answer = CursorAnswer(
+            store_zone=self.store_zone,
+            epoch=self.epoch,
+            consumer_name=request.consumer_name,
+            stream=consumer.stream,
+            frontier=consumer.frontier,
+            end_offset=now.end_offset,
+        )
+        return Reply(answer, [])
+
+    # ---------------------------------------------------------------------------------------------------------- internal
+
+    def _find_own(self, name: str) -> _Some[Consumer | Refuse]:
+        """The consumer, if the caller's zone may use it."""
+        consumer = yield from FindConsumer(name)
+        return check_consumer(name, self.caller.zone, self.exports, consumer)
+
+    def _check_offsets(
+        self, request: FetchFacts | ConfirmReceipt, stream: str, after_offset: int | None, confirm: Confirm | None
+    ) -> _Some[Refuse | None]:
+        """Why the offsets of a request cannot be of this log."""
+        now = yield from LookAtStream(stream, self.caller.zone)
+        refusal = check_offsets(LogView(self.epoch, now.end_offset), request.epoch, after_offset, confirm)
+        # 0030: offsets of this epoch beyond the end: the peer is wrong, or this store is an old copy. The store decides.
+        if refusal is not None and request.epoch == self.epoch:
+            zone = self.caller.zone
+            why = f"consumer {request.consumer_name} of {zone} has read more: {refusal.message}"
+            yield from ReportPeerAhead(zone, why)
+        return refusal
+
+    def _check_history(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
+        """A refusal where what the caller has of this epoch is not in this store (0041)."""
+        if request.epoch is None:
+            return None
+        zone = self.caller.zone
+        taken: BatchEnd | None = None
+        if request.taken is not None:
+            taken = request.taken.last_offset, bytes.fromhex(request.taken.digest)
+        held: BatchEnd | None = None
+        if request.held is not None:
+            held = request.held.last_sequence, bytes.fromhex(request.held.digest)
+        why = yield from ExplainNeverServed(stream, zone, max(request.told or 0, taken[0] if taken else 0))
+        if why is None and (held or (taken and not (yield from HasServed(stream, zone, taken)))):
+            why = yield from CompareHistory(stream, taken, held)
+        if why is None:
+            return None
+        yield from ReportPeerAhead(zone, f"consumer {request.consumer_name} of {zone}: {why}")
+        return Refuse("history_differs", why)
+
+    def _take_lease(self, name: str, shown: LeaseClaim) -> _Some[Lease]:
+        """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing, which is nearly
+        always; else the store decides, and raises for a caller that is fenced."""
+        consumer = yield from FindConsumer(name)
+        if consumer is None:  # removed while the request waited
+            return NO_LEASE
+        if decide_lease(consumer.lease, shown) == consumer.lease:
+            return consumer.lease
+        lease = yield from HoldLease(name, shown)
+        if lease != consumer.lease:
+            yield from AnnounceLease(name, self.caller.zone, consumer.lease, lease)
+        return lease
+
+    def _name_lease(self, request: FetchFacts, consumer: Consumer, lease: Lease) -> _Some[Reply]:
+        """An answer with nothing but the lease in force: the caller asked for the one after another (0036)."""
+        now = yield from LookAtStream(consumer.stream, self.caller.zone)
+        position = consumer.frontier if request.after_offset is None else request.after_offset
+        answer = FetchAnswer(
+            store_zone=self.store_zone,
+            epoch=self.epoch,
+            stream=consumer.stream,
+            frontier=consumer.frontier,
+            end_offset=now.end_offset,
+            more=now.end_offset > position,
+            lease_in_force=lease.epoch,
+        )
+        return Reply(answer, [])
+
+    def _start_confirm(self, name: str, confirm: Confirm | None, shown: LeaseClaim) -> _Some[Confirming | None]:
+        """The confirmation that came with a fetch, written while the page is read."""
+        if confirm is None:
+            return None
+        return (yield from StartConfirm(name, self.caller.zone, confirm, shown))
+
+    def _read_when_due(
+        self, request: FetchFacts, stream: str, position: int, until_ms: int
+    ) -> _Some[tuple[PageRead | Refuse | Drop, int]]:
+        """The page once there is one or the patience ends, and how long it was waited for, in ns."""
+        zone, waited_ns = self.caller.zone, 0
+        while True:
+            now = yield from LookAtStream(stream, zone)
+            due = decide_fetch(request, stream, position, now.end_offset, now.parked_of_zone, until_ms, now.now_ms)
+            if isinstance(due, Refuse):
+                return due, waited_ns
+            if due is not None:
+                return (yield from ReadPage(due, zone, request.definitions_known)), waited_ns
+            parked = yield from Park(request.consumer_name, zone, stream, position, until_ms)
+            waited_ns += parked.waited_ns
+            if parked.is_superseded:
+                return Drop(DropReason.SUPERSEDED), waited_ns
+
+    def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None) -> Reply:
+        answer = FetchAnswer(
+            store_zone=self.store_zone,
+            epoch=self.epoch,
+            stream=stream,
+            frontier=frontier,
+            end_offset=read.end_offset,
+            batches=read.entries,
+            omitted=read.omitted,
+            holes=read.holes,
+            definitions=read.definitions,
+            more=read.last_offset < read.end_offset,
+            lease=lease,
+            omitted_digest=read.omitted_digest.hex() if read.omitted_digest else None,
+        )
+        return Reply(answer, read.batches, read.facts)

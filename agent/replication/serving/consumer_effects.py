@@ -1,0 +1,210 @@
+"""What the consumer core asks its shell to do, as frozen values. Core: values only.
+
+The core yields an effect and is sent its result: `consumer = yield from FindConsumer(name)`. The type parameter of an effect is the
+type of its result. An effect whose store call fails ends the request: the shell raises the store's error and does not resume the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from agent.lease import Lease, LeaseClaim
+from agent.pages import Consumer
+from agent.replication.protocol import Confirm
+from agent.replication.serving.outcomes import Outcome, Refuse
+from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.reading import PageRead
+
+T = TypeVar("T")
+
+BatchEnd = tuple[int, bytes]
+"""Where a batch ends (an offset, or a sequence of its origin) and the batch's digest."""
+
+
+class Effect(Generic[T]):
+    """Something to do, with a result of type T."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Generator[Effect[Any], Any, T]:
+        result: T = yield self
+        return result
+
+
+Steps = Generator[Effect[Any], Any, Outcome]
+"""One request in the core: yields effects, is sent their results, returns how the request ends."""
+
+
+class Confirming(Protocol):
+    """A confirmation on its way to the disk. The core only hands it back to the shell."""
+
+    def done(self) -> bool: ...
+    def result(self) -> int: ...
+    def __await__(self) -> Generator[Any, Any, int]: ...
+
+
+class StreamNow(NamedTuple):
+    """A stream at one moment: its end, how many fetches of the zone are parked, and the monotonic clock in ms."""
+
+    end_offset: int
+    parked_of_zone: int
+    now_ms: int
+
+
+class Parked(NamedTuple):
+    """How a wait for facts ended, and how long it lasted."""
+
+    is_superseded: bool
+    waited_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindConsumer(Effect[Consumer | None]):
+    """Look a consumer up. From memory."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountConsumers(Effect[int]):
+    """How many consumers a zone has registered. From memory."""
+
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtStream(Effect[StreamNow]):
+    """Look at a stream and at the parked fetches of a zone. From memory."""
+
+    stream: str
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPeerAhead(Effect[None]):
+    """Report to the store that a peer knows facts of this epoch that are not here."""
+
+    zone: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainNeverServed(Effect[str | None]):
+    """Why this store cannot have served a zone up to an offset; None where it can have. From memory."""
+
+    stream: str
+    zone: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class HasServed(Effect[bool]):
+    """Whether one of the last pages served to a zone ended with this batch. From memory."""
+
+    stream: str
+    zone: str
+    end: BatchEnd
+
+
+@dataclass(frozen=True, slots=True)
+class CompareHistory(Effect[str | None]):
+    """How the batches that a peer names contradict the stored ones; None where they do not. Reads the disk."""
+
+    stream: str
+    taken: BatchEnd | None
+    held: BatchEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterConsumer(Effect[Consumer]):
+    """Register a consumer, durably."""
+
+    name: str
+    zone: str
+    stream: str
+    start: Literal["oldest", "end"] | int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldLease(Effect[Lease]):
+    """Have the store decide about a consumer's lease, durably. The store raises its error for a caller that is fenced."""
+
+    name: str
+    shown: LeaseClaim
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceLease(Effect[None]):
+    """Another instance holds the lease now: log it, and end the wait of a parked fetch of the consumer."""
+
+    name: str
+    zone: str
+    before: Lease
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class StartConfirm(Effect[Confirming]):
+    """Hand a confirmation to the store, without waiting until it is durable."""
+
+    name: str
+    zone: str
+    confirm: Confirm
+    shown: LeaseClaim
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitConfirm(Effect[int]):
+    """The frontier after a confirmation, once it is durable."""
+
+    confirming: Confirming
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConfirm(Effect[None]):
+    """Raise the store's error where a confirmation has failed by now. Does not wait."""
+
+    confirming: Confirming
+
+
+@dataclass(frozen=True, slots=True)
+class BeginServing(Effect[None]):
+    """Make it durable that a zone is served from a stream, unless it is already."""
+
+    stream: str
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Park(Effect[Parked]):
+    """Wait until a stream grows beyond an offset, until `until_ms`, or until a newer fetch of the consumer comes."""
+
+    name: str
+    zone: str
+    stream: str
+    after_offset: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage(Effect[PageRead | Refuse]):
+    """Read a page. Reads the disk."""
+
+    plan: ReadPlan
+    asking_zone: str
+    definitions_known: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordServed(Effect[None]):
+    """A page is about to be sent: record up to where the zone has been served, with which last batch, and whether the page reaches the
+    end of the log. Returns at once."""
+
+    name: str
+    zone: str
+    stream: str
+    last_offset: int
+    end: BatchEnd | None
+    is_at_end: bool

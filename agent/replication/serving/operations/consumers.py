@@ -1,0 +1,225 @@
+"""FetchFacts, ConfirmReceipt and GetCursor: carries out what the consumer core decides.
+
+A fetch that finds nothing is parked until its stream grows or its patience ends; a newer fetch of the same consumer takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from agent.pages import Consumer
+from agent.replication.protocol import ERRORS, ConfirmReceipt, FetchFacts, GetCursor
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.consumer_core import ConsumerCore
+from agent.replication.serving.consumer_effects import (
+    AnnounceLease,
+    AwaitConfirm,
+    BeginServing,
+    CheckConfirm,
+    CompareHistory,
+    CountConsumers,
+    Effect,
+    ExplainNeverServed,
+    FindConsumer,
+    HasServed,
+    HoldLease,
+    LookAtStream,
+    Park,
+    Parked,
+    ReadPage,
+    RecordServed,
+    RegisterConsumer,
+    ReportPeerAhead,
+    StartConfirm,
+    Steps,
+    StreamNow,
+)
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Outcome, Refuse
+from agent.replication.serving.reading import PageQuery
+from agent.replication.serving.waiters import Waiters, end_wait
+from agent.telemetry import Side, Span, Started, Telemetry
+
+_log = logging.getLogger(__name__)
+
+
+class Consumers:
+    """Serves consumers of one link's peers."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiters = Waiters()
+        self._bootstraps = BootstrapSpans(context.telemetry)
+
+    def parked(self) -> int:
+        """How many fetches wait for facts."""
+        return self._waiters.count()
+
+    def committed(self, loop: asyncio.AbstractEventLoop, ends: Mapping[str, int]) -> None:
+        """Streams have grown. Called in the store's writer thread."""
+        if self._waiters.has_any():
+            loop.call_soon_threadsafe(self._waiters.wake, dict(ends))
+
+    async def fetch(self, caller: Caller, request: FetchFacts) -> Outcome:
+        """FetchFacts. Raises the store's errors."""
+        arrived_ms = self._context.now_ns() // 1_000_000
+        outcome = await self._run(self._core(caller).fetch(request, arrived_ms))
+        if isinstance(outcome, Refuse):
+            self._bootstraps.refused(request.consumer_name, outcome.code)
+        return outcome
+
+    async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
+        """ConfirmReceipt. Raises the store's errors."""
+        return await self._run(self._core(caller).confirm(request))
+
+    async def get_cursor(self, caller: Caller, request: GetCursor) -> Outcome:
+        """GetCursor."""
+        return await self._run(self._core(caller).get_cursor(request))
+
+    # ---------------------------------------------------------------------------------------------------------- internal
+
+    def _core(self, caller: Caller) -> ConsumerCore:
+        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.own)
+
+    async def _run(self, steps: Steps) -> Outcome:
+        """Carry out one effect after another until the core says how the request ends."""
+        result: Any = None
+        while True:
+            try:
+                effect = steps.send(result)
+            except StopIteration as over:
+                outcome: Outcome = over.value
+                return outcome
+            result = await self._carry_out(effect)
+
+    async def _carry_out(self, effect: Effect[Any]) -> Any:
+        """The result of an effect. Raises the store's errors."""
+        context, store = self._context, self._context.store
+        match effect:
+            case FindConsumer(name):
+                return store.consumer(name)
+            case CountConsumers(zone):
+                return sum(1 for each in store.consumers() if each.zone == zone)
+            case LookAtStream(stream, zone):
+                now_ms = context.now_ns() // 1_000_000
+                return StreamNow(store.end_offset(stream), self._waiters.count(zone), now_ms)
+            case ReportPeerAhead(zone, why):
+                return store.peer_is_ahead(zone, why)
+            case ExplainNeverServed(stream, zone, offset):
+                return store.never_handed(stream, zone, offset)
+            case HasServed(stream, zone, end):
+                return store.has_handed(stream, zone, end)
+            case CompareHistory(stream, taken, held):
+                return await context.in_thread(store.contradiction, stream, taken, held)
+            case RegisterConsumer():
+                return await self._register(effect)
+            case HoldLease(name, shown):
+                return await context.wrap(store.hold_lease(name, shown))
+            case AnnounceLease(name, zone, before, lease):
+                was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
+                _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
+                return self._waiters.supersede((zone, name))  # the parked instance learns at once that it is fenced
+            case StartConfirm():
+                return self._start_confirm(effect)
+            case AwaitConfirm(confirming):
+                return await confirming
+            case CheckConfirm(confirming):
+                return confirming.result() if confirming.done() else None
+            case BeginServing(stream, zone):
+                beginning = store.begin_handing(stream, zone)
+                return None if beginning is None else await context.wrap(beginning)
+            case Park():
+                return await self._park(effect)
+            case ReadPage(plan, zone, known):
+                packet_bytes_max = context.link.require().packet_bytes_max  # of the connection at this moment
+                return await context.page(PageQuery(plan, zone, known, packet_bytes_max))
+            case RecordServed():
+                return self._record_served(effect)
+        raise AssertionError(effect)
+
+    async def _register(self, effect: RegisterConsumer) -> Consumer:
+        registering = self._context.store.register_consumer(effect.name, effect.zone, effect.stream, effect.start)
+        consumer = await self._context.wrap(registering)
+        self._bootstraps.began(effect.name, effect.zone, effect.stream)
+        fields = {"consumer": effect.name, "peer": effect.zone, "stream": effect.stream}
+        _log.info("consumer_registered", extra=fields)
+        return consumer
+
+    def _start_confirm(self, effect: StartConfirm) -> asyncio.Future[int]:
+        confirm, telemetry = effect.confirm, self._context.telemetry
+        confirming = self._context.wrap(
+            self._context.store.confirm(effect.name, confirm.last_offset, confirm.first_offset, shown=effect.shown)
+        )
+        span = telemetry.start(
+            Span.CONFIRM, Side.SERVING, consumer=effect.name, peer=effect.zone, offset=confirm.last_offset
+        )
+        # The callback also takes the exception of a confirmation that is not awaited, because the page failed before.
+        confirming.add_done_callback(partial(_end_confirm_span, telemetry, span))
+        return confirming
+
+    async def _park(self, effect: Park) -> Parked:
+        context, store, waiters = self._context, self._context.store, self._waiters
+        key, began_ns = (effect.zone, effect.name), context.now_ns()
+        wait_ms = max(0, effect.until_ms - began_ns // 1_000_000)
+        store.seen(effect.name, is_at_end=True, waits_ms=wait_ms)
+        ended = context.future()
+        waiters.add(key, effect.stream, ended)
+        # The log may have grown since the core looked, when the writer saw no fetch to wake.
+        if store.end_offset(effect.stream) > effect.after_offset:
+            end_wait(ended)
+        cancel = context.call_later(wait_ms / 1000, partial(end_wait, ended))
+        try:
+            is_superseded = await ended
+        finally:
+            cancel()
+            waiters.remove(key, ended)
+        return Parked(is_superseded, context.now_ns() - began_ns)
+
+    def _record_served(self, effect: RecordServed) -> None:
+        store = self._context.store
+        store.handed(effect.stream, effect.zone, effect.last_offset, effect.end)
+        store.seen(effect.name, is_at_end=effect.is_at_end)
+        if effect.is_at_end:
+            self._bootstraps.reached_end(effect.name)
+
+
+class BootstrapSpans:
+    """The bootstrap spans under way: from the fetch that registers a consumer until it has read to the end of the log.
+
+    In memory only: after a restart in the middle of a bootstrap it is not counted further. One for each consumer at most.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._open: dict[str, Started] = {}
+
+    def began(self, consumer: str, peer: str, stream: str) -> None:
+        """A consumer is registered. A span that is open under its name is discarded: the consumer was removed before its end."""
+        if (before := self._open.pop(consumer, None)) is not None:
+            self._telemetry.discard(before, "the consumer was removed")
+        self._open[consumer] = self._telemetry.start(
+            Span.BOOTSTRAP, Side.SERVING, peer=peer, stream=stream, consumer=consumer
+        )
+
+    def reached_end(self, consumer: str) -> None:
+        """The consumer has read to the end of the log. Only the first time counts."""
+        if (started := self._open.pop(consumer, None)) is not None:
+            self._telemetry.stop(started)
+
+    def refused(self, consumer: str, code: str) -> None:
+        """A fetch was refused. A code that a person has to act on fails the bootstrap."""
+        if consumer in self._open and not ERRORS[code].retryable:
+            self._telemetry.fail(self._open.pop(consumer), code)
+
+
+def _end_confirm_span(telemetry: Telemetry, span: Started, confirming: asyncio.Future[int]) -> None:
+    if confirming.cancelled():
+        telemetry.discard(span, "the node is being stopped")
+    elif (error := confirming.exception()) is not None:
+        telemetry.fail(span, str(error))
+    else:
+        telemetry.stop(span)

@@ -1,0 +1,15 @@
+"""A registered consumer as a plain value, for cores that are tested without a store."""
+
+from dataclasses import dataclass
+
+from agent.lease import NO_LEASE, Lease
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What the protocol's port `Consumer` asks for."""
+
+    zone: str
+    stream: str
+    frontier: int
+    lease: Lease = NO_LEASE

@@ -1,0 +1,336 @@
+"""The serving side's decisions, as tables: who may ask, what waits, what goes into a page."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.batch import Origin
+from agent.pages import Hole, Page, StoredBatch
+from agent.replication.mqtt.carrier import Incoming
+from agent.replication.protocol.messages import Confirm, FetchFacts
+from agent.replication.serving import admission
+from agent.replication.serving.admission import Caller, LogView
+from agent.replication.serving.outcomes import Drop, DropReason, Refuse
+from agent.replication.serving.page import (
+    ANSWER_OVERHEAD_BYTES,
+    BATCH_OVERHEAD_BYTES,
+    ReadPlan,
+    Selection,
+    select_page,
+)
+from tests.replication.consumers import Registered
+
+STREAM = "facts.telemetry"
+NAME = "idmz.facts.telemetry"
+EXPORTS = frozenset({STREAM})
+PEERS = frozenset({"idmz"})
+TOPIC = "bsfg/1/plant-a/idmz/req"
+ANSWER_TO = "bsfg/1/plant-a/idmz/rsp/one"
+OWN = Registered("idmz", STREAM, 10)
+PACKET = 1_000_000
+PLANT = Origin("plant-a", bytes(16))
+
+
+def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *, is_retained: bool) -> Incoming:
+    """What the broker delivered."""
+    return Incoming(topic, b"", response_topic, correlation, 5, is_retained)
+
+
+@pytest.mark.parametrize(
+    "arrival, outcome",
+    [
+        (arrived(TOPIC, ANSWER_TO, b"12345678", is_retained=False), Caller("idmz", "one", b"12345678")),
+        (arrived(TOPIC, ANSWER_TO, b"12345678", is_retained=True), Drop(DropReason.RETAINED)),
+        (arrived("bsfg/1/plant-b/idmz/req", ANSWER_TO, b"12345678", is_retained=False), Drop(DropReason.BAD_TOPIC)),
+        (arrived("bsfg/1/plant-a/idmz/rsp/x", ANSWER_TO, b"12345678", is_retained=False), Drop(DropReason.BAD_TOPIC)),
+        (
+            arrived("bsfg/1/plant-a/stranger/req", "bsfg/1/plant-a/stranger/rsp/x", b"12345678", is_retained=False),
+            Drop(DropReason.NOT_A_PEER),
+        ),
+        (arrived(TOPIC, None, b"12345678", is_retained=False), Drop(DropReason.NO_RESPONSE_TOPIC)),
+        (
+            arrived(TOPIC, "bsfg/1/plant-a/enterprise/rsp/x", b"12345678", is_retained=False),
+            Drop(DropReason.FOREIGN_RESPONSE_TOPIC),
+        ),
+        (arrived(TOPIC, ANSWER_TO, None, is_retained=False), Drop(DropReason.BAD_CORRELATION)),
+        (arrived(TOPIC, ANSWER_TO, b"short", is_retained=False), Drop(DropReason.BAD_CORRELATION)),
+        (arrived(TOPIC, ANSWER_TO, b"x" * 33, is_retained=False), Drop(DropReason.BAD_CORRELATION)),
+    ],
+)
+def test_who_asks(arrival: Incoming, outcome: Caller | Drop) -> None:
+    """Only the request topic says who asks, and only his own response topic gets an answer."""
+    assert admission.check_arrival(arrival, "plant-a", PEERS) == outcome
+
+
+def fetch(**fields: object) -> FetchFacts:
+    """A fetch of idmz."""
+    return FetchFacts(**{"consumer_name": NAME, "limit": 100, **fields})
+
+
+@pytest.mark.parametrize(
+    "request_, consumer, owned, code",
+    [
+        (fetch(), None, 0, "unknown_consumer"),
+        (fetch(stream="facts.audit"), None, 0, "stream_not_exported"),
+        (fetch(stream=STREAM), None, admission.CONSUMERS_PER_ZONE_MAX, "too_many_consumers"),
+        (fetch(), Registered("enterprise", STREAM, 0), 0, "consumer_not_yours"),
+        (fetch(stream="facts.audit"), OWN, 1, "consumer_stream_mismatch"),
+        (fetch(), Registered("idmz", "facts.audit", 0), 1, "stream_not_exported"),
+    ],
+)
+def test_fetch_is_refused(request_: FetchFacts, consumer: Registered | None, owned: int, code: str) -> None:
+    """Each thing that stands against a fetch has its code; a consumer of another zone is not told its stream."""
+    refused = admission.admit_fetch(request_, "idmz", EXPORTS, consumer, owned)
+    assert isinstance(refused, Refuse)
+    assert refused.code == code
+
+
+def test_fetch_is_admitted() -> None:
+    """A known consumer goes on; an unknown one that names an exported stream is registered first."""
+    assert admission.admit_fetch(fetch(), "idmz", EXPORTS, OWN, 1) == STREAM
+    assert admission.admit_fetch(fetch(stream=STREAM), "idmz", EXPORTS, None, 0) == STREAM
+
+
+def test_a_consumer_is_used_by_its_own_zone_alone() -> None:
+    """A confirmation and a cursor need a consumer of one's own, of a stream that is still exported."""
+    assert admission.check_consumer(NAME, "idmz", EXPORTS, OWN) is OWN
+    for consumer, code in (
+        (None, "unknown_consumer"),
+        (Registered("x", STREAM, 0), "consumer_not_yours"),
+        (Registered("idmz", "facts.audit", 0), "stream_not_exported"),
+    ):
+        refused = admission.check_consumer(NAME, "idmz", EXPORTS, consumer)
+        assert isinstance(refused, Refuse)
+        assert refused.code == code
+
+
+@pytest.mark.parametrize(
+    "epoch, after_offset, confirm, code",
+    [
+        ("other", 0, None, "epoch_changed"),
+        ("other", 99, Confirm(last_offset=99), "epoch_changed"),
+        ("this", 0, Confirm(last_offset=21), "confirm_beyond_log"),
+        ("this", 21, None, "offset_beyond_log"),
+        (None, 21, None, "offset_beyond_log"),
+        ("this", 20, Confirm(last_offset=20), None),
+        (None, None, None, None),
+    ],
+)
+def test_offsets(epoch: str | None, after_offset: int | None, confirm: Confirm | None, code: str | None) -> None:
+    """Offsets of another epoch, or beyond the end, are named, not obeyed."""
+    refused = admission.check_offsets(LogView("this", 20), epoch, after_offset, confirm)
+    assert (refused.code if refused else None) == code
+
+
+@pytest.mark.parametrize(
+    "end_offset, parked, until_ms, now_ms, decision",
+    [
+        (11, 0, 500, 0, ReadPlan(STREAM, 10, 100, 262_144)),
+        (10, 0, 500, 0, None),
+        (10, 0, 500, 500, ReadPlan(STREAM, 10, 100, 262_144)),
+        (10, 0, 0, 0, ReadPlan(STREAM, 10, 100, 262_144)),
+        (10, admission.PARKED_PER_ZONE_MAX, 500, 0, Refuse("busy", "32 fetches of your zone are waiting already")),
+    ],
+)
+def test_waiting(end_offset: int, parked: int, until_ms: int, now_ms: int, decision: object) -> None:
+    """A fetch is answered as soon as there is something or its patience ends; how many wait is bounded."""
+    assert admission.decide_fetch(fetch(), STREAM, 10, end_offset, parked, until_ms, now_ms) == decision
+
+
+# --- pages
+
+
+def batch(first: int, last: int, size: int = 100, zone: str = "plant-a", definitions: int = 0) -> StoredBatch:
+    """A batch as read from the log."""
+    return StoredBatch(first, last, bytes(size), Origin(zone, bytes(16)), definitions)
+
+
+def page(
+    plan: ReadPlan,
+    batches: list[StoredBatch],
+    offered: list[int] | None = None,
+    packet: int = PACKET,
+    holes: Sequence[Hole] = (),
+) -> Selection:
+    """The page chosen for idmz; `offered` are the sizes of the plant's definitions."""
+    definitions = {PLANT: [bytes(size) for size in offered or ()]}
+    chosen = select_page(plan, Page(batches, 1_000, tuple(holes)), "idmz", definitions, {}, packet)
+    assert isinstance(chosen, Selection), chosen
+    return chosen
+
+
+def pieces_of(selection: Selection) -> list[tuple[int, int, int, bool]]:
+    """First offset of the batch, offsets sent, whether that is all of it."""
+    return [(one.batch.first_offset, one.first_offset, one.last_offset, one.is_whole) for one in selection.pieces]
+
+
+BATCHES = [batch(1, 10), batch(11, 20), batch(21, 30)]
+WHOLE = [(1, 1, 10, True), (11, 11, 20, True), (21, 21, 30, True)]
+
+
+@pytest.mark.parametrize(
+    "after, limit, pieces",
+    [
+        (0, 30, WHOLE),
+        (0, 29, WHOLE[:2]),
+        (0, 10, WHOLE[:1]),
+        (0, 4, [(1, 1, 4, False)]),
+        (4, 4, [(1, 5, 8, False)]),
+        (4, 16, [(1, 5, 10, False), WHOLE[1]]),
+    ],
+)
+def test_limit(after: int, limit: int, pieces: list[tuple[int, int, int, bool]]) -> None:
+    """Whole batches up to the limit; only the first is ever sliced; facts before the position are not sent again."""
+    chosen = page(ReadPlan(STREAM, after, limit, 10_000), BATCHES)
+    assert pieces_of(chosen) == pieces
+    assert chosen.last_offset == pieces[-1][2]
+
+
+def test_bytes() -> None:
+    """A page ends before the batch that would make it too large, but holds one batch however large."""
+    two = 2 * (100 + BATCH_OVERHEAD_BYTES)
+    assert len(page(ReadPlan(STREAM, 0, 30, two), BATCHES).pieces) == 2
+    assert len(page(ReadPlan(STREAM, 0, 30, two - 1), BATCHES).pieces) == 1
+    assert len(page(ReadPlan(STREAM, 0, 30, 1), BATCHES).pieces) == 1
+    assert len(page(ReadPlan(STREAM, 0, 30, 10_000), BATCHES, packet=ANSWER_OVERHEAD_BYTES + two).pieces) == 2
+
+
+def test_batch_larger_than_a_packet() -> None:
+    """What can never be sent is said, not tried."""
+    refused = select_page(ReadPlan(STREAM, 0, 30, 10_000), Page([batch(1, 10, 5_000)], 10), "idmz", {}, {}, 4_000)
+    assert isinstance(refused, Refuse)
+    assert refused.code == "batch_exceeds_packet"
+
+
+def test_own_facts_are_omitted() -> None:
+    """Nobody is sent his own facts; their offsets are named, neighbours joined."""
+    rows = [batch(1, 10, zone="idmz"), batch(11, 20, zone="idmz"), batch(21, 30), batch(31, 40, zone="idmz")]
+    chosen = page(ReadPlan(STREAM, 5, 100, 10_000), rows)
+    assert chosen.omitted == ((6, 20), (31, 40))
+    assert pieces_of(chosen) == [(21, 21, 30, True)]
+    assert chosen.last_offset == 40
+
+
+def test_holes_go_along_in_their_place() -> None:
+    """What is gone before, between and behind the batches is named in order, as far as the page goes and no further: behind a
+    batch that found no room nothing is said, for the next page begins there."""
+    batches, holes = (
+        [batch(6, 10), batch(21, 30)],
+        [Hole(1, 5, "expired"), Hole(11, 20, "damaged"), Hole(31, 40, "expired")],
+    )
+    chosen = page(ReadPlan(STREAM, 0, 100, 10_000), batches, holes=holes)
+    assert (chosen.holes, chosen.last_offset) == (tuple(holes), 40)
+    chosen = page(ReadPlan(STREAM, 0, 7, 10_000), batches, holes=holes)
+    assert (len(chosen.pieces), chosen.holes, chosen.last_offset) == (1, tuple(holes[:2]), 20)
+    chosen = page(ReadPlan(STREAM, 0, 3, 10_000), batches, holes=holes)
+    assert (chosen.holes, chosen.last_offset) == (tuple(holes[:1]), 8)
+    chosen = page(ReadPlan(STREAM, 0, 100, 10_000), [], holes=holes[:1])
+    assert (chosen.pieces, chosen.holes, chosen.last_offset) == ((), tuple(holes[:1]), 5)
+
+
+def test_holes_take_room() -> None:
+    """A batch that fits into a packet, but not beside the holes before it, comes in the page after them."""
+    size = 4_000 - ANSWER_OVERHEAD_BYTES - BATCH_OVERHEAD_BYTES
+    holes = [Hole(1, 5, "expired"), Hole(6, 9, "damaged")]
+    chosen = page(ReadPlan(STREAM, 0, 100, 10_000), [batch(10, 20, size)], packet=4_000, holes=holes)
+    assert (chosen.pieces, chosen.holes, chosen.last_offset) == ((), tuple(holes), 9)
+    assert len(page(ReadPlan(STREAM, 9, 100, 10_000), [batch(10, 20, size)], packet=4_000).pieces) == 1
+
+
+def test_definitions_go_first() -> None:
+    """A batch waits until all definitions it needs are known or beside it; those alone make a page, too."""
+    rows = [batch(1, 10, definitions=3), batch(11, 20, definitions=4)]
+    plan = ReadPlan(STREAM, 0, 100, 800)
+    chosen = page(plan, rows, [300] * 4)
+    assert (dict(chosen.definitions), chosen.pieces, chosen.last_offset) == ({PLANT: 1}, (), 0)
+    chosen = page(ReadPlan(STREAM, 0, 100, 3_000), rows, [300] * 4)
+    assert (dict(chosen.definitions), len(chosen.pieces)) == ({PLANT: 4}, 2)
+
+
+def test_definitions_go_with_their_batches() -> None:
+    """A page that ends before the batch that needs more definitions, or that tells ranges only, does not bring them: nothing in
+    it would vouch for them, and the asker would believe he has them."""
+    batches = [batch(1, 10, definitions=2), batch(11, 20, 900, definitions=4)]
+    plan = ReadPlan(STREAM, 0, 100, 1_000)
+    chosen = page(plan, batches, [10] * 4)
+    assert (len(chosen.pieces), dict(chosen.definitions)) == (1, {PLANT: 2})
+    later = [batch(11, 20, 900, definitions=9)]
+    for batches, holes in ((later, [Hole(1, 10, "expired")]), ([batch(1, 10, zone="idmz"), *later], [])):
+        chosen = page(plan, batches, [200] * 9, holes=holes)
+        assert (chosen.pieces, dict(chosen.definitions), chosen.last_offset) == ((), {}, 10)
+
+
+def test_missing_definitions_are_an_error() -> None:
+    """A store that lacks what its own batches need says so, instead of an empty page that would be asked for for ever."""
+    refused = select_page(
+        ReadPlan(STREAM, 0, 100, 800), Page([batch(1, 10, definitions=3)], 10), "idmz", {}, {}, PACKET
+    )
+    assert isinstance(refused, Refuse)
+    assert refused.code == "store_unavailable"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 50), st.integers(1, 3_000), st.sampled_from(["plant-a", "idmz", "gone"]), st.integers(0, 3)
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1, 200),
+    st.integers(1_024, 20_000),
+    st.data(),
+)
+def test_pages_always_move(
+    parts: list[tuple[int, int, str, int]], limit: int, bytes_max: int, data: st.DataObject
+) -> None:
+    """Page after page, every fact of others that is there is sent exactly once, in order, within the limits, with the definitions
+    of its batch and no others; every hole is named exactly once, and all ends are reached."""
+    batches: list[StoredBatch] = []
+    for count, size, zone, definitions in parts:
+        last = batches[-1].last_offset if batches else 0
+        most = max([definitions, *(each.definition_count for each in batches)])
+        batches.append(batch(last + 1, last + count, size, zone, most))
+    bodies = [bytes(data.draw(st.integers(1, 2_000))) for _ in range(3)]
+    position, known, sent, named = 0, 0, list[int](), list[int]()
+    for _ in range(1_000):
+        behind = [each for each in batches if each.last_offset > position]
+        if not behind:
+            break
+        left = [each for each in behind if each.origin.zone != "gone"]
+        holes = [
+            Hole(max(each.first_offset, position + 1), each.last_offset, "damaged")
+            for each in behind
+            if each.origin.zone == "gone"
+        ]
+        plan = ReadPlan(STREAM, position, limit, bytes_max)
+        read = Page(left, batches[-1].last_offset, tuple(holes))
+        chosen = select_page(plan, read, "idmz", {PLANT: bodies[known:]}, {str(PLANT): known}, PACKET)
+        assert isinstance(chosen, Selection)
+        runs = sorted(
+            [(one.first_offset, one.last_offset) for one in (*chosen.pieces, *chosen.holes)] + list(chosen.omitted)
+        )
+        for (first, last), after in zip(runs, [position, *(last for _, last in runs)], strict=False):
+            assert first == after + 1
+            assert first <= last <= chosen.last_offset
+        assert runs or chosen.definitions
+        if runs and chosen.definitions:
+            needed = max(piece.batch.definition_count for piece in chosen.pieces)
+            assert known + chosen.definitions[PLANT] == needed
+        assert sum(piece.last_offset - piece.first_offset + 1 for piece in chosen.pieces) <= limit
+        known += chosen.definitions.get(PLANT, 0)
+        for piece in chosen.pieces:
+            assert piece.batch.definition_count <= known
+            sent += range(piece.first_offset, piece.last_offset + 1)
+        for one in chosen.holes:
+            named += range(one.first_offset, one.last_offset + 1)
+        position = chosen.last_offset
+    for zone, offsets in (("plant-a", sent), ("gone", named)):
+        assert offsets == [
+            offset
+            for each in batches
+            if each.origin.zone == zone
+            for offset in range(each.first_offset, each.last_offset + 1)
+        ]

@@ -1,0 +1,358 @@
+"""The consumer core, step by step: which effects it asks for, in which order, and how each request ends. No store, no clock."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agent.lease import NO_LEASE, Lease, LeaseClaim
+from agent.replication.protocol.messages import (
+    Confirm,
+    ConfirmAnswer,
+    ConfirmReceipt,
+    CursorAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetCursor,
+    HeldEnd,
+    TakenEnd,
+)
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.consumer_core import ConsumerCore
+from agent.replication.serving.consumer_effects import (
+    AnnounceLease,
+    AwaitConfirm,
+    BeginServing,
+    CheckConfirm,
+    CompareHistory,
+    CountConsumers,
+    Effect,
+    ExplainNeverServed,
+    FindConsumer,
+    HasServed,
+    HoldLease,
+    LookAtStream,
+    Park,
+    Parked,
+    ReadPage,
+    RecordServed,
+    RegisterConsumer,
+    ReportPeerAhead,
+    StartConfirm,
+    Steps,
+    StreamNow,
+)
+from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
+from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.reading import PageRead
+from tests.replication.consumers import Registered
+
+STREAM, NAME, EPOCH = "facts.telemetry", "idmz.facts.telemetry", "0f" * 16
+CORE = ConsumerCore(Caller("idmz", "one", b"12345678"), frozenset({STREAM}), "plant-a", EPOCH)
+PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], [], 20, 30)
+EMPTY = PageRead([], [], [], [], [], 30, 30)
+CONFIRMING: Any = object()
+"""What a confirmation on its way is to the core."""
+MEMORY = (FindConsumer, CountConsumers, LookAtStream)
+"""Effects that look into memory and change nothing: left out of what is compared."""
+
+
+@dataclass
+class Shell:
+    """Answers effects from plain values, and keeps which came."""
+
+    consumer: Registered | None = field(default_factory=lambda: Registered("idmz", STREAM, 10, Lease(3, "one")))
+    end_offset: int = 30
+    now_ms: int = 0
+    page: PageRead | Refuse = field(default_factory=lambda: PAGE)
+    answers: dict[type[Effect[Any]], Callable[[Any], object]] = field(default_factory=dict)
+    effects: list[Effect[Any]] = field(default_factory=list)
+
+    def run(self, steps: Steps) -> Outcome:
+        """Until the core says how the request ends."""
+        result: Any = None
+        while True:
+            try:
+                effect = steps.send(result)
+            except StopIteration as over:
+                outcome: Outcome = over.value
+                return outcome
+            self.effects.append(effect)
+            answer = self.answers.get(type(effect))
+            result = answer(effect) if answer else self._answer(effect)
+
+    def _answer(self, effect: Effect[Any]) -> object:
+        match effect:
+            case FindConsumer():
+                return self.consumer
+            case CountConsumers():
+                return 0
+            case LookAtStream():
+                return StreamNow(self.end_offset, 0, self.now_ms)
+            case RegisterConsumer():
+                self.consumer = Registered(effect.zone, effect.stream, 0)
+                return self.consumer
+            case HasServed():
+                return False
+            case StartConfirm():
+                return CONFIRMING
+            case AwaitConfirm():
+                return 20
+            case ReadPage():
+                return self.page
+        return None
+
+    @property
+    def acts(self) -> list[Effect[Any]]:
+        """The effects that are no mere look into memory, in order."""
+        return [effect for effect in self.effects if not isinstance(effect, MEMORY)]
+
+    @property
+    def kinds(self) -> list[type]:
+        """Of what kind they were."""
+        return [type(effect) for effect in self.acts]
+
+
+def fetch(**fields: object) -> FetchFacts:
+    """A fetch of idmz."""
+    return FetchFacts(**{"consumer_name": NAME, "limit": 100, "lease": 3, "epoch": EPOCH, **fields})
+
+
+def answer_of(outcome: Outcome) -> FetchAnswer:
+    """The page that a fetch ended with."""
+    assert isinstance(outcome, Reply), outcome
+    assert isinstance(outcome.answer, FetchAnswer)
+    return outcome.answer
+
+
+CONFIRM = Confirm(last_offset=10, first_offset=4)
+
+
+def test_a_page_read_ahead() -> None:
+    """The whole order: history, confirmation under the lease, begin of serving, page, failure of the confirmation, record."""
+    shell = Shell()
+    request = fetch(after_offset=10, told=10, confirm=CONFIRM)
+    answer = answer_of(shell.run(CORE.fetch(request, 0)))
+    assert shell.acts == [
+        ExplainNeverServed(STREAM, "idmz", 10),
+        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3)),
+        BeginServing(STREAM, "idmz"),
+        ReadPage(ReadPlan(STREAM, 10, 100, 262_144), "idmz", {}),
+        CheckConfirm(CONFIRMING),
+        RecordServed(NAME, "idmz", STREAM, 20, PAGE.end, is_at_end=False),
+    ]
+    assert (answer.frontier, answer.lease, answer.more, answer.runs()) == (10, 3, True, [(11, 20)])
+
+
+def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
+    """Without `after_offset` the page begins at the frontier after the confirmation, so that is durable before anything is read."""
+    shell = Shell()
+    shell.run(CORE.fetch(fetch(confirm=CONFIRM), 0))
+    assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(BeginServing) < shell.kinds.index(ReadPage)
+    assert [one.plan.after_offset for one in shell.acts if isinstance(one, ReadPage)] == [20]
+
+
+@pytest.mark.parametrize("page", [EMPTY, Refuse("store_unavailable", "damaged")])
+def test_only_a_page_with_facts_goes_out_before_the_confirmation(page: PageRead | Refuse) -> None:
+    """What brings no facts is not read ahead: its answer says a frontier that is durable."""
+    shell = Shell(page=page, now_ms=50)
+    shell.run(CORE.fetch(fetch(after_offset=30, confirm=CONFIRM), 0))
+    assert AwaitConfirm in shell.kinds
+    assert CheckConfirm not in shell.kinds
+
+
+def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> None:
+    """Registration, then the lease that the request asks for, then the page; which lease it is stands in the answer."""
+    shell = Shell(None, answers={HoldLease: lambda effect: Lease(1, effect.shown.holder)})
+    answer = answer_of(shell.run(CORE.fetch(fetch(stream=STREAM, lease=0, epoch=None), 0)))
+    lease = Lease(1, "one")
+    assert shell.acts[:4] == [
+        RegisterConsumer(NAME, "idmz", STREAM, "oldest"),
+        HoldLease(NAME, LeaseClaim("one", 0)),
+        AnnounceLease(NAME, "idmz", NO_LEASE, lease),
+        BeginServing(STREAM, "idmz"),
+    ]
+    assert answer.lease == 1
+
+
+def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> None:
+    """Asked with 0 again after the wait, the store would take the place back from whoever got it meanwhile."""
+    leases = iter([Lease(4, "one"), Lease(5, "two")])
+    shell = Shell(
+        Registered("idmz", STREAM, 10, Lease(3, "two")),
+        answers={HoldLease: lambda _: next(leases)},
+    )
+    shell.run(CORE.fetch(fetch(lease=0, confirm=CONFIRM, after_offset=10), 0))
+    assert [one.shown for one in shell.acts if isinstance(one, HoldLease | StartConfirm)] == [
+        LeaseClaim("one", 0),
+        LeaseClaim("one", 4),
+        LeaseClaim("one", 4),
+    ]
+
+
+def test_after_the_wait_the_lease_is_looked_at_again() -> None:
+    """Another instance has come while the fetch was parked: the store is asked, and nothing is recorded before it has answered."""
+
+    def taken(_: Park) -> Parked:
+        shell.consumer, shell.end_offset = Registered("idmz", STREAM, 10, Lease(4, "two")), 31
+        return Parked(is_superseded=False, waited_ns=7_000)
+
+    shell = Shell(answers={Park: taken, HoldLease: lambda _: Lease(4, "two")})
+    outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
+    assert [kind for kind in shell.kinds if kind in {Park, ReadPage, HoldLease, RecordServed}] == [
+        *(Park, ReadPage, HoldLease, RecordServed)
+    ]
+    assert isinstance(outcome, Reply)
+    assert outcome.waited_ns == 7_000
+
+
+def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
+    """Unless its lease has been taken, which the store then says."""
+    shell = Shell(answers={Park: lambda _: Parked(is_superseded=True, waited_ns=1)})
+    outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
+    assert outcome == Drop(DropReason.SUPERSEDED)
+    assert shell.kinds == [ExplainNeverServed, BeginServing, Park]
+    assert shell.acts[-1] == Park(NAME, "idmz", STREAM, 30, 500)
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_who_asks_after_a_lease_that_is_not_in_force_is_named_that_one(after: int) -> None:
+    """Nothing is confirmed, begun or read for a caller that asked after another lease than the one in force."""
+    shell = Shell(
+        Registered("idmz", STREAM, 10, Lease(3, "two")),
+        answers={HoldLease: lambda effect: Lease(4, effect.shown.holder)},
+    )
+    answer = answer_of(shell.run(CORE.fetch(fetch(lease=0, lease_after=after, confirm=CONFIRM), 0)))
+    if after == 3:
+        assert (answer.lease, answer.lease_in_force) == (4, None)
+    else:
+        assert (answer.lease_in_force, answer.more, answer.runs()) == (3, True, [])
+        assert shell.kinds == [ExplainNeverServed]
+
+
+@pytest.mark.parametrize(
+    "fields, code, is_reported",
+    [
+        ({"epoch": "11" * 16, "confirm": CONFIRM}, "epoch_changed", False),
+        ({"confirm": Confirm(last_offset=31)}, "confirm_beyond_log", True),
+        ({"after_offset": 31}, "offset_beyond_log", True),
+        ({"after_offset": 31, "epoch": None}, "offset_beyond_log", False),
+    ],
+)
+def test_offsets_that_cannot_be_of_this_log(fields: dict[str, object], code: str, *, is_reported: bool) -> None:
+    """They change nothing; where they are of this very epoch, the store is told that a peer is ahead of it."""
+    shell = Shell()
+    outcome = shell.run(CORE.fetch(fetch(**fields), 0))
+    assert isinstance(outcome, Refuse)
+    assert outcome.code == code
+    assert shell.kinds == [ReportPeerAhead] * is_reported
+
+
+TAKEN, HELD = TakenEnd(last_offset=9, digest="aa" * 16), HeldEnd(last_sequence=7, digest="bb" * 16)
+
+
+@pytest.mark.parametrize(
+    "fields, kinds",
+    [
+        ({"taken": TAKEN, "told": 10}, [ExplainNeverServed, HasServed, CompareHistory]),
+        ({"taken": TAKEN, "held": HELD}, [ExplainNeverServed, CompareHistory]),
+        ({"held": HELD}, [ExplainNeverServed, CompareHistory]),
+    ],
+)
+def test_what_a_peer_has_is_compared_before_anything_else(fields: dict[str, object], kinds: Sequence[type]) -> None:
+    """A contradiction is reported and refused: nothing is registered, leased, confirmed or read."""
+    shell = Shell(None, answers={CompareHistory: lambda _: "it differs"})
+    outcome = shell.run(CORE.fetch(fetch(stream=STREAM, confirm=CONFIRM, **fields), 0))
+    assert outcome == Refuse("history_differs", "it differs")
+    assert shell.kinds == [*kinds, ReportPeerAhead]
+
+
+def test_a_page_that_was_served_a_moment_ago_is_not_compared_on_the_disk() -> None:
+    """What the store remembers of having served is compared in memory; what it never served is refused at once."""
+    shell = Shell(answers={HasServed: lambda _: True})
+    shell.run(CORE.fetch(fetch(taken=TAKEN, told=12, after_offset=10), 0))
+    assert shell.acts[:2] == [ExplainNeverServed(STREAM, "idmz", 12), HasServed(STREAM, "idmz", (9, b"\xaa" * 16))]
+    assert CompareHistory not in shell.kinds
+    shell = Shell(answers={ExplainNeverServed: lambda _: "never"})
+    assert shell.run(CORE.fetch(fetch(taken=TAKEN), 0)) == Refuse("history_differs", "never")
+    shell = Shell()
+    shell.run(CORE.fetch(fetch(taken=TAKEN, epoch=None), 0))
+    assert ExplainNeverServed not in shell.kinds, "offsets of no epoch claim nothing"
+
+
+def test_what_is_recorded_is_what_a_zone_takes_for_its_position() -> None:
+    """A consumer that begins at the end has its frontier beyond the page; a page at the end of the log says so."""
+    shell = Shell(Registered("idmz", STREAM, 30, Lease(3, "one")), page=EMPTY, now_ms=9)
+    shell.run(CORE.fetch(fetch(), 0))
+    assert shell.acts[-1] == RecordServed(NAME, "idmz", STREAM, 30, None, is_at_end=True)
+
+
+def test_a_confirmation_answers_with_a_durable_frontier() -> None:
+    """ConfirmReceipt: offsets checked, lease shown, range kept whole, then the wait."""
+    shell = Shell()
+    request = ConfirmReceipt(consumer_name=NAME, offset=10, first_offset=4, epoch=EPOCH, lease=3)
+    outcome = shell.run(CORE.confirm(request))
+    assert shell.acts == [StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3)), AwaitConfirm(CONFIRMING)]
+    assert isinstance(outcome, Reply)
+    assert outcome.answer == ConfirmAnswer(store_zone="plant-a", epoch=EPOCH, cursor_advanced_to=20, lease=3)
+
+
+@pytest.mark.parametrize(
+    "fields, code, is_reported",
+    [
+        ({"epoch": "11" * 16}, "epoch_changed", False),
+        ({"epoch": EPOCH, "offset": 31}, "confirm_beyond_log", True),
+        ({"consumer_name": NAME, "offset": 31}, "confirm_beyond_log", False),
+    ],
+)
+def test_a_confirmation_of_another_log_releases_nothing(
+    fields: dict[str, Any], code: str, *, is_reported: bool
+) -> None:
+    """ConfirmReceipt with another epoch or beyond the end never reaches the store as a confirmation."""
+    shell = Shell()
+    outcome = shell.run(CORE.confirm(ConfirmReceipt(**{"consumer_name": NAME, "offset": 10, **fields})))
+    assert isinstance(outcome, Refuse)
+    assert outcome.code == code
+    assert shell.kinds == [ReportPeerAhead] * is_reported
+
+
+def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:
+    """Where the caller does not hold the lease in force, the store decides before anything is confirmed."""
+    shell = Shell(Registered("idmz", STREAM, 10, Lease(3, "two")), answers={HoldLease: lambda _: Lease(4, "one")})
+    shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, lease=4)))
+    assert shell.acts[0] == HoldLease(NAME, LeaseClaim("one", 4))
+    assert shell.kinds == [HoldLease, AnnounceLease, StartConfirm, AwaitConfirm]
+
+
+@pytest.mark.parametrize(
+    "held, epoch, is_asked",
+    [
+        (NO_LEASE, None, False),
+        (NO_LEASE, 0, True),
+        (Lease(2, "one"), 2, False),
+        (Lease(2, "one"), 0, False),
+        (Lease(3, "two"), 2, True),
+        (Lease(3, "two"), None, True),
+        (Lease(3, "two"), 4, True),
+    ],
+)
+def test_the_store_is_asked_only_where_a_lease_would_change(held: Lease, epoch: int | None, *, is_asked: bool) -> None:
+    """The holder goes on from memory; what would change the lease or fence the caller, the store decides."""
+    shell = Shell(Registered("idmz", STREAM, 10, held), answers={HoldLease: lambda _: held})
+    shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, lease=epoch)))
+    assert (HoldLease in shell.kinds) == is_asked
+
+
+def test_a_cursor_is_told_to_its_own_zone() -> None:
+    """GetCursor: from memory; of another zone's consumer nothing is said but that."""
+    shell = Shell()
+    outcome = shell.run(CORE.get_cursor(GetCursor(consumer_name=NAME)))
+    assert isinstance(outcome, Reply)
+    assert outcome.answer == CursorAnswer(
+        store_zone="plant-a", epoch=EPOCH, consumer_name=NAME, stream=STREAM, frontier=10, end_offset=30
+    )
+    assert shell.kinds == []
+    refused = Shell(Registered("enterprise", STREAM, 10)).run(CORE.get_cursor(GetCursor(consumer_name=NAME)))
+    assert isinstance(refused, Refuse)
+    assert refused.code == "consumer_not_yours"

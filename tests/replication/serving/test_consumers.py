@@ -1,0 +1,416 @@
+"""The shell of FetchFacts, ConfirmReceipt and GetCursor, over a store whose futures the test resolves by hand.
+
+Each test stops a request at one place and looks at what the store has been asked by then and what has not been answered yet.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.batch import Origin
+from agent.lease import Lease, LeaseClaim
+from agent.pages import Page, StoredBatch
+from agent.replication.protocol.messages import (
+    Confirm,
+    ConfirmAnswer,
+    ConfirmReceipt,
+    FetchAnswer,
+    FetchFacts,
+    HeldEnd,
+    TakenEnd,
+)
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.operations.consumers import Consumers
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
+from tests.replication.consumers import Registered
+
+STREAM, NAME = "facts.telemetry", "idmz.facts.telemetry"
+ONE, TWO = Caller("idmz", "one", b"12345678"), Caller("idmz", "two", b"87654321")
+ORIGIN = Origin("plant-a", bytes(16))
+CONFIRM = Confirm(last_offset=10, first_offset=4)
+
+
+class FencedError(Exception):
+    """The store's error for an instance whose place was taken."""
+
+
+class Store:
+    """Keeps what it is asked, in order; every future is resolved by the test."""
+
+    zone, epoch = "plant-a", b"\x0f" * 16
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.futures: dict[str, Future[Any]] = {}
+        self.held: Registered | None = Registered("idmz", STREAM, 10, Lease(3, "one"))
+        self.end = 20
+        self.is_served_before = True
+        self.contradicts: str | None = None
+
+    def _later(self, name: str, *arguments: object) -> Future[Any]:
+        self.asked.append((name, *arguments))
+        self.futures[name] = Future()
+        return self.futures[name]
+
+    def names(self) -> list[str]:
+        """What it was asked, by name."""
+        return [name for name, *_ in self.asked]
+
+    def consumer(self, _: str) -> Registered | None:
+        return self.held
+
+    def consumers(self) -> list[Registered]:
+        return [self.held] if self.held else []
+
+    def end_offset(self, _: str) -> int:
+        return self.end
+
+    def register_consumer(self, *arguments: object) -> Future[Any]:
+        return self._later("register_consumer", *arguments)
+
+    def hold_lease(self, *arguments: object) -> Future[Any]:
+        return self._later("hold_lease", *arguments)
+
+    def confirm(
+        self, name: str, last: int, first: int | None = None, *, shown: LeaseClaim | None = None
+    ) -> Future[Any]:
+        return self._later("confirm", name, last, first, shown)
+
+    def begin_handing(self, stream: str, zone: str) -> Future[Any] | None:
+        return None if self.is_served_before else self._later("begin_handing", stream, zone)
+
+    def peer_is_ahead(self, zone: str, why: str) -> None:
+        self.asked.append(("peer_is_ahead", zone, why))
+
+    def never_handed(self, *arguments: object) -> None:
+        self.asked.append(("never_handed", *arguments))
+
+    def has_handed(self, *_: object) -> bool:
+        return False
+
+    def contradiction(self, *arguments: object) -> str | None:
+        self.asked.append(("contradiction", *arguments))
+        return self.contradicts
+
+    def seen(self, _name: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
+        self.asked.append(("seen", is_at_end, waits_ms > 0))
+
+    def handed(self, *arguments: object) -> None:
+        self.asked.append(("handed", *arguments))
+
+    def read(self, _stream: str, after_offset: int, *_: object, until_offset: int | None = None) -> Page:
+        self.asked.append(("read", after_offset, until_offset))
+        if after_offset >= self.end:
+            return Page([], self.end)
+        return Page([StoredBatch(after_offset + 1, self.end, b"sealed-batch-body-digest-", ORIGIN, 0)], self.end)
+
+
+def fetch(**fields: object) -> FetchFacts:
+    """A fetch of idmz at its position 10."""
+    given = {"consumer_name": NAME, "limit": 100, "lease": 3, "epoch": Store.epoch.hex(), "after_offset": 10, **fields}
+    return FetchFacts(**given)
+
+
+def receipt(**fields: object) -> ConfirmReceipt:
+    """A confirmation of idmz."""
+    given = {"consumer_name": NAME, "offset": 10, "first_offset": 4, "lease": 3, "epoch": Store.epoch.hex(), **fields}
+    return ConfirmReceipt(**given)
+
+
+async def stands(task: asyncio.Task[Outcome]) -> bool:
+    """Whether a request waits, after everything that can go on has gone on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    done, _ = await asyncio.wait([task], timeout=0.02)  # what reads the disk does so in a thread
+    return not done
+
+
+def page_of(outcome: Outcome) -> FetchAnswer:
+    """The page that came."""
+    assert isinstance(outcome, Reply), outcome
+    assert isinstance(outcome.answer, FetchAnswer)
+    return outcome.answer
+
+
+Scenario = Callable[[Store, Consumers], Coroutine[Any, Any, None]]
+
+
+def play(scenario: Scenario) -> None:
+    """Run a scenario with a store and the shell above it."""
+
+    async def run() -> None:
+        store = Store()
+        link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
+        context = Context(link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            await scenario(store, Consumers(context))
+
+    asyncio.run(run())
+
+
+def test_a_confirmation_is_answered_when_it_is_durable() -> None:
+    """ConfirmReceipt hands the whole range and the lease to the store, and answers after the commit with the frontier it says."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        task = asyncio.create_task(consumers.confirm(ONE, receipt()))
+        assert await stands(task)
+        assert store.asked == [("confirm", NAME, 10, 4, LeaseClaim("one", 3))]
+        store.futures["confirm"].set_result(12)
+        outcome = await task
+        assert isinstance(outcome, Reply)
+        assert isinstance(outcome.answer, ConfirmAnswer)
+        assert (outcome.answer.cursor_advanced_to, outcome.answer.lease) == (12, 3)
+
+    play(scenario)
+
+
+def test_a_confirmation_that_the_store_refuses_is_refused() -> None:
+    """The store compares the lease once more when it commits."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        task = asyncio.create_task(consumers.confirm(ONE, receipt()))
+        assert await stands(task)
+        store.futures["confirm"].set_exception(FencedError())
+        with pytest.raises(FencedError):
+            await task
+
+    play(scenario)
+
+
+def test_a_confirmation_of_another_epoch_never_reaches_the_store() -> None:
+    """It would release facts that were never read."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        for request in (receipt(epoch="11" * 16), receipt(offset=21)):
+            outcome = await consumers.confirm(ONE, request)
+            assert isinstance(outcome, Refuse)
+        assert "confirm" not in store.names()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("operation", ["fetch", "confirm"])
+def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
+    """The lease is decided, durably, before a confirmation is handed over or a page is read."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        store.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
+        request = fetch(confirm=CONFIRM) if operation == "fetch" else receipt()
+        call: Any = getattr(consumers, operation)
+        task = asyncio.create_task(call(ONE, request))
+        assert await stands(task)
+        assert store.asked[-1] == ("hold_lease", NAME, LeaseClaim("one", 3))
+        store.futures["hold_lease"].set_exception(FencedError())
+        with pytest.raises(FencedError):
+            await task
+        assert {"confirm", "read"}.isdisjoint(store.names())
+
+    play(scenario)
+
+
+def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> None:
+    """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        store.held, store.is_served_before = None, False
+        asks = fetch(stream=STREAM, lease=0, epoch=None, after_offset=None)
+        task = asyncio.create_task(consumers.fetch(ONE, asks))
+        assert await stands(task)
+        assert store.asked == [("register_consumer", NAME, "idmz", STREAM, "oldest")]
+        store.held = Registered("idmz", STREAM, 0)
+        store.futures["register_consumer"].set_result(store.held)
+        assert await stands(task)
+        assert store.asked[1:] == [("hold_lease", NAME, LeaseClaim("one", 0))]
+        store.held = Registered("idmz", STREAM, 0, Lease(1, "one"))
+        store.futures["hold_lease"].set_result(store.held.lease)
+        assert await stands(task)
+        assert store.asked[2:] == [("begin_handing", STREAM, "idmz")]
+        store.futures["begin_handing"].set_result(None)
+        answer = page_of(await task)
+        assert store.names()[3:] == ["read", "handed", "seen"]
+        assert (answer.lease, answer.runs()) == (1, [(1, 20)])
+
+    play(scenario)
+
+
+def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> None:
+    """What the peer shows of this store is compared first; the store is told that a peer is ahead of it."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        store.contradicts = "offset 9 holds another batch"
+        taken, held = TakenEnd(last_offset=9, digest="aa" * 16), HeldEnd(last_sequence=7, digest="bb" * 16)
+        outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, told=10, taken=taken, held=held))
+        assert outcome == Refuse("history_differs", store.contradicts)
+        assert store.asked == [
+            ("never_handed", STREAM, "idmz", 10),
+            ("contradiction", STREAM, (9, b"\xaa" * 16), (7, b"\xbb" * 16)),
+            ("peer_is_ahead", "idmz", f"consumer {NAME} of idmz: {store.contradicts}"),
+        ]
+
+    play(scenario)
+
+
+def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
+    """With `after_offset`, and whatever the confirmation comes to later; it went to the store whole, under its lease."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        answer = page_of(await consumers.fetch(ONE, fetch(confirm=CONFIRM)))
+        assert (answer.runs(), answer.frontier) == ([(11, 20)], 10)
+        assert ("confirm", NAME, 10, 4, LeaseClaim("one", 3)) in store.asked
+        store.futures["confirm"].set_exception(FencedError())  # nobody waits for it any more
+        await asyncio.sleep(0)
+
+    play(scenario)
+
+
+def test_a_page_read_ahead_tells_of_a_confirmation_that_has_failed() -> None:
+    """The confirmation failed while serving was begun: the asker hears of it at once, not with its next request."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        store.is_served_before = False
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM)))
+        assert await stands(task)
+        store.futures["confirm"].set_exception(FencedError())
+        assert await stands(task)
+        store.futures["begin_handing"].set_result(None)
+        with pytest.raises(FencedError):
+            await task
+        assert "handed" not in store.names()
+
+    play(scenario)
+
+
+def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
+    """Without `after_offset` nothing is read before the frontier is durable, and the page begins there."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=None)))
+        assert await stands(task)
+        assert store.names() == ["never_handed", "confirm"]
+        store.futures["confirm"].set_result(15)
+        assert page_of(await task).runs() == [(16, 20)]
+
+    play(scenario)
+
+
+def test_an_empty_page_waits_for_its_confirmation() -> None:
+    """It is what the asker waits for at the end of the log."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=20)))
+        assert await stands(task)
+        store.futures["confirm"].set_result(10)
+        assert page_of(await task).runs() == []
+
+    play(scenario)
+
+
+def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None:
+    """Another instance has taken the lease while it was parked: the store fences it, and it gets no page."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
+        assert await stands(task)
+        assert consumers.parked() == 1
+        assert store.asked[-1] == ("seen", True, True)
+        store.held, store.end = Registered("idmz", STREAM, 10, Lease(4, "two")), 25
+        consumers.committed(asyncio.get_running_loop(), {STREAM: 25})
+        assert await stands(task)
+        assert consumers.parked() == 0
+        assert store.asked[-1] == ("hold_lease", NAME, LeaseClaim("one", 3))
+        store.futures["hold_lease"].set_exception(FencedError())
+        with pytest.raises(FencedError):
+            await task
+        assert "handed" not in store.names()
+
+    play(scenario)
+
+
+def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
+    """A commit of another stream wakes nobody; the time it waited is told apart."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
+        assert await stands(task)
+        consumers.committed(asyncio.get_running_loop(), {"facts.other": 1})
+        assert await stands(task)
+        store.end = 25
+        consumers.committed(asyncio.get_running_loop(), {STREAM: 25})
+        outcome = await task
+        assert page_of(outcome).runs() == [(21, 25)]
+        assert isinstance(outcome, Reply)
+        assert outcome.waited_ns > 0
+
+    play(scenario)
+
+
+def test_patience_ends_with_an_empty_page() -> None:
+    """At the end of the log, which is then recorded."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=20)))
+        assert (answer.runs(), answer.more) == ([], False)
+        assert store.asked[-2:] == [("handed", STREAM, "idmz", 20, None), ("seen", True, False)]
+        assert consumers.parked() == 0
+
+    play(scenario)
+
+
+def test_what_was_written_before_the_fetch_was_parked_wakes_it() -> None:
+    """The log grows between the decision to wait and the wait, when the writer sees nobody to wake."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        seen = store.seen
+
+        def grown(name: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
+            store.end = 25
+            seen(name, is_at_end=is_at_end, waits_ms=waits_ms)
+
+        store.seen = grown  # type: ignore[method-assign]
+        answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
+        assert answer.runs() == [(21, 25)]
+
+    play(scenario)
+
+
+def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
+    """The earlier gets no answer; a taken lease ends its wait too, with what the store says of it."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        waits = fetch(after_offset=20, wait_ms=60_000)
+        earlier = asyncio.create_task(consumers.fetch(ONE, waits))
+        assert await stands(earlier)
+        later = asyncio.create_task(consumers.fetch(ONE, waits))
+        assert await stands(later)
+        assert await earlier == Drop(DropReason.SUPERSEDED)
+        other = asyncio.create_task(consumers.fetch(TWO, fetch(after_offset=10, lease=0)))
+        assert await stands(other)
+        store.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
+        store.futures.pop("hold_lease").set_result(store.held.lease)
+        assert page_of(await other).lease == 4
+        assert await stands(later)
+        store.futures["hold_lease"].set_exception(FencedError())
+        with pytest.raises(FencedError):
+            await later
+        assert consumers.parked() == 0
+
+    play(scenario)
+
+
+def test_a_fetch_that_is_given_up_leaves_no_wait_behind() -> None:
+    """The node is being stopped."""
+
+    async def scenario(_store: Store, consumers: Consumers) -> None:
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
+        assert await stands(task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert consumers.parked() == 0
+
+    play(scenario)
