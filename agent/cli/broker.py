@@ -22,7 +22,7 @@ from agent.replication.broker import (
     PORT,
     USER,
     BrokerPlan,
-    Finding,
+    Diagnostic,
     Outcome,
     PeerLink,
     TopologyError,
@@ -30,7 +30,7 @@ from agent.replication.broker import (
     rights_of,
     zones_of,
 )
-from agent.replication.protocol import is_zone
+from agent.replication.protocol.topics import is_zone
 
 
 class _LinkType(click.ParamType[PeerLink]):
@@ -173,7 +173,7 @@ def check(
 
     if zone is None and config_file is None:
         raise click.UsageError("name a --zone to try the broker as, or --files to look at, or both")
-    findings: list[Iterator[Finding]] = []
+    findings: list[Iterator[Diagnostic]] = []
     if config_file is not None:
         findings.append(check_broker_files(config_file))
     if zone is None:
@@ -193,7 +193,7 @@ def check(
     _tell(chain.from_iterable(findings), as_json=as_json)
 
 
-def _tell(findings: Iterable[Finding], *, as_json: bool) -> None:
+def _tell(findings: Iterable[Diagnostic], *, as_json: bool) -> None:
     """Print each finding as it is made; exit status 1 when one is bad."""
     bad = 0
     for finding in findings:

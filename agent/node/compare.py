@@ -13,9 +13,9 @@ from agent import local_socket
 from agent.batch import BatchError
 from agent.config import BrokerSettings, NodeSettings
 from agent.fact_store import FactStore, StoreError
-from agent.replication.mqtt import Access, Asker, Link
+from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
-from agent.replication.protocol import ReceivingStore
+from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, PayingAsker, Share
 from agent.telemetry import Telemetry
 
@@ -41,7 +41,7 @@ def bandwidths(settings: NodeSettings) -> dict[str, Bandwidth]:
 def comparers(
     settings: NodeSettings,
     store: FactStore,
-    askers: Mapping[str, Asker],
+    askers: Mapping[str, Requester],
     limits: Mapping[str, Bandwidth],
     telemetry: Telemetry | None = None,
 ) -> dict[str, Comparer]:
@@ -78,7 +78,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone))
-        known = comparers(settings, store, {peer.zone: Asker(link, peer.zone)}, bandwidths(settings))
+        known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
         door = local_socket.Door(store, partial(compare, known))
         async with link.visit():
             return await door.answer(request)

@@ -49,9 +49,10 @@ from agent.node import compare
 from agent.node.latest import look_up_in
 from agent.node.peer_latest_cache import heard_rows, is_kept, keep
 from agent.node.status import Figures
-from agent.replication.mqtt import Asker, Link
-from agent.replication.pki import IdentityWatch
-from agent.replication.protocol import ReceivingStore, ServingStore, Settings
+from agent.replication.mqtt import Link, Requester
+from agent.replication.pki import IdentityWatcher
+from agent.replication.protocol.ports import ReceivingStore, ServingStore
+from agent.replication.protocol.pull_events import Settings
 from agent.replication.pulling import FirstValues, PayingAsker, Puller, PullSettings
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
@@ -108,7 +109,7 @@ class Node:
         self._store = store
         self._notifier = notify.notifier()
         identities = [compare.identity_of(broker, settings.node.zone) for broker in settings.broker]
-        self._identities = IdentityWatch(identities)
+        self._identities = IdentityWatcher(identities)
         self._links = {
             broker.name: Link(compare.access_of(broker, identity, settings.node.zone), identity=identity)
             for broker, identity in zip(settings.broker, identities, strict=True)
@@ -116,7 +117,9 @@ class Node:
         self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._first_values: list[FirstValues] = []
-        self._askers = {peer.zone: Asker(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls}
+        self._askers = {
+            peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
+        }
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._askers, self._bandwidths, self._telemetry)

@@ -38,7 +38,7 @@ from agent.health.snapshot import (
 from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.replication.mqtt import Link, LinkStatistics
-from agent.replication.protocol import Asking
+from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling import Comparer, Puller, PullStatistics
 from agent.replication.serving import Server
 from agent.telemetry import BOUNDS_S, SpanStatistics, Telemetry

@@ -22,7 +22,7 @@ from agent.node.peer_latest_cache import heard_rows
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.page_size import BYTES_MAX
 from agent.replication.protocol.pull_events import Settings
 from agent.replication.pulling.puller import Puller, PullSettings
@@ -53,7 +53,7 @@ class Node:
     store: FactStore
     link: Link
     server: Server | None = None
-    askers: dict[str, Asker] = field(default_factory=dict)
+    askers: dict[str, Requester] = field(default_factory=dict)
     pullers: list[Puller] = field(default_factory=list)
 
     @classmethod
@@ -82,10 +82,10 @@ class Node:
         self.server = Server(self.link, self.store, named, STORE_ERRORS, _REFUSALS, appends=open_to, look_up=look_up)
         return self.server
 
-    def asker(self, peer_zone: str) -> Asker:
+    def asker(self, peer_zone: str) -> Requester:
         """The one who asks `peer_zone`."""
         if peer_zone not in self.askers:
-            self.askers[peer_zone] = Asker(self.link, peer_zone)
+            self.askers[peer_zone] = Requester(self.link, peer_zone)
         return self.askers[peer_zone]
 
     def pull(

@@ -13,7 +13,7 @@ from agent.replication.broker.config import (
     rights_of,
     zones_of,
 )
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import BrokerFolder, write_broker_folder
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.reload import check_broker_files, deny_zones, reload_broker
@@ -27,7 +27,7 @@ __all__ = [
     "BrokerFolder",
     "BrokerLimits",
     "BrokerPlan",
-    "Finding",
+    "Diagnostic",
     "Outcome",
     "Peer",
     "PeerLink",

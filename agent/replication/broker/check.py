@@ -19,7 +19,7 @@ from paho.mqtt.properties import Properties
 
 from agent.replication import pki
 from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.session import (
     NO_MATCHING_SUBSCRIBERS,
     NOT_AUTHORIZED,
@@ -31,17 +31,19 @@ from agent.replication.broker.session import (
     reach,
     reason_text,
 )
-from agent.replication.protocol import ListStreams, encode_request, request_topic, response_topic
+from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.messages import ListStreams
+from agent.replication.protocol.topics import request_topic, response_topic
 
 STRANGER = "bsfg-check"
 """A zone nobody has: asking in its name, or asking it, must be forbidden."""
 
 
-def check_broker(access: Access, links: Iterable[PeerLink]) -> Iterator[Finding]:
+def check_broker(access: Access, links: Iterable[PeerLink]) -> Iterator[Diagnostic]:
     """Try everything, telling each finding as it is made; ends early where the rest could not be tried."""
     problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
     if problems:
-        yield from (Finding(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+        yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
         return
     session = Session(access)
     try:
@@ -49,7 +51,7 @@ def check_broker(access: Access, links: Iterable[PeerLink]) -> Iterator[Finding]
             if finding.outcome is Outcome.BAD:
                 yield finding
                 return
-        yield Finding(Outcome.GOOD, f"connected to {access.host}:{access.port} as {access.zone} with TLS 1.3")
+        yield Diagnostic(Outcome.GOOD, f"connected to {access.host}:{access.port} as {access.zone} with TLS 1.3")
         yield from _check_limits(session.connack)
         yield from _check_doors(access)
         mine = sorted({link for link in links if access.zone in (link.serving, link.asking)})
@@ -60,23 +62,23 @@ def check_broker(access: Access, links: Iterable[PeerLink]) -> Iterator[Finding]
         session.close()
 
 
-def _check_limits(connack: Properties | None) -> Iterator[Finding]:
+def _check_limits(connack: Properties | None) -> Iterator[Diagnostic]:
     """What CONNACK says about the broker's settings."""
     packet_bytes = getattr(connack, "MaximumPacketSize", None)
     if packet_bytes is None:
-        yield Finding(Outcome.BAD, "packets of any size are accepted", "use the configuration of bsfg broker config")
+        yield Diagnostic(Outcome.BAD, "packets of any size are accepted", "use the configuration of bsfg broker config")
     elif packet_bytes < PACKET_BYTES_MAX:
         what = f"packets are limited to {packet_bytes} bytes, and a page may have {PACKET_BYTES_MAX}"
-        yield Finding(Outcome.BAD, what, f"set max_packet_size {PACKET_BYTES_MAX}")
+        yield Diagnostic(Outcome.BAD, what, f"set max_packet_size {PACKET_BYTES_MAX}")
     else:
-        yield Finding(Outcome.GOOD, f"packets are limited to {packet_bytes} bytes")
+        yield Diagnostic(Outcome.GOOD, f"packets are limited to {packet_bytes} bytes")
     if getattr(connack, "RetainAvailable", 1) != 0:
-        yield Finding(Outcome.BAD, "the broker keeps retained messages", "set retain_available false")
+        yield Diagnostic(Outcome.BAD, "the broker keeps retained messages", "set retain_available false")
     else:
-        yield Finding(Outcome.GOOD, "nothing is retained")
+        yield Diagnostic(Outcome.GOOD, "nothing is retained")
 
 
-def _check_doors(access: Access) -> Iterator[Finding]:
+def _check_doors(access: Access) -> Iterator[Diagnostic]:
     """Ways in that must be shut: no TLS, no certificate, an older TLS."""
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anonymous.load_verify_locations(access.ca_file)
@@ -85,12 +87,12 @@ def _check_doors(access: Access) -> Iterator[Finding]:
     hint = "use the configuration of bsfg broker config, and start the broker with that file alone"
     for way, context in (("without TLS", None), ("without a certificate", anonymous), ("with TLS 1.2", older)):
         if enters(access, context):
-            yield Finding(Outcome.BAD, f"the broker lets clients in {way}", hint)
+            yield Diagnostic(Outcome.BAD, f"the broker lets clients in {way}", hint)
         else:
-            yield Finding(Outcome.GOOD, f"refused {way}")
+            yield Diagnostic(Outcome.GOOD, f"refused {way}")
 
 
-def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Finding]:
+def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnostic]:
     """The rights of one link, and the way there and back where the peer is attached."""
     instance = f"check-{secrets.token_hex(8)}"
     responses = response_topic(link.serving, link.asking, instance)
@@ -107,13 +109,13 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Finding
     reason = session.publish(request, question, responses, correlation)
     yield _right(reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS), f"may ask {link.serving}", reason, hint)
     if reason == NO_MATCHING_SUBSCRIBERS:
-        yield Finding(Outcome.NOTE, f"no node of {link.serving} is attached, so no round trip was made")
+        yield Diagnostic(Outcome.NOTE, f"no node of {link.serving} is attached, so no round trip was made")
     elif reason == SUCCESS:
         if session.take(responses, correlation, WAIT_S):
-            yield Finding(Outcome.GOOD, f"{link.serving} answered")
+            yield Diagnostic(Outcome.GOOD, f"{link.serving} answered")
         else:
             what = f"a node of {link.serving} is attached and did not answer within {WAIT_S:g} s"
-            yield Finding(
+            yield Diagnostic(
                 Outcome.BAD, what, f"is {zone} among the peers of {link.serving}? its log tells what it refused"
             )
     # Asked again while subscribed to the request itself: had we the right to read it, the broker would hand it back
@@ -121,12 +123,12 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Finding
     session.subscribe(request)
     session.publish(request, question, responses, correlation)
     if session.take(request, correlation, 0):
-        yield Finding(Outcome.BAD, f"{zone} may read requests made to {link.serving}", hint)
+        yield Diagnostic(Outcome.BAD, f"{zone} may read requests made to {link.serving}", hint)
     else:
-        yield Finding(Outcome.GOOD, f"{zone} may not read requests made to {link.serving}")
+        yield Diagnostic(Outcome.GOOD, f"{zone} may not read requests made to {link.serving}")
 
 
-def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iterator[Finding]:
+def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iterator[Diagnostic]:
     """Rights that no generated access list gives: another's name, an unlinked zone, $SYS."""
     hint = "install the access list of bsfg broker config, and reload the broker"
     peers = sorted({link.serving for link in links if link.asking == zone}) or [STRANGER]
@@ -138,12 +140,12 @@ def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iter
     ):
         reason = session.publish(topic, b"", None, b"")
         if reason == NOT_AUTHORIZED:
-            yield Finding(Outcome.GOOD, f"{zone} may not {what}")
+            yield Diagnostic(Outcome.GOOD, f"{zone} may not {what}")
         else:
-            yield Finding(Outcome.BAD, f"{zone} may {what} ({reason_text(reason)})", hint)
+            yield Diagnostic(Outcome.BAD, f"{zone} may {what} ({reason_text(reason)})", hint)
 
 
-def _right(allowed: bool, what: str, reason: int | None, hint: str) -> Finding:  # noqa: FBT001 the sentence it heads
+def _right(allowed: bool, what: str, reason: int | None, hint: str) -> Diagnostic:  # noqa: FBT001 the sentence it heads
     if allowed:
-        return Finding(Outcome.GOOD, what)
-    return Finding(Outcome.BAD, f"{what}: no, {reason_text(reason)}", hint)
+        return Diagnostic(Outcome.GOOD, what)
+    return Diagnostic(Outcome.BAD, f"{what}: no, {reason_text(reason)}", hint)

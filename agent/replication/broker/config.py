@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.replication.protocol import ROOT, ReplicationError, is_zone, request_topic
+from agent.replication.protocol.errors import ReplicationError
+from agent.replication.protocol.topics import ROOT, is_zone, request_topic
 
 PORT = 8883
 """MQTT over TLS, as registered."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from agent.replication.broker.diagnostic import Finding, Outcome
-from agent.replication.protocol import is_zone
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.protocol.topics import is_zone
 
 FILES = ("cafile", "certfile", "keyfile", "crlfile", "acl_file")
 """Settings that name a file which a reload reads."""
@@ -40,17 +40,17 @@ def parse_config(text: str) -> dict[str, str]:
     return settings
 
 
-def config_findings(settings: dict[str, str]) -> Iterator[Finding]:
+def check_config(settings: dict[str, str]) -> Iterator[Diagnostic]:
     """What is missing in the configuration for certificates, lists and rights to hold at all."""
     for name, price in _WITHOUT.items():
         if not settings.get(name, "").startswith("/"):
-            yield Finding(Outcome.BAD, f"no {name} with an absolute path: {price}", _GENERATE)
+            yield Diagnostic(Outcome.BAD, f"no {name} with an absolute path: {price}", _GENERATE)
     for name, (value, price) in _NEEDED.items():
         if settings.get(name) != value:
-            yield Finding(Outcome.BAD, f"{name} is {settings.get(name, 'not set')}: {price}", _GENERATE)
+            yield Diagnostic(Outcome.BAD, f"{name} is {settings.get(name, 'not set')}: {price}", _GENERATE)
 
 
-def acl_findings(text: str) -> Iterator[Finding]:
+def check_acl(text: str) -> Iterator[Diagnostic]:
     """Lines that Mosquitto would not understand, and a list that gives nobody anything."""
     users = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -65,9 +65,9 @@ def acl_findings(text: str) -> Iterator[Finding]:
             case ["topic" | "pattern", topic] if topic not in _RIGHTS:
                 continue
             case _:
-                yield Finding(Outcome.BAD, f"access list, line {number}: {line[:80]!r} is no rule", _GENERATE)
+                yield Diagnostic(Outcome.BAD, f"access list, line {number}: {line[:80]!r} is no rule", _GENERATE)
     if not users:
-        yield Finding(Outcome.BAD, "the access list names no user: every zone would be shut out", _GENERATE)
+        yield Diagnostic(Outcome.BAD, "the access list names no user: every zone would be shut out", _GENERATE)
 
 
 def without_zones(acl: str, zones: Collection[str]) -> str:

@@ -18,15 +18,16 @@ from datetime import UTC, datetime
 
 from agent.replication import pki
 from agent.replication.broker.config import PACKET_BYTES_MAX
-from agent.replication.broker.diagnostic import Finding, Outcome
-from agent.replication.broker.peer_diagnosis import (
+from agent.replication.broker.diagnosis import (
+    Diagnostic,
     Figures,
+    Outcome,
     RoundTrip,
     Step,
     judge_answer,
     judge_round_trips,
-    judge_silence,
     judge_streams,
+    judge_timeout,
 )
 from agent.replication.broker.session import (
     NO_MATCHING_SUBSCRIBERS,
@@ -38,7 +39,9 @@ from agent.replication.broker.session import (
     reach,
     reason_text,
 )
-from agent.replication.protocol import ListStreams, encode_request, request_topic, response_topic
+from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.messages import ListStreams
+from agent.replication.protocol.topics import request_topic, response_topic
 
 ROUND_TRIPS = 9
 """Enough for a median that one hiccup does not move, and a hundredth of a second in a plant."""
@@ -80,7 +83,7 @@ def check_peer(access: Access, peer: Peer) -> Iterator[Step]:
         else:
             what = f"nothing is pulled from {peer.zone}, so it was not asked; it asks us"
             yield Step(
-                "answer", Finding(Outcome.NOTE, what, f"try the other direction there: bsfg peer test {access.zone}")
+                "answer", Diagnostic(Outcome.NOTE, what, f"try the other direction there: bsfg peer test {access.zone}")
             )
     finally:
         session.close()
@@ -90,13 +93,15 @@ def _own_identity(access: Access) -> Step:
     problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
     if problems:
         listed = "; ".join(f"{problem.file}: {problem.why}" for problem in problems)
-        return Step("configuration", Finding(Outcome.BAD, f"our identity cannot be used: {listed}", problems[0].hint))
+        return Step(
+            "configuration", Diagnostic(Outcome.BAD, f"our identity cannot be used: {listed}", problems[0].hint)
+        )
     facts = pki.describe(pki.load_certificates(access.cert_file)[0], datetime.now(UTC))
     what = f"zone {access.zone}, certificate {facts.serial} good for {facts.days_left} days"
     figures: Figures = {"serial": facts.serial, "days_left": facts.days_left}
     if facts.days_left < OWN_DAYS_WARN:
-        return Step("configuration", Finding(Outcome.NOTE, what, f"renew it: bsfg pki renew {access.zone}"), figures)
-    return Step("configuration", Finding(Outcome.GOOD, what), figures)
+        return Step("configuration", Diagnostic(Outcome.NOTE, what, f"renew it: bsfg pki renew {access.zone}"), figures)
+    return Step("configuration", Diagnostic(Outcome.GOOD, what), figures)
 
 
 def _limits(session: Session) -> Step:
@@ -107,19 +112,19 @@ def _limits(session: Session) -> Step:
     hint = "use the configuration of bsfg broker config"
     if packet_bytes is not None and packet_bytes < PACKET_BYTES_MAX:
         what = f"packets are limited to {packet_bytes:,} bytes, and a page may have {PACKET_BYTES_MAX:,}"
-        return Step("session", Finding(Outcome.NOTE, what, f"set max_packet_size {PACKET_BYTES_MAX}"), figures)
+        return Step("session", Diagnostic(Outcome.NOTE, what, f"set max_packet_size {PACKET_BYTES_MAX}"), figures)
     if retains:
-        return Step("session", Finding(Outcome.NOTE, "the broker keeps retained messages", hint), figures)
+        return Step("session", Diagnostic(Outcome.NOTE, "the broker keeps retained messages", hint), figures)
     limit = "any size" if packet_bytes is None else f"up to {packet_bytes:,} bytes"
-    return Step("session", Finding(Outcome.GOOD, f"accepted; packets of {limit}, nothing retained"), figures)
+    return Step("session", Diagnostic(Outcome.GOOD, f"accepted; packets of {limit}, nothing retained"), figures)
 
 
 def _may_answer(session: Session, own_zone: str, zone: str) -> Step:
     """An answer nobody asked for, to an instance nobody has: only the broker's acknowledgement is of interest."""
     reason = session.publish(response_topic(own_zone, zone, _instance()), b"", None, b"")
     if reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS):
-        return Step("rights", Finding(Outcome.GOOD, f"may answer {zone}"))
-    return Step("rights", Finding(Outcome.BAD, f"may answer {zone}: no, {reason_text(reason)}", _ACL_HINT))
+        return Step("rights", Diagnostic(Outcome.GOOD, f"may answer {zone}"))
+    return Step("rights", Diagnostic(Outcome.BAD, f"may answer {zone}: no, {reason_text(reason)}", _ACL_HINT))
 
 
 def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Step]:
@@ -132,18 +137,18 @@ def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Step]:
     if reason == NO_MATCHING_SUBSCRIBERS:
         what = f"may ask {peer.zone}, but no node of {peer.zone} is connected to this broker"
         hint = f"is it running, and is this broker in its node.toml? bsfg status there; what {own_zone} may read was not tried"
-        yield Step("rights", Finding(Outcome.BAD, what, hint))
+        yield Step("rights", Diagnostic(Outcome.BAD, what, hint))
         return
     if reason != SUCCESS:
         hint = _ACL_HINT if reason == NOT_AUTHORIZED else "look into the broker's log"
-        yield Step("rights", Finding(Outcome.BAD, f"may ask {peer.zone}: no, {reason_text(reason)}", hint))
+        yield Step("rights", Diagnostic(Outcome.BAD, f"may ask {peer.zone}: no, {reason_text(reason)}", hint))
         return
-    yield Step("rights", Finding(Outcome.GOOD, f"may ask {peer.zone}, and somebody there listens"))
+    yield Step("rights", Diagnostic(Outcome.GOOD, f"may ask {peer.zone}, and somebody there listens"))
     arrived = session.take(responses, correlation, WAIT_S)
     if arrived is None:
-        yield judge_silence(peer.zone, own_zone, WAIT_S)
+        yield judge_timeout(peer.zone, own_zone, WAIT_S)
         return
-    yield Step("answer", Finding(Outcome.GOOD, f"{peer.zone} answered, and we may read it"))
+    yield Step("answer", Diagnostic(Outcome.GOOD, f"{peer.zone} answered, and we may read it"))
     step, answer = judge_answer(peer.zone, arrived.payload)
     yield step
     if answer is None:
@@ -154,7 +159,7 @@ def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Step]:
     if trips:
         yield from judge_round_trips(trips)
     else:
-        yield judge_silence(peer.zone, own_zone, WAIT_S)
+        yield judge_timeout(peer.zone, own_zone, WAIT_S)
     yield judge_streams(peer.zone, answer, peer.pulls)
 
 

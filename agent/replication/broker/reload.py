@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from agent.replication import pki
 from agent.replication.broker import config_lint
 from agent.replication.broker.config import PORT, USER
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.session import WAIT_S
 
 WARN_DAYS = 30
@@ -36,15 +36,15 @@ PROOF_PAUSE_S = 0.25
 """A busy broker reads its files within a second; we wait for five."""
 
 
-def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Iterator[Finding]:
+def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Iterator[Diagnostic]:
     """Everything a reload would read: there, readable for the broker's user, valid now, and fitting together."""
     now = now or datetime.now(UTC)
     try:
         settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
     except pki.PkiError as error:
-        yield Finding(Outcome.BAD, error.why, error.hint)
+        yield Diagnostic(Outcome.BAD, error.why, error.hint)
         return
-    config = list(config_lint.config_findings(settings))
+    config = list(config_lint.check_config(settings))
     yield from config
     if config:
         return
@@ -54,37 +54,37 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     yield from unreadable
     if unreadable:
         return
-    yield Finding(Outcome.GOOD, f"{user} can read all {len(files)} files that {config_file} names")
+    yield Diagnostic(Outcome.GOOD, f"{user} can read all {len(files)} files that {config_file} names")
     yield from _certificate_findings(files["certfile"], files["keyfile"], files["cafile"], now)
     yield from _crl_findings(files["crlfile"], files["cafile"], now)
-    acl = list(config_lint.acl_findings(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
-    yield from acl or [Finding(Outcome.GOOD, "the access list can be read")]
+    acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
+    yield from acl or [Diagnostic(Outcome.GOOD, "the access list can be read")]
 
 
 def reload_broker(
     config_file: Path, pid: int | None, pause: Callable[[float], None], *, now: datetime | None = None
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     """Check, send SIGHUP to `pid` (or to the one broker that runs with this configuration), and prove."""
     findings = list(check_broker_files(config_file, now=now))
     yield from findings
     if any(finding.outcome is Outcome.BAD for finding in findings):
         hint = "the broker runs on with what it has; put that right, and reload again"
-        yield Finding(Outcome.BAD, "nothing was sent to the broker", hint)
+        yield Diagnostic(Outcome.BAD, "nothing was sent to the broker", hint)
         return
     if pid is None:
         running = find_brokers(config_file)
         if len(running) != 1:
             what = f"{len(running) or 'no'} broker{'s' * (len(running) != 1)} with {config_file} on this machine"
-            yield Finding(Outcome.BAD, f"{what}, so nothing was sent", "start it, or name one: --pid NUMBER")
+            yield Diagnostic(Outcome.BAD, f"{what}, so nothing was sent", "start it, or name one: --pid NUMBER")
             return
         (pid,) = running
     try:
         os.kill(pid, signal.SIGHUP)
     except OSError as error:
         hint = "run this as root or as the broker's user, and with the number of its process"
-        yield Finding(Outcome.BAD, f"SIGHUP could not be sent to {pid}: {error.strerror}", hint)
+        yield Diagnostic(Outcome.BAD, f"SIGHUP could not be sent to {pid}: {error.strerror}", hint)
         return
-    yield Finding(Outcome.GOOD, f"told broker {pid} to read its files again")
+    yield Diagnostic(Outcome.GOOD, f"told broker {pid} to read its files again")
     yield _prove(config_file, pause)
 
 
@@ -124,9 +124,9 @@ def find_brokers(config_file: Path) -> list[int]:
     return sorted(found)
 
 
-def _certificate_findings(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Finding]:
+def _certificate_findings(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_broker_identity(cert_file, key_file, None, now=now)
-    yield from (Finding(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+    yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
     if problems:
         return
     left = pki.describe(pki.load_certificates(cert_file)[0], now).days_left
@@ -134,35 +134,35 @@ def _certificate_findings(cert_file: Path, key_file: Path, ca_file: Path, now: d
     if pki.check_broker_identity(cert_file, key_file, ca_file, now=now):
         # Allowed: zones and broker may have different authorities.  By mistake, every node would refuse the broker.
         what = f"the broker's certificate is not of the zones' authority ({ca_file})"
-        yield Finding(Outcome.NOTE, what, "the nodes' ca_file must name its authority as well")
+        yield Diagnostic(Outcome.NOTE, what, "the nodes' ca_file must name its authority as well")
 
 
-def _crl_findings(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[Finding]:
+def _crl_findings(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_crl(crl_file, ca_file, now=now)
-    yield from (Finding(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+    yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
     if problems:
         return
     lists = pki.load_crls(crl_file)
     for authority in pki.load_certificates(ca_file):
         if not any(pki.is_crl_of(crl, authority) for crl in lists):
             what = f"no revocation list of {authority.subject.rfc4514_string()}: whoever it issued would be refused"
-            yield Finding(Outcome.BAD, what, f"bring its list into {crl_file} too, or take it out of {ca_file}")
+            yield Diagnostic(Outcome.BAD, what, f"bring its list into {crl_file} too, or take it out of {ca_file}")
     ends = [facts.days_left for facts in (pki.describe_crl(crl, now) for crl in lists) if facts.days_left is not None]
     if ends:
         yield _ends("the revocation list", min(ends), "make the next in time: bsfg pki crl, and bring it here")
 
 
-def _ends(what: str, days_left: int, hint: str) -> Finding:
+def _ends(what: str, days_left: int, hint: str) -> Diagnostic:
     if days_left < WARN_DAYS:
-        return Finding(Outcome.NOTE, f"{what} ends in {days_left} days", hint)
-    return Finding(Outcome.GOOD, f"{what} is good for {days_left} days")
+        return Diagnostic(Outcome.NOTE, f"{what} ends in {days_left} days", hint)
+    return Diagnostic(Outcome.GOOD, f"{what} is good for {days_left} days")
 
 
-def _unreadable(files: Iterable[Path], user: str) -> Iterator[Finding]:
+def _unreadable(files: Iterable[Path], user: str) -> Iterator[Diagnostic]:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        yield Finding(
+        yield Diagnostic(
             Outcome.BAD, f"there is no user {user} on this machine", "install mosquitto, or correct the line user"
         )
         return
@@ -175,14 +175,14 @@ def _unreadable(files: Iterable[Path], user: str) -> Iterator[Finding]:
             try:
                 there = step.stat()
             except OSError as error:
-                yield Finding(Outcome.BAD, f"{step}: {error.strerror}", "bring it, or correct the rights above it")
+                yield Diagnostic(Outcome.BAD, f"{step}: {error.strerror}", "bring it, or correct the rights above it")
                 break
             need = 4 if step == file else 1
             if not _may(there, entry.pw_uid, groups, need):
                 verb = "read" if step == file else "enter"
                 what = f"{user} may not {verb} {step} (mode {stat.S_IMODE(there.st_mode):04o})"
                 closed.add(step)
-                yield Finding(Outcome.BAD, what, f"chgrp {user} {step}; chmod g+{'r' if need == 4 else 'x'} {step}")
+                yield Diagnostic(Outcome.BAD, what, f"chgrp {user} {step}; chmod g+{'r' if need == 4 else 'x'} {step}")
                 break
 
 
@@ -194,7 +194,7 @@ def _may(there: os.stat_result, uid: int, groups: set[int], need: int) -> bool:
     return bool(there.st_mode >> shift & need)
 
 
-def _prove(config_file: Path, pause: Callable[[float], None]) -> Finding:
+def _prove(config_file: Path, pause: Callable[[float], None]) -> Diagnostic:
     """Whether the broker shows the certificate that lies in its file."""
     settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
     port, _, host = settings.get("listener", str(PORT)).partition(" ")
@@ -208,9 +208,9 @@ def _prove(config_file: Path, pause: Callable[[float], None]) -> Finding:
             reason = str(error)
             continue
         if shown == wanted:
-            return Finding(Outcome.GOOD, "it shows the certificate that lies in its file")
+            return Diagnostic(Outcome.GOOD, "it shows the certificate that lies in its file")
         reason = "it shows another certificate than the one in its file"
-    return Finding(Outcome.BAD, f"after the reload: {reason}", "its log says what it could not read")
+    return Diagnostic(Outcome.BAD, f"after the reload: {reason}", "its log says what it could not read")
 
 
 def _shown(host: str, port: int) -> bytes | None:

@@ -28,8 +28,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication import pki
-from agent.replication.broker.diagnostic import Finding, Outcome
-from agent.replication.mqtt import NEVER_ACCEPTED_HINT, alert_words, trust_words, unreached_words
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.mqtt import REFUSED_HINT, explain_alert, explain_unreachable, explain_untrusted
 
 WAIT_S = 5.0
 """For each single answer; a broker in the same plant answers within milliseconds."""
@@ -68,49 +68,49 @@ class Arrived(NamedTuple):
     at_s: float
 
 
-def reach(access: Access) -> Iterator[Finding]:
+def reach(access: Access) -> Iterator[Diagnostic]:
     """Name, TCP, TLS and whether the broker takes our certificate; ends with the first step that fails."""
     try:
         found = socket.getaddrinfo(access.host, access.port, type=socket.SOCK_STREAM)
     except OSError as error:
         hint = "correct the host in node.toml, or the name service of this machine (resolvectl query, /etc/hosts)"
-        yield Finding(Outcome.BAD, f"{access.host} cannot be reached: its name is unknown ({error.strerror})", hint)
+        yield Diagnostic(Outcome.BAD, f"{access.host} cannot be reached: its name is unknown ({error.strerror})", hint)
         return
     addresses = sorted({str(address[0]) for *_, address in found})
-    yield Finding(Outcome.GOOD, f"{access.host} is {', '.join(addresses[:ADDRESSES_TOLD_MAX])}")
+    yield Diagnostic(Outcome.GOOD, f"{access.host} is {', '.join(addresses[:ADDRESSES_TOLD_MAX])}")
     where = f"{access.host}:{access.port}"
     context = pki.client_context(access.ca_file, access.cert_file, access.key_file)
     try:
         started_s = time.monotonic()
         with socket.create_connection((access.host, access.port), timeout=WAIT_S) as plain:
             took_ms = 1000 * (time.monotonic() - started_s)
-            yield Finding(Outcome.GOOD, f"{where} takes connections ({took_ms:.1f} ms)")
+            yield Diagnostic(Outcome.GOOD, f"{where} takes connections ({took_ms:.1f} ms)")
             with context.wrap_socket(plain, server_hostname=access.host) as channel:
                 yield _shaken(channel)
                 yield _knock(access, channel)
     except ssl.SSLCertVerificationError as error:
         hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; is our clock right?"
-        yield Finding(Outcome.BAD, f"{where} is not the broker we trust: {trust_words(error)}", hint)
+        yield Diagnostic(Outcome.BAD, f"{where} is not the broker we trust: {explain_untrusted(error)}", hint)
     except ssl.SSLError as error:
         hint = "is this the TLS port, and can the broker read its own certificate? its log says"
-        yield Finding(Outcome.BAD, f"{where}: no TLS 1.3 ({error.reason or error})", hint)
+        yield Diagnostic(Outcome.BAD, f"{where}: no TLS 1.3 ({error.reason or error})", hint)
     except OSError as error:
-        why, hint = unreached_words(error)
-        yield Finding(Outcome.BAD, f"{where} cannot be reached: {why}", hint)
+        why, hint = explain_unreachable(error)
+        yield Diagnostic(Outcome.BAD, f"{where} cannot be reached: {why}", hint)
 
 
-def _shaken(channel: ssl.SSLSocket) -> Finding:
+def _shaken(channel: ssl.SSLSocket) -> Diagnostic:
     """What the broker showed, now that it is believed."""
     shown = channel.getpeercert(binary_form=True)
     assert shown is not None
     facts = pki.describe(x509.load_der_x509_certificate(shown), datetime.now(UTC))
     what = f"{channel.version()}, {facts.subject} by {facts.issuer}, {facts.days_left} days left"
     if facts.days_left < 30:
-        return Finding(Outcome.NOTE, what, "renew the broker's certificate: bsfg pki renew --broker NAME")
-    return Finding(Outcome.GOOD, what)
+        return Diagnostic(Outcome.NOTE, what, "renew the broker's certificate: bsfg pki renew --broker NAME")
+    return Diagnostic(Outcome.GOOD, what)
 
 
-def _knock(access: Access, channel: ssl.SSLSocket) -> Finding:
+def _knock(access: Access, channel: ssl.SSLSocket) -> Diagnostic:
     """Say CONNECT: in TLS 1.3 the handshake is over before our certificate is judged, and a refusal comes as an alert."""
     where = f"{access.host}:{access.port}"
     alert, answer = "", b""
@@ -123,9 +123,9 @@ def _knock(access: Access, channel: ssl.SSLSocket) -> Finding:
     except OSError as error:
         alert = str(error)
     if answer[:1] == bytes([_CONNACK]):
-        return Finding(Outcome.GOOD, f"the broker takes our certificate as {access.zone}")
-    why, hint = alert_words(alert) or ("it gives no reason", NEVER_ACCEPTED_HINT)
-    return Finding(Outcome.BAD, f"{where} closed the connection: it refuses our certificate: {why}", hint)
+        return Diagnostic(Outcome.GOOD, f"the broker takes our certificate as {access.zone}")
+    why, hint = explain_alert(alert) or ("it gives no reason", REFUSED_HINT)
+    return Diagnostic(Outcome.BAD, f"{where} closed the connection: it refuses our certificate: {why}", hint)
 
 
 def enters(access: Access, context: ssl.SSLContext | None) -> bool:
@@ -177,7 +177,7 @@ class Session:
         self._client.on_subscribe = self._on_subscribe
         self._client.on_message = self._on_message
 
-    def connect(self) -> Iterator[Finding]:
+    def connect(self) -> Iterator[Diagnostic]:
         """Open the session, after `reach`; nothing is told when it stands."""
         access = self._access
         where = f"{access.host}:{access.port}"
@@ -186,19 +186,19 @@ class Session:
             self._client.connect(access.host, access.port, keepalive=60, clean_start=True)
         except OSError as error:
             hint = "it was there a moment ago; look into the broker's log"
-            yield Finding(Outcome.BAD, f"{where} cannot be reached: {error.strerror or error}", hint)
+            yield Diagnostic(Outcome.BAD, f"{where} cannot be reached: {error.strerror or error}", hint)
             return
         self._client.loop_start()
         try:
             reason = self._connected.get(timeout=WAIT_S)
         except queue.Empty:
-            yield Finding(Outcome.BAD, f"{where} did not answer within {WAIT_S:g} s", "look into the broker's log")
+            yield Diagnostic(Outcome.BAD, f"{where} did not answer within {WAIT_S:g} s", "look into the broker's log")
             return
         if reason is None:
-            yield Finding(Outcome.BAD, f"{where} closed the connection before it was accepted", NEVER_ACCEPTED_HINT)
+            yield Diagnostic(Outcome.BAD, f"{where} closed the connection before it was accepted", REFUSED_HINT)
         elif reason != SUCCESS:
             hint = "look into the broker's log"
-            yield Finding(Outcome.BAD, f"{where} refused the session: {reason_text(reason)}", hint)
+            yield Diagnostic(Outcome.BAD, f"{where} refused the session: {reason_text(reason)}", hint)
 
     def publish(self, topic: str, payload: bytes, answer_to: str | None, correlation: bytes) -> int | None:
         """The broker's reason code; None when it did not acknowledge."""

@@ -22,7 +22,8 @@ from datetime import datetime
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.transport import Connection
 from agent.replication.pki import Identity, PkiError
-from agent.replication.protocol import ConnectionLost, ConnectionRefused, ReplicationError, delay_ms
+from agent.replication.protocol.errors import ConnectionLost, ConnectionRefused, ReplicationError
+from agent.replication.protocol.pacing import backoff_ms
 
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 5_000
 """Between two attempts.  A broker that returns should be found within seconds.  500 nodes without one make 130 attempts a second, a
@@ -102,7 +103,7 @@ class Link:
             raise ConnectionLost(str(self.access), self._down_reason or "not connected")
         return self.connection
 
-    def count_stranger(self) -> None:
+    def count_unsolicited(self) -> None:
         """A message came that nobody here had asked for, or not any more."""
         self._strangers += 1
 
@@ -189,12 +190,12 @@ class Link:
         self._news.set()
 
     def _delay_s(self, tries: int) -> float:
-        return delay_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000
+        return backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000
 
     def _dispatch(self, message: Incoming) -> None:
         handler = self._routes.get(message.topic)
         if handler is None:
-            self.count_stranger()
+            self.count_unsolicited()
         else:
             handler(message)
 

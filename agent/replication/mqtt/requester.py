@@ -8,25 +8,20 @@ while, as its answer may still be of use (`receiver`); the oldest are forgotten 
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from agent.replication.mqtt.carrier import Incoming
+from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
-from agent.replication.protocol import (
-    Answer,
-    ErrorAnswer,
-    FetchFacts,
-    PeerRefused,
-    Request,
-    TransportError,
-    decode_answer,
-    encode_request,
-    request_topic,
-    response_topic,
-)
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.errors import PeerRefused, TransportError
+from agent.replication.protocol.messages import Answer, ErrorAnswer, FetchFacts, Request
+from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.protocol.topics import request_topic, response_topic
 
 REQUESTS_KNOWN_MAX = 256
 """Requests whose answers would still be recognised: a few dozen for each stream pulled."""
@@ -43,7 +38,7 @@ class Reply(NamedTuple):
     bytes: int = 0
 
 
-class Asker:
+class Requester:
     """Asks `peer_zone` in the name of the link's own zone.  Made before the link runs."""
 
     def __init__(self, link: Link, peer_zone: str) -> None:
@@ -92,7 +87,7 @@ class Asker:
     def _answered(self, incoming: Incoming) -> None:
         on_answer = self._open.pop(incoming.correlation or b"", None)
         if on_answer is None or incoming.is_retained:
-            self.link.count_stranger()
+            self.link.count_unsolicited()
             return
         on_answer(incoming.payload)
 
@@ -101,3 +96,41 @@ def peer_refused(zone: str, answer: ErrorAnswer) -> PeerRefused:
     """An error answer as an exception."""
     error = answer.error
     return PeerRefused(zone, error.code, error.message, error.hint, retryable=error.retryable)
+
+
+ATTEMPTS = 3
+RETRY_MS_MIN, RETRY_MS_MAX = 250, 2_000
+
+
+async def ask_once(
+    access: Access,
+    peer_zone: str,
+    request: Request,
+    answer_s: float,
+    attempts: int = ATTEMPTS,
+    chance: Callable[[], float] = random.random,
+) -> Reply:
+    """The answer of `peer_zone`, each attempt given `answer_s`. Raises PeerRefused, MalformedMessage or TransportError: the last of `attempts` where it may pass,
+    else the first."""
+    for attempt in range(attempts):
+        try:
+            return await _ask(access, peer_zone, request, answer_s)
+        except (PeerRefused, TransportError) as error:
+            if not error.retryable or attempt == attempts - 1:
+                raise
+        await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, attempt, chance()) / 1000)
+    raise AssertionError("the last attempt returns or raises")
+
+
+@asynccontextmanager
+async def open_requester(access: Access, peer_zone: str) -> AsyncIterator[Requester]:
+    """One connection for several questions, for the length of the block. Raises TransportError where there is none."""
+    link = Link(access)
+    asker = Requester(link, peer_zone)
+    async with link.visit():
+        yield asker
+
+
+async def _ask(access: Access, peer_zone: str, request: Request, answer_s: float) -> Reply:
+    async with open_requester(access, peer_zone) as asker:
+        return await asker.ask(request, answer_s)

@@ -35,8 +35,19 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.mqtt.tls_client import TlsClient, rearm_quickack
-from agent.replication.mqtt.transport_errors import connect_error, never_accepted, publish_error, session_refused
-from agent.replication.protocol import BrokerUnreachable, ConnectionLost, MessageTooLarge, OutgoingFull, TransportError
+from agent.replication.mqtt.transport_errors import (
+    connect_error,
+    publish_error,
+    refused_before_connack,
+    session_refused,
+)
+from agent.replication.protocol.errors import (
+    BrokerUnreachable,
+    ConnectionLost,
+    MessageTooLarge,
+    OutgoingFull,
+    TransportError,
+)
 
 KEEPALIVE_S = 15
 """A dead broker is noticed after at most twice this."""
@@ -214,7 +225,7 @@ class Connection:
         self._is_in_loop = True
         opened = self._client.socket()
         if opened is None:
-            raise never_accepted(str(access), self._client.alert)
+            raise refused_before_connack(str(access), self._client.alert)
         assert isinstance(opened, socket.socket)
         self._socket = opened
         self._loop.add_reader(opened.fileno(), self._read)
@@ -316,7 +327,7 @@ class Connection:
         if self._connack.done():
             self._end(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
         else:
-            self._end(never_accepted(str(self._access), self._client.alert))
+            self._end(refused_before_connack(str(self._access), self._client.alert))
 
     def _end(self, error: TransportError) -> None:
         """The one way to end; the first reason counts."""

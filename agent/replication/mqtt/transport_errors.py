@@ -10,7 +10,13 @@ import ssl
 
 from paho.mqtt.reasoncodes import ReasonCode
 
-from agent.replication.protocol import BrokerUnreachable, ConnectionRefused, NotAuthorized, PeerAbsent, TransportError
+from agent.replication.protocol.errors import (
+    BrokerUnreachable,
+    ConnectionRefused,
+    NotAuthorized,
+    PeerAbsent,
+    TransportError,
+)
 
 _NO_MATCHING_SUBSCRIBERS = 0x10
 _NOT_AUTHORIZED = 0x87
@@ -18,7 +24,7 @@ _NOT_AUTHORIZED = 0x87
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's numbers (X509_V_ERR_*) for all ways in which a chain ends at nobody we know."""
 
-NEVER_ACCEPTED_HINT = "Is our certificate revoked, expired, or of another authority than the broker's? Its log says."
+REFUSED_HINT = "Is our certificate revoked, expired, or of another authority than the broker's? Its log says."
 
 # What OpenSSL on the broker's side sends, as Python names it, for each way in which it finds a certificate wanting.
 _ALERTS = {
@@ -63,18 +69,18 @@ def connect_error(where: str, error: OSError) -> TransportError:
     """Why no TLS connection came about (every error of `ssl` is an OSError)."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "Was its certificate issued for this host, by the authority in ca_file? Is our clock right?"
-        return BrokerUnreachable(where, f"not the broker we trust: {trust_words(error)}", hint)
+        return BrokerUnreachable(where, f"not the broker we trust: {explain_untrusted(error)}", hint)
     if isinstance(error, ssl.SSLEOFError):
         why, hint = _CLOSED_AT_ONCE
         return BrokerUnreachable(where, why, hint[0].upper() + hint[1:])
     if isinstance(error, ssl.SSLError):
         hint = "Is this its TLS port, and can the broker read its own certificate? Its log says."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
-    why, hint = unreached_words(error)
+    why, hint = explain_unreachable(error)
     return BrokerUnreachable(where, f"cannot be reached: {why}", hint[0].upper() + hint[1:])
 
 
-def unreached_words(error: OSError) -> tuple[str, str]:
+def explain_unreachable(error: OSError) -> tuple[str, str]:
     """Why nothing came of a connection that no TLS error ended, and what to do."""
     if isinstance(error, TimeoutError) and "handshake" in str(error):
         why = "it takes connections and then is silent (no TLS handshake in time)"
@@ -84,25 +90,25 @@ def unreached_words(error: OSError) -> tuple[str, str]:
     return error.strerror or str(error), "is the broker running, and does a firewall let this machine through?"
 
 
-def trust_words(error: ssl.SSLCertVerificationError) -> str:
+def explain_untrusted(error: ssl.SSLCertVerificationError) -> str:
     """Why we do not trust a broker, in words that name the file; OpenSSL's own where it says more than that."""
     if error.verify_code in _UNKNOWN_AUTHORITY:
         return f"an authority that is not in our ca_file signed its certificate ({error.verify_message})"
     return error.verify_message
 
 
-def alert_words(alert: str) -> tuple[str, str] | None:
+def explain_alert(alert: str) -> tuple[str, str] | None:
     """Why a broker refuses our certificate, and what to do, by the TLS alert it sent; None for one that says nothing of it."""
     return _ALERTS.get(alert)
 
 
-def never_accepted(where: str, alert: str = "") -> TransportError:
+def refused_before_connack(where: str, alert: str = "") -> TransportError:
     """Why a connection ended before CONNACK.  With TLS 1.3 a refused client certificate shows only there, often as an alert."""
-    if words := alert_words(alert):
+    if words := explain_alert(alert):
         why, hint = words
         return ConnectionRefused(where, f"it refuses our certificate: {why}", hint)
     told = f" (TLS says {alert})" if alert else ""
-    return ConnectionRefused(where, f"closed before CONNACK{told}: it refuses our certificate", NEVER_ACCEPTED_HINT)
+    return ConnectionRefused(where, f"closed before CONNACK{told}: it refuses our certificate", REFUSED_HINT)
 
 
 def session_refused(where: str, reason: ReasonCode) -> TransportError:

@@ -35,7 +35,7 @@ from agent.replication.pki.authority import (
     issue_zone,
     load_authority,
 )
-from agent.replication.pki.certificates import CertificateFacts, describe
+from agent.replication.pki.certificates import CertificateDetails, describe
 from agent.replication.pki.checks import (
     CHAIN_LENGTH_MAX,
     check_broker_identity,
@@ -46,7 +46,7 @@ from agent.replication.pki.checks import (
 from agent.replication.pki.crl import (
     CRL_WARN_DAYS,
     REASONS,
-    CrlFacts,
+    CrlDetails,
     Revoked,
     check_crl,
     check_not_revoked,
@@ -64,7 +64,7 @@ from agent.replication.pki.files import (
     read_file,
     write_file,
 )
-from agent.replication.pki.identity import Identity, IdentityWatch
+from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.pki.problem import PkiError, Problem
 from agent.replication.pki.renewal import import_identity, renew, roll_back
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke
@@ -82,10 +82,10 @@ __all__ = [
     "REASONS",
     "RSA_BITS_MIN",
     "Authority",
-    "CertificateFacts",
-    "CrlFacts",
+    "CertificateDetails",
+    "CrlDetails",
     "Identity",
-    "IdentityWatch",
+    "IdentityWatcher",
     "Issued",
     "IssuedRecord",
     "PkiError",

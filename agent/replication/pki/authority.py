@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.replication.pki.certificates import CertificateFacts, describe, fits
+from agent.replication.pki.certificates import CertificateDetails, describe, fits
 from agent.replication.pki.crl import make_crl
 from agent.replication.pki.files import (
     KEY_MODE,
@@ -41,7 +41,7 @@ from agent.replication.pki.signing import (
     key_usage,
     named,
 )
-from agent.replication.protocol import is_zone
+from agent.replication.protocol.topics import is_zone
 
 CA_DAYS = 3650
 """Ten years: replacing a root means visiting every gateway."""
@@ -73,12 +73,12 @@ class Issued:
     cert_file: Path
     key_file: Path
     ca_file: Path
-    certificate: CertificateFacts
+    certificate: CertificateDetails
 
 
 def create_authority(
     folder: Path, now: datetime, *, name: str = "", days: int = CA_DAYS, force: bool = False
-) -> CertificateFacts:
+) -> CertificateDetails:
     """Make the authority of a site in `folder`: key, self-signed root and an empty revocation list."""
     check_days(days)
     # A root's name says which one it is: two roots of one name are told apart only by signature, which nobody reads.

@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.replication.pki.files import Key
-from agent.replication.protocol import is_zone
+from agent.replication.protocol.topics import is_zone
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 
 
 @dataclass(frozen=True, slots=True)
-class CertificateFacts:
+class CertificateDetails:
     """What a person wants to know of a certificate; `zone` is empty where the common name is not a zone's."""
 
     subject: str
@@ -38,13 +38,13 @@ class CertificateFacts:
     fingerprint_sha256: str
 
 
-def describe(certificate: x509.Certificate, now: datetime) -> CertificateFacts:
+def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails:
     """What `certificate` says, as plain values."""
     common_name = common_name_of(certificate)
     usage = extension_of(certificate, x509.ExtendedKeyUsage)
     hosts = extension_of(certificate, x509.SubjectAlternativeName)
     purposes = {ExtendedKeyUsageOID.CLIENT_AUTH: "client", ExtendedKeyUsageOID.SERVER_AUTH: "server"}
-    return CertificateFacts(
+    return CertificateDetails(
         subject=certificate.subject.rfc4514_string(),
         zone=common_name if is_zone(common_name) else "",
         issuer=certificate.issuer.rfc4514_string(),

@@ -40,7 +40,7 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
-class CrlFacts:
+class CrlDetails:
     """What a person wants to know of a list; `next_update` is None, and `days_left` too, where it says no end."""
 
     issuer: str
@@ -51,11 +51,11 @@ class CrlFacts:
     revoked: tuple[Revoked, ...]
 
 
-def describe_crl(crl: x509.CertificateRevocationList, now: datetime) -> CrlFacts:
+def describe_crl(crl: x509.CertificateRevocationList, now: datetime) -> CrlDetails:
     """What `crl` says, as plain values."""
     ends = crl.next_update_utc
     begins = crl.last_update_utc
-    return CrlFacts(
+    return CrlDetails(
         issuer=crl.issuer.rfc4514_string(),
         number=number_of(crl),
         last_update=begins,

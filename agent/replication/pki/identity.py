@@ -140,7 +140,7 @@ class Identity:
         _log.warning("identity_refused", extra=extra)
 
 
-class IdentityWatch:
+class IdentityWatcher:
     """Looks at the files of all identities when they change, and every few minutes."""
 
     def __init__(self, identities: Sequence[Identity], times: WatchTimes = PATIENT) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.replication.protocol import ReplicationError
+from agent.replication.protocol.errors import ReplicationError
 
 
 class PkiError(ReplicationError):

@@ -18,7 +18,7 @@ from agent.replication.pki.authority import Authority, check_days, load_authorit
 from agent.replication.pki.certificates import common_name_of, is_signed_by
 from agent.replication.pki.crl import (
     REASONS,
-    CrlFacts,
+    CrlDetails,
     Revoked,
     describe_crl,
     is_crl_of,
@@ -95,7 +95,7 @@ def revoke(
     return [each for each in list_issued(folder, now) if each.serial in serials]
 
 
-def reissue_crl(folder: Path, now: datetime, *, days: int | None = None) -> CrlFacts:
+def reissue_crl(folder: Path, now: datetime, *, days: int | None = None) -> CrlDetails:
     """The same list again with the next number, for as long as the one before was made, or for `days`."""
     authority = load_authority(folder)
     crl = _current_crl(folder, authority)
@@ -109,7 +109,7 @@ def _write_crl(
     entries: list[x509.RevokedCertificate],
     now: datetime,
     days: int | None,
-) -> CrlFacts:
+) -> CrlDetails:
     """The next list.  Its life is the one the list before had, so that a site's choice is made once."""
     authority_ends = authority.certificate.not_valid_after_utc
     if authority_ends < now:

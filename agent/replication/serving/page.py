@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.replication.protocol import BATCHES_MAX
+from agent.replication.protocol.messages import BATCHES_MAX
 
 ANSWER_OVERHEAD_BYTES = 1024
 """MQTT header, topic, correlation and the fixed fields of an answer's header."""

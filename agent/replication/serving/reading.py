@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from agent.batch import DIGEST_BYTES, BatchError, Origin, cut, parse
-from agent.replication.protocol import OFFSET_MAX, DefinitionEntry, Page, ServingStore, StoredBatch
+from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
+from agent.replication.protocol.ports import Page, ServingStore, StoredBatch
 from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, select_page
 
 DEFINITIONS_READ_MAX = 4096

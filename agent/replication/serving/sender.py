@@ -14,16 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.lease import NO_LEASE, Lease, Shown, decide
-from agent.replication.protocol import (
-    Confirm,
-    ConfirmReceipt,
-    FetchFacts,
-    FetchRange,
-    FetchSequences,
-    MalformedMessage,
-    check_response_topic,
-    parse_request_topic,
-)
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import Confirm, ConfirmReceipt, FetchFacts, FetchRange, FetchSequences
+from agent.replication.protocol.topics import check_response_topic, parse_request_topic
 from agent.replication.serving.page import ReadPlan, Refuse
 
 PARKED_PER_ZONE_MAX = 32

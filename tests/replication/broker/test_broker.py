@@ -36,7 +36,7 @@ from agent.replication import pki
 from agent.replication.broker import config as plan
 from agent.replication.broker.check import check_broker
 from agent.replication.broker.config import BrokerLimits, BrokerPlan, PeerLink, TopologyError
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import write_broker_folder
 from agent.replication.broker.session import Access
 from tests.support.mosquitto import HOST, Mosquitto
@@ -809,7 +809,7 @@ def test_broker_gives_up_root() -> None:
 # --- bsfg broker check -------------------------------------------------------------------------------------------------
 
 
-def _findings(broker: Mosquitto, zone: str, /, **change: Any) -> list[Finding]:
+def _findings(broker: Mosquitto, zone: str, /, **change: Any) -> list[Diagnostic]:
     mine = broker.identity(zone)
     access = Access(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
     return list(check_broker(replace(access, **change), LINKS))

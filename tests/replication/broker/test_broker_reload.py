@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker.config import BrokerPlan, PeerLink, render_acl
-from agent.replication.broker.config_lint import acl_findings, config_findings, parse_config, without_zones
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.config_lint import check_acl, check_config, parse_config, without_zones
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import write_broker_folder
 from agent.replication.broker.reload import check_broker_files, deny_zones, find_brokers, reload_broker
 from agent.replication.protocol.errors import NotAuthorized
@@ -36,7 +36,7 @@ CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
 
 
-def bad(findings: list[Finding]) -> list[str]:
+def bad(findings: list[Diagnostic]) -> list[str]:
     """What was found wrong."""
     return [finding.what for finding in findings if finding.outcome is Outcome.BAD]
 
@@ -56,7 +56,7 @@ def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
     assert {name: after[name] for name in blocks if name != "user idmz"} == {
         name: block for name, block in blocks.items() if name != "user idmz"
     }
-    assert list(acl_findings(denied)) == []
+    assert list(check_acl(denied)) == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
 )
 def test_acl_that_mosquitto_would_not_take(text: str) -> None:
     """An empty list and lines that are no rule are found."""
-    assert list(acl_findings(text))
+    assert list(check_acl(text))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_configuration_without_a_protection(setting: str) -> None:
     """Each setting on which identities rest is missed when it is gone."""
     settings = {name: f"/x/{name}" for name in ("cafile", "certfile", "keyfile", "crlfile", "acl_file")}
     settings |= {"require_certificate": "true", "use_identity_as_username": "true", "allow_anonymous": "false"}
-    assert list(config_findings(settings)) == []
+    assert list(check_config(settings)) == []
     del settings[setting]
-    assert [setting in finding.what for finding in config_findings(settings)] == [True]
+    assert [setting in finding.what for finding in check_config(settings)] == [True]
 
 
 def test_last_setting_counts() -> None:
@@ -89,7 +89,7 @@ def test_last_setting_counts() -> None:
 # --- a real broker -----------------------------------------------------------------------------------------------------
 
 
-def reload(broker: Mosquitto) -> list[Finding]:
+def reload(broker: Mosquitto) -> list[Diagnostic]:
     """As bsfg broker reload does."""
     return list(reload_broker(broker.files.config_file, broker.pid, _pause))
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from agent.replication.broker.diagnostic import Outcome
-from agent.replication.broker.peer_diagnosis import (
+from agent.replication.broker.diagnosis import (
     CLOCK_BAD_MS,
     CLOCK_NOTE_MS,
+    Outcome,
     RoundTrip,
     judge_answer,
     judge_round_trips,

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker import peer_test
-from agent.replication.broker.diagnostic import Outcome
-from agent.replication.broker.peer_diagnosis import Step
+from agent.replication.broker.diagnosis import Outcome, Step
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.session import Access
 from tests.replication.nodes import STREAM, Node

@@ -15,7 +15,7 @@ from agent.replication import pki
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import UNACCEPTED_TOLD, Link
 from agent.replication.mqtt.transport import Connection
-from agent.replication.pki.identity import Identity, IdentityWatch
+from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.protocol.errors import ConnectionRefused
 from tests.replication.nodes import STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
@@ -39,7 +39,7 @@ class Files:
         self.identity = Identity("private", zone, self.ca, self.cert, self.key)
         wanted = Access("private", zone, broker.host, broker.port, self.identity.context)
         self.link = Link(wanted, identity=self.identity)
-        self.watch = IdentityWatch([self.identity], EAGER)
+        self.watch = IdentityWatcher([self.identity], EAGER)
 
     def bring(self, issued: pki.Issued) -> None:
         """As somebody copies them: first the one, then the other."""

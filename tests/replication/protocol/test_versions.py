@@ -15,7 +15,7 @@ import pytest
 
 from agent.cli import status as status_command
 from agent.health.snapshot import NodeSnapshot, PeerFigures
-from agent.replication.broker.diagnostic import Outcome
+from agent.replication.broker.diagnosis import Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.session import Access
 from agent.replication.mqtt import requester

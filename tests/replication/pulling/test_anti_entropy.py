@@ -24,7 +24,7 @@ from agent.fact_store.store import FactStore
 from agent.local_socket import local_socket
 from agent.node import compare
 from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
@@ -423,7 +423,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
             with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
                 assert sealed(store)[:10] == before
                 link = Link(access(broker, "idmz"))
-                known = compare.comparers(load(config), store, {"plant-a": Asker(link, "plant-a")}, {})
+                known = compare.comparers(load(config), store, {"plant-a": Requester(link, "plant-a")}, {})
                 door = local_socket.Door(store, partial(compare.compare, known))
                 tasks = [asyncio.create_task(one) for one in (link.run(), local_socket.serve(door, tmp_path / "state"))]
                 await link.wait_up()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from agent.append_contract import check_producer, told
 from agent.message import MessageError
-from agent.replication.protocol import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
+from agent.replication.protocol.messages import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
 from agent.replication.serving.appends import asked_of, broken_rule, not_allowed
 from agent.replication.serving.operations.context import Context, Outcome, Reply
 from agent.replication.serving.page import Refuse

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict, TypeVar
 
 from agent.replication.mqtt import Link
-from agent.replication.protocol import Answer, ServingStore
+from agent.replication.protocol.messages import Answer
+from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.nearness import Nearness
 from agent.replication.serving.page import Refuse
 from agent.replication.serving.reading import PageAsked, PageRead, read_page

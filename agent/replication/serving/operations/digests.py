@@ -6,7 +6,8 @@ memory; the digests inside a range are a look into an index for each, and no bat
 
 from __future__ import annotations
 
-from agent.replication.protocol import DigestsAnswer, GetDigests, origin_named, spread
+from agent.replication.protocol.digest_diff import spread
+from agent.replication.protocol.messages import DigestsAnswer, GetDigests, origin_named
 from agent.replication.serving.operations.context import Context, Outcome, Reply
 from agent.replication.serving.sender import Caller, not_exported
 

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from functools import partial
 
 from agent.lease import Lease, Shown, must_ask_anew
-from agent.replication.protocol import (
+from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
     ConfirmReceipt,
-    Consumer,
     CursorAnswer,
     FetchAnswer,
     FetchFacts,
     GetCursor,
 )
+from agent.replication.protocol.ports import Consumer
 from agent.replication.serving import sender
 from agent.replication.serving.operations.context import Context, Outcome, Reply
 from agent.replication.serving.operations.first_readings import FirstReadings

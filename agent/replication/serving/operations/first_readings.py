@@ -5,7 +5,7 @@ Known in memory only: a node that is started again in the middle of one counts i
 
 from __future__ import annotations
 
-from agent.replication.protocol import ERRORS
+from agent.replication.protocol.errors import ERRORS
 from agent.telemetry import Side, Span, Started, Telemetry
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agent.replication.protocol import GetLatest, LatestAnswer, LatestEntry
+from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry
 from agent.replication.serving.latest_page import KEPT_MS, Kept, LookUp, Question, Searched, page_of
 from agent.replication.serving.operations.context import Context, Outcome, Reply
 from agent.replication.serving.page import Refuse

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.replication.protocol import GetObject, ObjectAnswer, PutAnswer, PutObject
+from agent.replication.protocol.messages import GetObject, ObjectAnswer, PutAnswer, PutObject
 from agent.replication.serving.operations.context import Context, Outcome, Reply
 from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES, Refuse
 from agent.replication.serving.sender import Caller

@@ -6,7 +6,7 @@ cuts a range in the middle of a batch gets a slice of it from both sides.
 
 from __future__ import annotations
 
-from agent.replication.protocol import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
+from agent.replication.protocol.messages import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
 from agent.replication.serving import sender
 from agent.replication.serving.operations.context import Context, Outcome, Reply
 from agent.replication.serving.page import Refuse

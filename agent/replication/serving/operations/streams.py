@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from agent.replication.protocol import BoundsAnswer, GetBounds, ListStreams, StreamEntry, StreamsAnswer
+from agent.replication.protocol.messages import BoundsAnswer, GetBounds, ListStreams, StreamEntry, StreamsAnswer
 from agent.replication.serving.operations.context import Context, Outcome, Reply
 from agent.replication.serving.sender import Caller, not_exported
 

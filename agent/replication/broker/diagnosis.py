@@ -10,17 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from agent.replication.broker.diagnostic import Finding, Outcome
-from agent.replication.protocol import (
-    ERRORS,
-    PROTOCOL,
-    VERSION,
-    ErrorAnswer,
-    MalformedMessage,
-    StreamsAnswer,
-    decode_answer,
-)
+from agent.replication.protocol.codec import PROTOCOL, VERSION, decode_answer
+from agent.replication.protocol.errors import ERRORS, MalformedMessage
+from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer
 
 CLOCK_NOTE_MS = 1_000
 """From here on times of two zones cannot be compared to the second."""
@@ -32,12 +26,29 @@ ROUND_TRIP_NOTE_MS = 500
 Figures = dict[str, float | str | int | list[str] | None]
 
 
+class Outcome(Enum):
+    """What a finding means for the operator: all is well, worth knowing, to be mended."""
+
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One thing tried; `hint` says what to do about a bad one."""
+
+    outcome: Outcome
+    what: str
+    hint: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One thing tried, under the name of its step; figures for programs."""
 
     name: str
-    finding: Finding
+    finding: Diagnostic
     figures: Figures = field(default_factory=dict)
 
 
@@ -56,10 +67,10 @@ def judge_answer(zone: str, payload: bytes) -> tuple[Step, StreamsAnswer | None]
         answer, _ = decode_answer(payload)
     except MalformedMessage as error:
         hint = ERRORS["unsupported_version"].hint if error.code == "unsupported_version" else "is that a bsfg node?"
-        return Step("protocol", Finding(Outcome.BAD, f"{zone} answered what cannot be read: {error}", hint)), None
+        return Step("protocol", Diagnostic(Outcome.BAD, f"{zone} answered what cannot be read: {error}", hint)), None
     if isinstance(answer, ErrorAnswer):
         what = f"{zone} refused: {answer.error.code}: {answer.error.message}"
-        return Step("protocol", Finding(Outcome.BAD, what, answer.error.hint)), None
+        return Step("protocol", Diagnostic(Outcome.BAD, what, answer.error.hint)), None
     assert isinstance(answer, StreamsAnswer)
     theirs = json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])["version"]
     figures: Figures = {
@@ -70,19 +81,19 @@ def judge_answer(zone: str, payload: bytes) -> tuple[Step, StreamsAnswer | None]
     }
     if answer.store_zone != zone:
         what = f"who answers for {zone} keeps the store of {answer.store_zone}"
-        return Step("protocol", Finding(Outcome.BAD, what, "correct node.zone there"), figures), None
+        return Step("protocol", Diagnostic(Outcome.BAD, what, "correct node.zone there"), figures), None
     what = f"{PROTOCOL} {theirs} there, {VERSION} here; store of {answer.store_zone}, epoch {answer.epoch}"
-    return Step("protocol", Finding(Outcome.GOOD, what), figures), answer
+    return Step("protocol", Diagnostic(Outcome.GOOD, what), figures), answer
 
 
-def judge_silence(zone: str, own_zone: str, wait_s: float) -> Step:
+def judge_timeout(zone: str, own_zone: str, wait_s: float) -> Step:
     """A request was taken over by the broker and somebody there listens, but no answer came."""
     what = f"{zone} is connected and did not answer within {wait_s:g} s"
     hint = (
         f"is {own_zone} among the peers of {zone}, with exports? Does the broker's access list let {own_zone} read its answers "
         "(bsfg broker config)? The log of the node there tells what it dropped"
     )
-    return Step("answer", Finding(Outcome.BAD, what, hint))
+    return Step("answer", Diagnostic(Outcome.BAD, what, hint))
 
 
 def judge_round_trips(trips: Sequence[RoundTrip]) -> Iterator[Step]:
@@ -98,23 +109,23 @@ def judge_round_trips(trips: Sequence[RoundTrip]) -> Iterator[Step]:
     outcome = Outcome.NOTE if middle > ROUND_TRIP_NOTE_MS else Outcome.GOOD
     hint = "is the line loaded, or the peer?" if outcome is Outcome.NOTE else ""
     what = f"an answer takes {middle:.1f} ms (half of {len(took)}), {took[0]:.1f} at least and {took[-1]:.1f} at most"
-    yield Step("round trip", Finding(outcome, what, hint), figures)
+    yield Step("round trip", Diagnostic(outcome, what, hint), figures)
     yield _judge_clock(min(trips, key=lambda trip: trip.took_ms))
 
 
 def _judge_clock(best: RoundTrip) -> Step:
     if best.peer_unix_ms is None:
         what = "the peer does not tell its time (an older version), so the clocks were not compared"
-        return Step("clock", Finding(Outcome.NOTE, what))
+        return Step("clock", Diagnostic(Outcome.NOTE, what))
     ahead_ms, give = best.peer_unix_ms - best.middle_unix_ms, best.took_ms / 2
     figures: Figures = {"clock_ahead_ms": round(ahead_ms, 1), "clock_uncertain_ms": round(give, 1)}
     apart = abs(ahead_ms) - give
     way = "ahead of" if ahead_ms > 0 else "behind"
     what = f"the peer's clock is {_span(abs(ahead_ms))} {way} ours (give or take {give:.1f} ms)"
     if apart <= CLOCK_NOTE_MS:
-        return Step("clock", Finding(Outcome.GOOD, what), figures)
+        return Step("clock", Diagnostic(Outcome.GOOD, what), figures)
     hint = "set the wrong one (timedatectl on both); times of facts are only as good as the clock that gave them"
-    return Step("clock", Finding(Outcome.BAD if apart > CLOCK_BAD_MS else Outcome.NOTE, what, hint), figures)
+    return Step("clock", Diagnostic(Outcome.BAD if apart > CLOCK_BAD_MS else Outcome.NOTE, what, hint), figures)
 
 
 def judge_streams(zone: str, answer: StreamsAnswer, pulls: Collection[str]) -> Step:
@@ -124,11 +135,11 @@ def judge_streams(zone: str, answer: StreamsAnswer, pulls: Collection[str]) -> S
     if missing := sorted(set(pulls) - set(exported)):
         what = f"{zone} does not export {', '.join(missing)} to us, which we pull"
         hint = f"add it to exports of this zone in the node.toml of {zone}, or remove it from pulls here"
-        return Step("streams", Finding(Outcome.BAD, what, hint), figures)
+        return Step("streams", Diagnostic(Outcome.BAD, what, hint), figures)
     unused = sorted(set(exported) - set(pulls))
     held = ", ".join(f"{entry.name} ({entry.first_offset:,} to {entry.end_offset:,})" for entry in answer.streams)
     what = f"{zone} exports {held or 'nothing'}" + (f"; not pulled: {', '.join(unused)}" if unused else "")
-    return Step("streams", Finding(Outcome.NOTE if unused else Outcome.GOOD, what), figures)
+    return Step("streams", Diagnostic(Outcome.NOTE if unused else Outcome.GOOD, what), figures)
 
 
 def _span(ms: float) -> str:
