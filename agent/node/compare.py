@@ -80,7 +80,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         link = Link(access_of(broker, identity, settings.node.zone))
         known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
         door = local_socket.Door(store, partial(compare, known))
-        async with link.visit():
+        async with link.connected():
             return await door.answer(request)
 
 

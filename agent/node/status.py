@@ -351,7 +351,7 @@ def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
         connected=link.is_up,
         connects_total=link.connects,
         failures_total=link.failures,
-        strangers_total=link.strangers,
+        strangers_total=link.unsolicited,
         trouble=link.down_reason or "",
         needs_person=link.needs_person,
         identity_trouble=link.identity_trouble,

@@ -23,6 +23,7 @@ _WITHOUT = {
     "acl_file": "every zone may do everything",
 }
 _NEEDED = {
+    "tls_version": ("tlsv1.3", "clients connect with TLS 1.2"),
     "require_certificate": ("true", "clients come in without a certificate"),
     "use_identity_as_username": ("true", "the access list knows nobody"),
     "allow_anonymous": ("false", "clients come in without a name"),

@@ -1,4 +1,4 @@
-"""The carrier: one MQTT 5 connection to a broker over mutual TLS, kept up, and requests sent over it."""
+"""MQTT 5 over mutual TLS 1.3: one connection to a broker, reconnected after each loss, and requests sent over it."""
 
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link, LinkStatistics

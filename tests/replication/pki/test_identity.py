@@ -13,7 +13,7 @@ import pytest
 from agent.file_hints import WatchTimes
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.link import UNACCEPTED_TOLD, Link
+from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, Link
 from agent.replication.mqtt.transport import Connection
 from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.protocol.errors import ConnectionRefused
@@ -237,7 +237,7 @@ def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.Lo
             link = Link(Access("b", "idmz", broker.host, port, door.make_context), chance=lambda: 0.0)
             async with asyncio.TaskGroup() as group:
                 linking = group.create_task(link.run())
-                await wait_until_async(lambda: link.statistics().failures > UNACCEPTED_TOLD, "several refusals")
+                await wait_until_async(lambda: link.statistics().failures > REFUSALS_UNTIL_ERROR, "several refusals")
                 linking.cancel()
 
     asyncio.run(run())

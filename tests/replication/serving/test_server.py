@@ -340,7 +340,7 @@ def test_unasked_answers_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
         async with intruder(broker, "plant-a") as plant:
             for correlation in (b"", b"x" * 16):
                 plant.connection.publish_answer(asker._response_topic, b"\x00" * 8, correlation)
-            await wait_until_async(lambda: asker.link.statistics().strangers == 2, "both to be counted")
+            await wait_until_async(lambda: asker.link.statistics().unsolicited == 2, "both to be counted")
 
     serve(broker, tmp_path, scenario)
 
