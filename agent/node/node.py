@@ -20,26 +20,7 @@ from typing import Any, cast
 from agent import local_socket
 from agent.config import NodeSettings
 from agent.errors import BsfgError
-from agent.fact_store import (
-    AcksRefused,
-    ArtifactMismatch,
-    ArtifactMissing,
-    ArtifactRefused,
-    ArtifactsFull,
-    ArtifactTooLarge,
-    ConfirmBeyondLog,
-    ConfirmRefused,
-    ConsumerFenced,
-    ConsumerNotYours,
-    ConsumerStreamMismatch,
-    FactsRefused,
-    FactStore,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StreamIsLocal,
-    UnknownConsumer,
-)
+from agent.fact_store import FactStore, StoreBusy, StoreFull
 from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest.supervisor import Ingest
@@ -49,6 +30,7 @@ from agent.node import compare
 from agent.node.latest import look_up_in
 from agent.node.peer_latest_cache import heard_rows, is_kept, keep
 from agent.node.status import Figures
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.ports import ReceivingStore, ServingStore
@@ -60,26 +42,6 @@ from agent.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 _NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has failed ends the node by `ended`
-
-# What the store says to what a peer asked, in the words of the protocol. The server has looked before it asked the store, so
-# those about consumers are races: one that was removed meanwhile, a stream that may not leave. The rest is about appends.
-_REFUSALS: Mapping[type[Exception], str] = {
-    AcksRefused: "bad_request",
-    ArtifactMismatch: "artifact_mismatch",
-    ArtifactMissing: "unknown_artifact",
-    ArtifactRefused: "bad_request",
-    ArtifactTooLarge: "artifact_too_large",
-    FactsRefused: "bad_request",
-    StoreFull: "store_full",
-    ArtifactsFull: "store_full",
-    UnknownConsumer: "unknown_consumer",
-    ConsumerFenced: "fenced",
-    ConsumerNotYours: "consumer_not_yours",
-    ConsumerStreamMismatch: "consumer_stream_mismatch",
-    StreamIsLocal: "stream_not_exported",
-    ConfirmBeyondLog: "confirm_beyond_log",
-    ConfirmRefused: "bad_request",
-}
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -171,8 +133,8 @@ class Node:
             link,
             cast("ServingStore", self._store),
             {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
-            (StoreError,),
-            _REFUSALS,
+            STORE_ERRORS,
+            REFUSAL_CODES,
             appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
             look_up=look_up_in(
                 self._store.reader, self._queue_depth, partial(heard_rows, self._settings.node.state_dir)
@@ -198,7 +160,7 @@ class Node:
                 start = peer.start_of(stream)
                 receiver = Settings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
-                puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry)
+                puller = Puller(asker, store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry)
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)
                     paying = PayingAsker(asker, bandwidth, telemetry=self._telemetry)

@@ -70,12 +70,26 @@ def test_acl_that_mosquitto_would_not_take(text: str) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["cafile", "certfile", "keyfile", "crlfile", "acl_file", "require_certificate", "use_identity_as_username"],
+    [
+        "cafile",
+        "certfile",
+        "keyfile",
+        "crlfile",
+        "acl_file",
+        "tls_version",
+        "require_certificate",
+        "use_identity_as_username",
+    ],
 )
 def test_configuration_without_a_protection(setting: str) -> None:
     """Each setting on which identities rest is missed when it is gone."""
     settings = {name: f"/x/{name}" for name in ("cafile", "certfile", "keyfile", "crlfile", "acl_file")}
-    settings |= {"require_certificate": "true", "use_identity_as_username": "true", "allow_anonymous": "false"}
+    settings |= {
+        "tls_version": "tlsv1.3",
+        "require_certificate": "true",
+        "use_identity_as_username": "true",
+        "allow_anonymous": "false",
+    }
     assert list(check_config(settings)) == []
     del settings[setting]
     assert [setting in finding.what for finding in check_config(settings)] == [True]

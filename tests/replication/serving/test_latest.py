@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from agent.message import Json, Sample, TagDefinition
+from agent.node.store_errors import STORE_ERRORS
 from agent.query.latest.rows import shown
 from agent.query.latest.searching import latest
 from agent.query.scan import Scanner
@@ -21,7 +22,7 @@ from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestE
 from agent.replication.serving.latest_page import KEPT_MAX, KEPT_MS, Found, Kept, Question, Searched, page_of
 from agent.replication.serving.operations.latest import WAITING_MAX
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STORE_ERRORS, STREAM, Node
+from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
