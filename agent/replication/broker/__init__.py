@@ -17,16 +17,16 @@ from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import BrokerFolder, write_broker_folder
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.reload import check_broker_files, deny_zones, reload_broker
-from agent.replication.broker.session import Access
+from agent.replication.broker.session import BrokerTarget
 
 __all__ = [
     "CONFIG_NAME",
     "PORT",
     "USER",
-    "Access",
     "BrokerFolder",
     "BrokerLimits",
     "BrokerPlan",
+    "BrokerTarget",
     "Diagnostic",
     "Outcome",
     "Peer",

@@ -2,7 +2,7 @@
 
 A broker grants every subscription, forbidden ones too, and says nothing when it drops; after a reload with a damaged
 file it may run on and refuse everybody, or let revoked certificates in.  So nothing is believed that was not tried, with
-one zone's own identity: the handshake, the limits told in CONNACK, that nobody enters without a certificate or with an
+one zone's own identity: the handshake, the limits told in CONNACK, that nobody accepts_client without a certificate or with an
 older TLS, each right this zone's links need, and that rights it must not have are refused.  Where the peer's node is
 attached, a request goes there and back.  Nothing is left behind: no retained message, no session, no registered
 consumer.  Whether the *other* zones can do their part is for a check with their identity.
@@ -25,35 +25,37 @@ from agent.replication.broker.session import (
     NOT_AUTHORIZED,
     SUCCESS,
     WAIT_S,
-    Access,
+    BrokerTarget,
     Session,
-    enters,
-    reach,
+    accepts_client,
+    connection_steps,
     reason_text,
 )
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.messages import ListStreams
 from agent.replication.protocol.topics import request_topic, response_topic
 
-STRANGER = "bsfg-check"
+UNLINKED_ZONE = "bsfg-check"
 """A zone nobody has: asking in its name, or asking it, must be forbidden."""
 
 
-def check_broker(access: Access, links: Iterable[PeerLink]) -> Iterator[Diagnostic]:
-    """Try everything, telling each finding as it is made; ends early where the rest could not be tried."""
+def check_broker(access: BrokerTarget, links: Iterable[PeerLink]) -> Iterator[Diagnostic]:
+    """Try everything, telling each diagnostic as it is made; ends early where the rest could not be tried."""
     problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
     if problems:
         yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
         return
     session = Session(access)
     try:
-        for finding in chain(reach(access), session.connect()):  # the second only where the first found nothing bad
-            if finding.outcome is Outcome.BAD:
-                yield finding
+        for diagnostic in chain(
+            connection_steps(access), session.connect()
+        ):  # the second only where the first found nothing bad
+            if diagnostic.outcome is Outcome.BAD:
+                yield diagnostic
                 return
         yield Diagnostic(Outcome.GOOD, f"connected to {access.host}:{access.port} as {access.zone} with TLS 1.3")
         yield from _check_limits(session.connack)
-        yield from _check_doors(access)
+        yield from _check_unauthenticated(access)
         mine = sorted({link for link in links if access.zone in (link.serving, link.asking)})
         for link in mine:
             yield from _check_link(session, access.zone, link)
@@ -78,7 +80,7 @@ def _check_limits(connack: Properties | None) -> Iterator[Diagnostic]:
         yield Diagnostic(Outcome.GOOD, "nothing is retained")
 
 
-def _check_doors(access: Access) -> Iterator[Diagnostic]:
+def _check_unauthenticated(access: BrokerTarget) -> Iterator[Diagnostic]:
     """Ways in that must be shut: no TLS, no certificate, an older TLS."""
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anonymous.load_verify_locations(access.ca_file)
@@ -86,7 +88,7 @@ def _check_doors(access: Access) -> Iterator[Diagnostic]:
     older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
     hint = "use the configuration of bsfg broker config, and start the broker with that file alone"
     for way, context in (("without TLS", None), ("without a certificate", anonymous), ("with TLS 1.2", older)):
-        if enters(access, context):
+        if accepts_client(access, context):
             yield Diagnostic(Outcome.BAD, f"the broker lets clients in {way}", hint)
         else:
             yield Diagnostic(Outcome.GOOD, f"refused {way}")
@@ -131,11 +133,11 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
 def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iterator[Diagnostic]:
     """Rights that no generated access list gives: another's name, an unlinked zone, $SYS."""
     hint = "install the access list of bsfg broker config, and reload the broker"
-    peers = sorted({link.serving for link in links if link.asking == zone}) or [STRANGER]
+    peers = sorted({link.serving for link in links if link.asking == zone}) or [UNLINKED_ZONE]
     for topic, what in (
-        (request_topic(peers[0], STRANGER), "ask in another zone's name"),
-        (request_topic(STRANGER, zone), "ask a zone it has no link to"),
-        (response_topic(STRANGER, zone, "check"), "answer in another zone's name"),
+        (request_topic(peers[0], UNLINKED_ZONE), "ask in another zone's name"),
+        (request_topic(UNLINKED_ZONE, zone), "ask a zone it has no link to"),
+        (response_topic(UNLINKED_ZONE, zone, "check"), "answer in another zone's name"),
         ("$SYS/broker/bsfg", "write below $SYS"),
     ):
         reason = session.publish(topic, b"", None, b"")

@@ -27,7 +27,7 @@ Figures = dict[str, float | str | int | list[str] | None]
 
 
 class Outcome(Enum):
-    """What a finding means for the operator: all is well, worth knowing, to be mended."""
+    """What a diagnostic means for the operator: all is well, worth knowing, to be mended."""
 
     GOOD = "good"
     NOTE = "note"
@@ -48,7 +48,7 @@ class Step:
     """One thing tried, under the name of its step; figures for programs."""
 
     name: str
-    finding: Diagnostic
+    diagnostic: Diagnostic
     figures: Figures = field(default_factory=dict)
 
 

@@ -34,9 +34,9 @@ from agent.replication.broker.session import (
     NOT_AUTHORIZED,
     SUCCESS,
     WAIT_S,
-    Access,
+    BrokerTarget,
     Session,
-    reach,
+    connection_steps,
     reason_text,
 )
 from agent.replication.protocol.codec import encode_request
@@ -60,20 +60,20 @@ class Peer:
     is_asked: bool
 
 
-def check_peer(access: Access, peer: Peer) -> Iterator[Step]:
+def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Step]:
     """Try every step, telling each as it is made; the first bad one before the peer answers is the last."""
     step = _own_identity(access)
     yield step
-    if step.finding.outcome is Outcome.BAD:
+    if step.diagnostic.outcome is Outcome.BAD:
         return
-    for name, finding in zip(_REACH_STEPS, reach(access), strict=False):
-        yield Step(name, finding)
-        if finding.outcome is Outcome.BAD:
+    for name, diagnostic in zip(_REACH_STEPS, connection_steps(access), strict=False):
+        yield Step(name, diagnostic)
+        if diagnostic.outcome is Outcome.BAD:
             return
     session = Session(access)
     try:
-        for finding in session.connect():
-            yield Step("session", finding)
+        for diagnostic in session.connect():
+            yield Step("session", diagnostic)
             return
         yield _limits(session)
         if peer.asks_us:
@@ -89,7 +89,7 @@ def check_peer(access: Access, peer: Peer) -> Iterator[Step]:
         session.close()
 
 
-def _own_identity(access: Access) -> Step:
+def _own_identity(access: BrokerTarget) -> Step:
     problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
     if problems:
         listed = "; ".join(f"{problem.file}: {problem.why}" for problem in problems)

@@ -55,8 +55,8 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     if unreadable:
         return
     yield Diagnostic(Outcome.GOOD, f"{user} can read all {len(files)} files that {config_file} names")
-    yield from _certificate_findings(files["certfile"], files["keyfile"], files["cafile"], now)
-    yield from _crl_findings(files["crlfile"], files["cafile"], now)
+    yield from _certificate_diagnostics(files["certfile"], files["keyfile"], files["cafile"], now)
+    yield from _crl_diagnostics(files["crlfile"], files["cafile"], now)
     acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
     yield from acl or [Diagnostic(Outcome.GOOD, "the access list can be read")]
 
@@ -65,9 +65,9 @@ def reload_broker(
     config_file: Path, pid: int | None, pause: Callable[[float], None], *, now: datetime | None = None
 ) -> Iterator[Diagnostic]:
     """Check, send SIGHUP to `pid` (or to the one broker that runs with this configuration), and prove."""
-    findings = list(check_broker_files(config_file, now=now))
-    yield from findings
-    if any(finding.outcome is Outcome.BAD for finding in findings):
+    diagnostics = list(check_broker_files(config_file, now=now))
+    yield from diagnostics
+    if any(diagnostic.outcome is Outcome.BAD for diagnostic in diagnostics):
         hint = "the broker runs on with what it has; put that right, and reload again"
         yield Diagnostic(Outcome.BAD, "nothing was sent to the broker", hint)
         return
@@ -124,7 +124,7 @@ def find_brokers(config_file: Path) -> list[int]:
     return sorted(found)
 
 
-def _certificate_findings(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
+def _certificate_diagnostics(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_broker_identity(cert_file, key_file, None, now=now)
     yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
     if problems:
@@ -137,7 +137,7 @@ def _certificate_findings(cert_file: Path, key_file: Path, ca_file: Path, now: d
         yield Diagnostic(Outcome.NOTE, what, "the nodes' ca_file must name its authority as well")
 
 
-def _crl_findings(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
+def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_crl(crl_file, ca_file, now=now)
     yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
     if problems:

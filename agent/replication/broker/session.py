@@ -1,6 +1,6 @@
 """One short visit to a broker, for checks: step by step, so that what stands in the way is named.
 
-`reach` looks the name up, connects, and shakes hands, each told; `Session` then speaks MQTT with one zone's identity, one question at a
+`connection_steps` looks the name up, connects, and shakes hands, each told; `Session` then speaks MQTT with one zone's identity, one question at a
 time.  Client ids are random and nothing outlives the visit, so a running node is not disturbed.  What is asked, and what the answers
 mean, is for the checks (`broker_check`, `peer_test`).
 """
@@ -48,7 +48,7 @@ _CONNECT_PACKET = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class BrokerTarget:
     """Where the broker is, and with which identity it is tried."""
 
     host: str
@@ -59,7 +59,7 @@ class Access:
     key_file: Path
 
 
-class Arrived(NamedTuple):
+class Received(NamedTuple):
     """A message, and when it came by our own steady clock."""
 
     topic: str
@@ -68,7 +68,7 @@ class Arrived(NamedTuple):
     at_s: float
 
 
-def reach(access: Access) -> Iterator[Diagnostic]:
+def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
     """Name, TCP, TLS and whether the broker takes our certificate; ends with the first step that fails."""
     try:
         found = socket.getaddrinfo(access.host, access.port, type=socket.SOCK_STREAM)
@@ -86,8 +86,8 @@ def reach(access: Access) -> Iterator[Diagnostic]:
             took_ms = 1000 * (time.monotonic() - started_s)
             yield Diagnostic(Outcome.GOOD, f"{where} takes connections ({took_ms:.1f} ms)")
             with context.wrap_socket(plain, server_hostname=access.host) as channel:
-                yield _shaken(channel)
-                yield _knock(access, channel)
+                yield _handshake_done(channel)
+                yield _certificate_accepted(access, channel)
     except ssl.SSLCertVerificationError as error:
         hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; is our clock right?"
         yield Diagnostic(Outcome.BAD, f"{where} is not the broker we trust: {explain_untrusted(error)}", hint)
@@ -99,7 +99,7 @@ def reach(access: Access) -> Iterator[Diagnostic]:
         yield Diagnostic(Outcome.BAD, f"{where} cannot be reached: {why}", hint)
 
 
-def _shaken(channel: ssl.SSLSocket) -> Diagnostic:
+def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
     """What the broker showed, now that it is believed."""
     shown = channel.getpeercert(binary_form=True)
     assert shown is not None
@@ -110,7 +110,7 @@ def _shaken(channel: ssl.SSLSocket) -> Diagnostic:
     return Diagnostic(Outcome.GOOD, what)
 
 
-def _knock(access: Access, channel: ssl.SSLSocket) -> Diagnostic:
+def _certificate_accepted(access: BrokerTarget, channel: ssl.SSLSocket) -> Diagnostic:
     """Say CONNECT: in TLS 1.3 the handshake is over before our certificate is judged, and a refusal comes as an alert."""
     where = f"{access.host}:{access.port}"
     alert, answer = "", b""
@@ -128,7 +128,7 @@ def _knock(access: Access, channel: ssl.SSLSocket) -> Diagnostic:
     return Diagnostic(Outcome.BAD, f"{where} closed the connection: it refuses our certificate: {why}", hint)
 
 
-def enters(access: Access, context: ssl.SSLContext | None) -> bool:
+def accepts_client(access: BrokerTarget, context: ssl.SSLContext | None) -> bool:
     """Whether the broker opens a session for whoever comes this way."""
     try:
         with socket.create_connection((access.host, access.port), timeout=WAIT_S) as plain:
@@ -155,14 +155,14 @@ def reason_text(reason: int | None) -> str:
 class Session:
     """One connection, asked one thing at a time; the answers arrive in paho's thread and wait in bounded queues."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: BrokerTarget) -> None:
         self._access = access
         self.connack: Properties | None = None
         self._connected: queue.Queue[int | None] = queue.Queue(maxsize=4)
         self._acknowledged: queue.Queue[tuple[int, int]] = queue.Queue(maxsize=MESSAGES_MAX)
         self._subscribed = threading.Semaphore(0)
         self._arrived = threading.Condition()
-        self._messages: deque[Arrived] = deque(maxlen=MESSAGES_MAX)
+        self._messages: deque[Received] = deque(maxlen=MESSAGES_MAX)
         self._client = mqtt.Client(
             CallbackAPIVersion.VERSION2,
             client_id=f"{access.zone}-{secrets.token_hex(16)}",
@@ -178,7 +178,7 @@ class Session:
         self._client.on_message = self._on_message
 
     def connect(self) -> Iterator[Diagnostic]:
-        """Open the session, after `reach`; nothing is told when it stands."""
+        """Open the session, after `connection_steps`; nothing is told when it stands."""
         access = self._access
         where = f"{access.host}:{access.port}"
         try:
@@ -221,13 +221,13 @@ class Session:
         self._client.subscribe(topic, qos=0)
         self._subscribed.acquire(timeout=WAIT_S)
 
-    def take(self, topic: str, correlation: bytes, wait_s: float) -> Arrived | None:
+    def take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         """The message, if it has arrived or does within `wait_s`."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._find(topic, correlation), wait_s)
             return self._find(topic, correlation)
 
-    def _find(self, topic: str, correlation: bytes) -> Arrived | None:
+    def _find(self, topic: str, correlation: bytes) -> Received | None:
         return next((each for each in self._messages if each[:2] == (topic, correlation)), None)
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ class Session:
         at_s = time.monotonic()
         correlation = getattr(message.properties, "CorrelationData", b"")
         with self._arrived:
-            self._messages.append(Arrived(message.topic, correlation, bytes(message.payload), at_s))
+            self._messages.append(Received(message.topic, correlation, bytes(message.payload), at_s))
             self._arrived.notify_all()
 
 

@@ -36,9 +36,9 @@ CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
 
 
-def bad(findings: list[Diagnostic]) -> list[str]:
+def bad(diagnostics: list[Diagnostic]) -> list[str]:
     """What was found wrong."""
-    return [finding.what for finding in findings if finding.outcome is Outcome.BAD]
+    return [diagnostic.what for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD]
 
 
 # --- texts -------------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_configuration_without_a_protection(setting: str) -> None:
     }
     assert list(check_config(settings)) == []
     del settings[setting]
-    assert [setting in finding.what for finding in check_config(settings)] == [True]
+    assert [setting in diagnostic.what for diagnostic in check_config(settings)] == [True]
 
 
 def test_last_setting_counts() -> None:
@@ -125,9 +125,9 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
                 pki.renew(broker.pki_folder, "private", NOW, broker=True)
                 plan = BrokerPlan(LINKS, "", HOST, broker.port, pwd.getpwuid(os.geteuid()).pw_name)
                 write_broker_folder(broker.files.folder, broker.pki_folder, "private", plan)
-                findings = await asyncio.to_thread(reload, broker)
-                assert bad(findings) == []
-                assert findings[-1].what == "it shows the certificate that lies in its file"
+                diagnostics = await asyncio.to_thread(reload, broker)
+                assert bad(diagnostics) == []
+                assert diagnostics[-1].what == "it shows the certificate that lies in its file"
                 assert plant.link.statistics().connects == 1
                 assert plant.link.connection is not None
             plant.store.close()
