@@ -201,6 +201,7 @@ CORES: tuple[str, ...] = (
             "diagnosis",
         )
     ),
+    *(f"agent/replication/mqtt/{name}.py" for name in ("carrier", "publish_packet")),
     *(f"agent/replication/pki/{name}.py" for name in ("rotation",)),
     *(
         f"agent/replication/protocol/{name}.py"

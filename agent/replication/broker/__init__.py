@@ -1,4 +1,4 @@
-"""The site's broker: its configuration made, read, checked and reloaded; and the way to a peer, tried step by step."""
+"""The site's MQTT broker (Mosquitto): generate its configuration, check and reload it, and diagnose the connection to a peer."""
 
 from agent.replication.broker.check import check_broker
 from agent.replication.broker.config import (

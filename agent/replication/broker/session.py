@@ -1,8 +1,8 @@
-"""One short visit to a broker, for checks: step by step, so that what stands in the way is named.
+"""One short connection to a broker for checks, step by step, so that the step that fails is named.
 
-`connection_steps` looks the name up, connects, and shakes hands, each told; `Session` then speaks MQTT with one zone's identity, one question at a
-time.  Client ids are random and nothing outlives the visit, so a running node is not disturbed.  What is asked, and what the answers
-mean, is for the checks (`broker_check`, `peer_test`).
+`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then speaks MQTT with one
+zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is not disturbed. What is
+sent, and what the results mean, is decided in `check` and `peer_test`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.mqtt import REFUSED_HINT, explain_alert, explain_unreachable, explain_untrusted
 
 WAIT_S = 5.0
-"""For each single answer; a broker in the same plant answers within milliseconds."""
+"""For each answer; a broker in the same plant answers within milliseconds."""
 
 MESSAGES_MAX = 64
-"""Answers kept while one is awaited, the oldest dropped first; a check asks one question at a time."""
+"""Answers kept while one is awaited; the oldest is dropped first."""
 
-ADDRESSES_TOLD_MAX = 4
+ADDRESSES_SHOWN_MAX = 4
 
 SUCCESS = 0x00
 NO_MATCHING_SUBSCRIBERS = 0x10
@@ -49,7 +49,7 @@ _CONNECT_PACKET = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 
 @dataclass(frozen=True, slots=True)
 class BrokerTarget:
-    """Where the broker is, and with which identity it is tried."""
+    """Address of the broker to check, and the identity to connect with."""
 
     host: str
     port: int
@@ -60,7 +60,7 @@ class BrokerTarget:
 
 
 class Received(NamedTuple):
-    """A message, and when it came by our own steady clock."""
+    """A message and its arrival on our monotonic clock, in seconds."""
 
     topic: str
     correlation: bytes
@@ -69,30 +69,32 @@ class Received(NamedTuple):
 
 
 def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
-    """Name, TCP, TLS and whether the broker takes our certificate; ends with the first step that fails."""
+    """Name resolution, TCP, TLS, and acceptance of our certificate. Ends with the first step that fails."""
     try:
         found = socket.getaddrinfo(access.host, access.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        hint = "correct the host in node.toml, or the name service of this machine (resolvectl query, /etc/hosts)"
-        yield Diagnostic(Outcome.BAD, f"{access.host} cannot be reached: its name is unknown ({error.strerror})", hint)
+        hint = "correct the host in node.toml, or this machine's name resolution (resolvectl query, /etc/hosts)"
+        yield Diagnostic(
+            Outcome.BAD, f"{access.host} cannot be reached: its name cannot be resolved ({error.strerror})", hint
+        )
         return
     addresses = sorted({str(address[0]) for *_, address in found})
-    yield Diagnostic(Outcome.GOOD, f"{access.host} is {', '.join(addresses[:ADDRESSES_TOLD_MAX])}")
+    yield Diagnostic(Outcome.GOOD, f"{access.host} is {', '.join(addresses[:ADDRESSES_SHOWN_MAX])}")
     where = f"{access.host}:{access.port}"
     context = pki.client_context(access.ca_file, access.cert_file, access.key_file)
     try:
         started_s = time.monotonic()
         with socket.create_connection((access.host, access.port), timeout=WAIT_S) as plain:
             took_ms = 1000 * (time.monotonic() - started_s)
-            yield Diagnostic(Outcome.GOOD, f"{where} takes connections ({took_ms:.1f} ms)")
+            yield Diagnostic(Outcome.GOOD, f"{where} accepts TCP connections ({took_ms:.1f} ms)")
             with context.wrap_socket(plain, server_hostname=access.host) as channel:
                 yield _handshake_done(channel)
                 yield _certificate_accepted(access, channel)
     except ssl.SSLCertVerificationError as error:
         hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; is our clock right?"
-        yield Diagnostic(Outcome.BAD, f"{where} is not the broker we trust: {explain_untrusted(error)}", hint)
+        yield Diagnostic(Outcome.BAD, f"{where} is not trusted: {explain_untrusted(error)}", hint)
     except ssl.SSLError as error:
-        hint = "is this the TLS port, and can the broker read its own certificate? its log says"
+        hint = "is this the TLS port, and can the broker read its certificate? see its log"
         yield Diagnostic(Outcome.BAD, f"{where}: no TLS 1.3 ({error.reason or error})", hint)
     except OSError as error:
         why, hint = explain_unreachable(error)
@@ -100,7 +102,7 @@ def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
 
 
 def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
-    """What the broker showed, now that it is believed."""
+    """The broker's certificate, after verification."""
     shown = channel.getpeercert(binary_form=True)
     assert shown is not None
     facts = pki.describe(x509.load_der_x509_certificate(shown), datetime.now(UTC))
@@ -111,10 +113,10 @@ def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
 
 
 def _certificate_accepted(access: BrokerTarget, channel: ssl.SSLSocket) -> Diagnostic:
-    """Say CONNECT: in TLS 1.3 the handshake is over before our certificate is judged, and a refusal comes as an alert."""
+    """Send CONNECT: in TLS 1.3 a server refuses a client certificate after the handshake, with an alert."""
     where = f"{access.host}:{access.port}"
     alert, answer = "", b""
-    with contextlib.suppress(OSError):  # it may have closed already, with its reason still to be read
+    with contextlib.suppress(OSError):  # the broker may have closed already; its alert can still be read
         channel.sendall(_CONNECT_PACKET)
     try:
         answer = channel.recv(4)
@@ -123,13 +125,13 @@ def _certificate_accepted(access: BrokerTarget, channel: ssl.SSLSocket) -> Diagn
     except OSError as error:
         alert = str(error)
     if answer[:1] == bytes([_CONNACK]):
-        return Diagnostic(Outcome.GOOD, f"the broker takes our certificate as {access.zone}")
+        return Diagnostic(Outcome.GOOD, f"the broker accepts our certificate as {access.zone}")
     why, hint = explain_alert(alert) or ("it gives no reason", REFUSED_HINT)
     return Diagnostic(Outcome.BAD, f"{where} closed the connection: it refuses our certificate: {why}", hint)
 
 
 def accepts_client(access: BrokerTarget, context: ssl.SSLContext | None) -> bool:
-    """Whether the broker opens a session for whoever comes this way."""
+    """Whether the broker accepts a client with this TLS context, or without TLS for None."""
     try:
         with socket.create_connection((access.host, access.port), timeout=WAIT_S) as plain:
             plain.settimeout(WAIT_S)
@@ -137,23 +139,23 @@ def accepts_client(access: BrokerTarget, context: ssl.SSLContext | None) -> bool
             with channel:
                 channel.sendall(_CONNECT_PACKET)
                 answer = channel.recv(4)
-    except OSError:  # every TLS alert, reset and time-out; the session before has proven that the broker is there
+    except OSError:  # any TLS alert, reset or time-out; the session before proved that the broker is reachable
         return False
     return len(answer) == 4 and answer[0] == _CONNACK and answer[3] == SUCCESS
 
 
 def reason_text(reason: int | None) -> str:
-    """A reason code of the broker, in words."""
+    """The name of a broker's reason code."""
     names = {
         SUCCESS: "accepted",
-        NO_MATCHING_SUBSCRIBERS: "accepted, nobody listens",
+        NO_MATCHING_SUBSCRIBERS: "accepted, no subscriber",
         NOT_AUTHORIZED: "not authorized",
     }
     return "no acknowledgement" if reason is None else names.get(reason, f"reason 0x{reason:02x}")
 
 
 class Session:
-    """One connection, asked one thing at a time; the answers arrive in paho's thread and wait in bounded queues."""
+    """One MQTT session that carries out one request at a time; answers arrive in paho's thread and wait in bounded queues."""
 
     def __init__(self, access: BrokerTarget) -> None:
         self._access = access
@@ -178,30 +180,30 @@ class Session:
         self._client.on_message = self._on_message
 
     def connect(self) -> Iterator[Diagnostic]:
-        """Open the session, after `connection_steps`; nothing is told when it stands."""
+        """Open the session, after `connection_steps`. Yields a diagnostic only if it fails."""
         access = self._access
         where = f"{access.host}:{access.port}"
         try:
             self._client.tls_set_context(pki.client_context(access.ca_file, access.cert_file, access.key_file))
             self._client.connect(access.host, access.port, keepalive=60, clean_start=True)
         except OSError as error:
-            hint = "it was there a moment ago; look into the broker's log"
+            hint = "it was reachable a moment ago; see the broker's log"
             yield Diagnostic(Outcome.BAD, f"{where} cannot be reached: {error.strerror or error}", hint)
             return
         self._client.loop_start()
         try:
             reason = self._connected.get(timeout=WAIT_S)
         except queue.Empty:
-            yield Diagnostic(Outcome.BAD, f"{where} did not answer within {WAIT_S:g} s", "look into the broker's log")
+            yield Diagnostic(Outcome.BAD, f"{where} did not answer within {WAIT_S:g} s", "see the broker's log")
             return
         if reason is None:
             yield Diagnostic(Outcome.BAD, f"{where} closed the connection before it was accepted", REFUSED_HINT)
         elif reason != SUCCESS:
-            hint = "look into the broker's log"
+            hint = "see the broker's log"
             yield Diagnostic(Outcome.BAD, f"{where} refused the session: {reason_text(reason)}", hint)
 
     def publish(self, topic: str, payload: bytes, answer_to: str | None, correlation: bytes) -> int | None:
-        """The broker's reason code; None when it did not acknowledge."""
+        """Publish at QoS 1. Returns the broker's reason code, None without an acknowledgement."""
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         properties.MessageExpiryInterval = int(WAIT_S)
         properties.CorrelationData = correlation
@@ -217,12 +219,12 @@ class Session:
             return None
 
     def subscribe(self, topic: str) -> None:
-        """Subscribe and wait until it counts; that it is granted means nothing."""
+        """Subscribe and wait for the acknowledgement, which every broker sends, for forbidden topics too."""
         self._client.subscribe(topic, qos=0)
         self._subscribed.acquire(timeout=WAIT_S)
 
     def take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
-        """The message, if it has arrived or does within `wait_s`."""
+        """The message with this topic and correlation, if it arrives within `wait_s` seconds."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._find(topic, correlation), wait_s)
             return self._find(topic, correlation)
@@ -234,7 +236,7 @@ class Session:
         client = self._client
         client.disconnect()
         client.loop_stop()
-        # paho closes its inner sockets when it is freed, and would wait for the garbage collector in a circle with us.
+        # paho closes its inner sockets when it is freed; without this a reference cycle would delay that.
         client.on_connect = client.on_disconnect = client.on_publish = client.on_subscribe = client.on_message = None
         client.on_socket_open = None
 
@@ -260,7 +262,7 @@ class Session:
 
 
 def _offer(waiting: queue.Queue[Any], item: object) -> None:
-    """Keep what fits: one question is open at a time, and a flood of foreign messages must not block paho's thread."""
+    """Put `item` if there is room. A full queue must not block paho's thread; only one request is open at a time."""
     try:
         waiting.put_nowait(item)
     except queue.Full:
@@ -268,6 +270,6 @@ def _offer(waiting: queue.Queue[Any], item: object) -> None:
 
 
 def _send_at_once(_client: Any, _data: Any, opened: Any) -> None:
-    """Small packets wait for nothing: it is a round trip that is measured."""
+    """Disable Nagle's algorithm, because round trips are measured."""
     with contextlib.suppress(OSError, AttributeError):
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    import ssl  # the type only: cores import this module
+    import ssl  # tidy: the type only; cores import this module
 
 
 @dataclass(frozen=True, slots=True)

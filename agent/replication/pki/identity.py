@@ -71,11 +71,11 @@ class Identity:
         digest = self._rotation.candidate()
         if digest is None:
             listed = "".join(f"\n  {problem}" for problem in problems)
-            raise PkiError(f"our own identity cannot be used:{listed}", "bsfg check names the same problems")
+            raise PkiError(f"this node's identity cannot be used:{listed}", "bsfg check names the same problems")
         loaded = self._loaded[digest]
         # The broker would refuse an expired certificate without naming the reason.
         for problem in check_times(self.files[1], loaded.certificate, datetime.now(UTC)):
-            raise PkiError(f"our own identity cannot be used: {problem.why}", problem.hint)
+            raise PkiError(f"this node's identity cannot be used: {problem.why}", problem.hint)
         self._trying = digest
         return loaded.context
 
@@ -122,7 +122,7 @@ class Identity:
         except PkiError as error:
             return [Problem(cert_file, error.why, error.hint)]
         if self._digest() != digest:
-            return [Problem(cert_file, "the files are being replaced at this moment", "nothing to do")]
+            return [Problem(cert_file, "the files are being replaced", "nothing to do")]
         self._loaded[digest] = loaded
         return []
 
