@@ -754,7 +754,7 @@ def _me() -> str:
         (lambda folder: (folder / "ca.crl").write_text("rubbish"), "not a revocation list"),
         (lambda folder: (folder / "brokers/test.pem").write_text("rubbish"), "not a certificate"),
         (lambda folder: (folder / "brokers/test.key").chmod(0o644), "chmod 0600"),
-        (lambda folder: shutil.copy(folder / "zones/idmz.key", folder / "brokers/test.key"), "does not fit"),
+        (lambda folder: shutil.copy(folder / "zones/idmz.key", folder / "brokers/test.key"), "does not match"),
         (lambda folder: shutil.copy(folder / "zones/idmz.pem", folder / "brokers/test.pem"), "not for a server"),
         (lambda folder: pki.create_authority(folder, NOW, force=True), "signed by"),
     ],
@@ -836,22 +836,22 @@ def test_check_makes_a_round_trip(zones: Zones) -> None:
 
     server.client.on_message = answer
     server.subscribe("bsfg/1/plant-a/idmz/req")
-    assert "plant-a answered" in [diagnostic.what for diagnostic in _diagnostics(zones.broker, "idmz")]
+    assert "plant-a answered a request" in [diagnostic.what for diagnostic in _diagnostics(zones.broker, "idmz")]
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
     "spoiled,says",
     [
-        ({"acl_file": ""}, "may ask in another zone's name"),
+        ({"acl_file": ""}, "may send requests in another zone's name"),
         ({"acl_file": ""}, "may read requests made to plant-a"),
         ({"retain_available": "true"}, "keeps retained messages"),
         ({"max_packet_size": ""}, "packets of any size"),
         ({"max_packet_size": "100000"}, "packets are limited to 100000"),
-        ({"tls_version": "tlsv1.2"}, "lets clients in with TLS 1.2"),
+        ({"tls_version": "tlsv1.2"}, "accepts clients with TLS 1.2"),
         (
             {"require_certificate": "false", "allow_anonymous": "true", "use_identity_as_username": "false"},
-            "lets clients in without a certificate",
+            "accepts clients without a certificate",
         ),
     ],
 )
@@ -872,7 +872,10 @@ def test_check_finds_a_weak_broker(tmp_path: Path, spoiled: dict[str, str], says
 def test_check_names_a_missing_link(tmp_path: Path) -> None:
     """A link the broker's list lacks is told as the right that fails, for the asking and for the serving zone."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as broker:
-        for zone, what in (("idmz", "may ask plant-a: no"), ("plant-a", "may answer idmz: no")):
+        for zone, what in (
+            ("idmz", "idmz may send requests to plant-a: failed"),
+            ("plant-a", "plant-a may answer idmz: failed"),
+        ):
             bad = [diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is Outcome.BAD]
             assert [each for each in bad if each.startswith(what)], bad
 
@@ -901,7 +904,7 @@ def test_check_says_why_it_cannot_connect(tmp_path: Path) -> None:
         shutil.copy(wrong_name.key_file, broker.files.key_file)
         broker.restart()
         (diagnostic,) = _diagnostics(broker, "idmz")
-        assert "not the broker we trust" in diagnostic.what
+        assert "is not trusted" in diagnostic.what
         broker.stop()
         (diagnostic,) = _diagnostics(broker, "idmz")
         assert "cannot be reached" in diagnostic.what

@@ -47,7 +47,7 @@ def test_a_good_answer_names_versions_and_store() -> None:
         (b"", "cannot be read"),
         (b"rubbish", "cannot be read"),
         (encode_answer(streams_answer(), []).replace(b'"version":"1.', b'"version":"2.'), "2."),
-        (encode_answer(streams_answer(zone="plant-b"), []), "keeps the store of plant-b"),
+        (encode_answer(streams_answer(zone="plant-b"), []), "has the store of plant-b"),
         (encode_error("plant-a", EPOCH, "ListStreams", "busy", "too much in hand"), "busy: too much in hand"),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
 @pytest.mark.parametrize(
     "ahead_ms,took_ms,outcome,says",
     [
-        (3, 10, Outcome.GOOD, "3.0 ms ahead of ours (give or take 5.0 ms)"),
+        (3, 10, Outcome.GOOD, "3.0 ms ahead of ours (+/- 5.0 ms)"),
         (-900, 2, Outcome.GOOD, "900.0 ms behind ours"),
         (CLOCK_NOTE_MS + 400, 1000, Outcome.GOOD, "ahead"),
         (-CLOCK_NOTE_MS - 2, 2, Outcome.NOTE, "behind"),
@@ -98,7 +98,7 @@ def test_a_peer_that_tells_no_time() -> None:
     [
         (["a", "b"], ["a", "b"], Outcome.GOOD, "exports a (1 to 9), b (1 to 9)"),
         (["a", "b"], ["a"], Outcome.NOTE, "not pulled: b"),
-        (["a"], ["a", "b"], Outcome.BAD, "does not export b to us"),
+        (["a"], ["a", "b"], Outcome.BAD, "does not export b, which"),
         ([], [], Outcome.GOOD, "exports nothing"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
     """Nothing is asked of it; our right to answer is tried, and where to look for the rest is said."""
     steps = tried(access(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
     assert [step.diagnostic.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
-    assert steps[-1].diagnostic.hint == "try the other direction there: bsfg peer test idmz"
+    assert steps[-1].diagnostic.hint == "test the other direction at enterprise: bsfg peer test idmz"
 
 
 def _ended(wanted: BrokerTarget, folder: Path, _: Mosquitto) -> BrokerTarget:
@@ -115,11 +115,11 @@ def _not_connected(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerT
 @pytest.mark.parametrize(
     "change,step,says",
     [
-        (_ended, "configuration", "the certificate ended at"),
-        (_no_name, "name", "its name is unknown"),
+        (_ended, "configuration", "the certificate expired at"),
+        (_no_name, "name", "its name cannot be resolved"),
         (_nobody_there, "tcp", "cannot be reached"),
-        (_other_name, "tls", "is not the broker we trust"),
-        (_stranger, "identity", "an authority that the broker does not know"),
+        (_other_name, "tls", "is not trusted"),
+        (_stranger, "identity", "its authority is not known to the broker"),
         (_not_connected, "rights", "no node of plant-a is connected"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
     """The access list forbids asking: that is configuration, told as such."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as lacking:
         name, what = last_bad(tried(access(lacking)))
-        assert (name, what) == ("rights", "may ask plant-a: no, not authorized")
+        assert (name, what) == ("rights", "may not send requests to plant-a: not authorized")
 
 
 def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
     assert (name, "did not answer" in what) == ("answer", True)
     steps = asyncio.run(run({"idmz": ["facts.other"]}))
     name, what = last_bad(steps)
-    assert (name, what) == ("streams", f"plant-a does not export {STREAM} to us, which we pull")
+    assert (name, what) == ("streams", f"plant-a does not export {STREAM}, which this node pulls")
     assert [step.name for step in steps] == ALL_STEPS
 
 

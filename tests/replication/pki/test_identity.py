@@ -148,15 +148,15 @@ def _all_of_another_authority(files: Files) -> None:
 @pytest.mark.parametrize(
     "spoil,says",
     [
-        (_half, "the key does not fit"),
-        (_ended, "the certificate ended at"),
-        (_not_begun, "the certificate begins at"),
+        (_half, "the key does not match"),
+        (_ended, "the certificate expired at"),
+        (_not_begun, "the certificate is valid from"),
         (_another_zone, "its common name is 'plant-b'"),
         (_another_authority, "was signed by"),
         (_a_servers, "not for a client (extended key usage)"),
         (_gone, "No such file"),
-        (_open_to_others, "open to others"),
-        (_all_of_another_authority, "an authority that the broker does not know"),
+        (_open_to_others, "accessible to others"),
+        (_all_of_another_authority, "its authority is not known to the broker"),
     ],
 )
 def test_bad_files_change_nothing_and_are_named(
@@ -194,9 +194,9 @@ def test_bad_files_change_nothing_and_are_named(
 @pytest.mark.parametrize(
     "make,says",
     [
-        (lambda site: pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True), "it has ended"),
+        (lambda site: pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True), "it has expired"),
         (lambda site: pki.issue_zone(site, "idmz", NOW + timedelta(days=2), force=True), "not yet valid"),
-        (lambda site: pki.issue_broker(site, "idmz", ["localhost"], NOW), "not meant for a client"),
+        (lambda site: pki.issue_broker(site, "idmz", ["localhost"], NOW), "not a client certificate"),
     ],
     ids=["ended", "not begun", "a server's"],
 )
@@ -250,5 +250,5 @@ def test_expired_in_use_says_so_before_connecting(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, NOW - timedelta(days=10))
     issued = pki.issue_zone(tmp_path, "idmz", NOW - timedelta(days=9), days=5)
     identity = Identity("b", "idmz", issued.ca_file, issued.cert_file, issued.key_file)
-    with pytest.raises(pki.PkiError, match=r"the certificate ended at .* the clock here says"):
+    with pytest.raises(pki.PkiError, match=r"the certificate expired at .* the clock here says"):
         identity.context()

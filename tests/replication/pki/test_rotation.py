@@ -34,7 +34,7 @@ def test_a_bad_pair_changes_nothing_and_is_told_once(rotation: Rotation) -> None
     assert rotation.files_checked(NEW, "begins tomorrow, now 10:03") is FileChange.NONE
     assert rotation.problem == "begins tomorrow, now 10:03"
     assert rotation.candidate() == OLD
-    assert rotation.files_checked(NEWER, "key does not fit") is FileChange.REFUSED
+    assert rotation.files_checked(NEWER, "key does not match") is FileChange.REFUSED
     assert rotation.files_checked(OLD, "") is FileChange.NONE
     assert rotation.problem == ""
 
