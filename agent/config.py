@@ -26,7 +26,7 @@ from agent.errors import BsfgError
 from agent.fact_store import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
-from agent.replication.protocol import BYTES_PER_SECOND_MIN
+from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 

@@ -28,7 +28,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from agent.replication.protocol import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic
 from bench.stage import BARE_SERVING, Door
 
 INSTANCE = "bare"

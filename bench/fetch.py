@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import parse
-from agent.replication.mqtt import Asker, Link
-from agent.replication.protocol import FetchAnswer, FetchFacts, decode_answer, encode_request
+from agent.replication.mqtt import Link, Requester
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.messages import FetchAnswer, FetchFacts
 from bench.bare import BareAsker
 from bench.figures import Latency, Report, files_bytes, machine, median, rounded
 from bench.product import BATCH_FACTS, STREAM, access
@@ -60,7 +61,7 @@ async def _fetch(on: Stage, bare: BareAsker, facts: int, seconds: float, chance:
     """Product and bare round trips in turns."""
     found = _Found()
     link = Link(access(on.door(ASKING)))
-    asker = Asker(link, SERVING)
+    asker = Requester(link, SERVING)
     async with asyncio.TaskGroup() as group:
         connecting = group.create_task(link.run(), name="link")
         await link.wait_up()
@@ -78,7 +79,7 @@ async def _fetch(on: Stage, bare: BareAsker, facts: int, seconds: float, chance:
     return found
 
 
-async def _fetch_once(asker: Asker, after_offset: int, known: dict[str, int], found: _Found) -> None:
+async def _fetch_once(asker: Requester, after_offset: int, known: dict[str, int], found: _Found) -> None:
     request = FetchFacts(
         consumer_name=CONSUMER,
         stream=STREAM,

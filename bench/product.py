@@ -24,7 +24,7 @@ from agent.batch import BatchError
 from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
 from agent.lease import LeaseClaim
 from agent.message import Sample
-from agent.replication.mqtt import Access, Asker, Link
+from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
 from agent.replication.pulling import Puller, PullSettings
 from agent.replication.serving import Server
@@ -191,7 +191,7 @@ async def _pull(options: Options, store: FactStore) -> None:
     door = door_of(options)
     link = Link(access(door))
     receiving: Any = store  # satisfies the port as it is
-    asker = Asker(link, SERVING)
+    asker = Requester(link, SERVING)
     streams = options.get("streams", [STREAM])
     pullers = [Puller(asker, receiving, pull_settings(stream), STORE_ERRORS) for stream in streams]
     async with _running(link.run()):

@@ -23,7 +23,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.demo.mosquitto import Mosquitto
-from agent.replication.protocol import response_topic
+from agent.replication.protocol.topics import response_topic
 from bench.bare import no_delay
 from bench.data import definitions, samples
 from bench.stage import ASKING, BARE_SERVING, workplace

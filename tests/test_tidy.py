@@ -82,6 +82,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.ingest", "agent.node", "agent.demo", "bench"),
+    "agent.replication.protocol",  # a module each subject; `messages` has a face
     *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
     *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags", "agent.demo.plant"),
 }
@@ -200,16 +201,21 @@ CORES: tuple[str, ...] = (
         f"agent/replication/broker/{name}.py"
         for name in (
             "config_lint",
-            "peer_diagnosis",
+            "diagnosis",
         )
     ),
+    *(f"agent/replication/mqtt/{name}.py" for name in ("carrier", "publish_packet")),
     *(f"agent/replication/pki/{name}.py" for name in ("rotation",)),
     *(
         f"agent/replication/protocol/{name}.py"
         for name in (
             "codec",
             "digest_diff",
+            "errors",
+            "pacing",
+            "page_check",
             "page_size",
+            "pull_events",
             "topics",
         )
     ),
@@ -655,6 +661,12 @@ def test_folders_are_small() -> None:
             held[folder] = held.get(folder, 0) + 1
     crowded = {folder: count for folder, count in held.items() if count > MODULES_PER_FOLDER_MAX}
     assert not crowded
+
+
+def test_a_package_has_a_face_or_is_open() -> None:
+    """A package that OPEN names offers no names itself; every other one says in `__all__` what it offers."""
+    packages = {module.name for module in modules() if module.path.startswith("agent/") and "__init__" in module.path}
+    assert {package for package in packages if not face_of(package)} == OPEN & packages
 
 
 def test_cores_lean_on_nothing_that_does_io() -> None:

@@ -13,7 +13,8 @@ import click
 from agent.config import NodeSettings
 from agent.replication.mqtt import Access, ask_once
 from agent.replication.pki import Identity
-from agent.replication.protocol import Answer, MalformedMessage, Request, operation_of
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import Answer, Request, operation_of
 
 _AnswerT = TypeVar("_AnswerT", bound=Answer)
 

@@ -22,7 +22,7 @@ from agent.replication.broker import (
     PORT,
     USER,
     BrokerPlan,
-    Finding,
+    Diagnostic,
     Outcome,
     PeerLink,
     TopologyError,
@@ -30,7 +30,7 @@ from agent.replication.broker import (
     rights_of,
     zones_of,
 )
-from agent.replication.protocol import is_zone
+from agent.replication.protocol.topics import is_zone
 
 
 class _LinkType(click.ParamType[PeerLink]):
@@ -169,19 +169,19 @@ def check(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Prove a running broker as ZONE: handshake, limits, each right of its links, and what must be refused."""
-    from agent.replication.broker import Access, check_broker, check_broker_files
+    from agent.replication.broker import BrokerTarget, check_broker, check_broker_files
 
     if zone is None and config_file is None:
         raise click.UsageError("name a --zone to try the broker as, or --files to look at, or both")
-    findings: list[Iterator[Finding]] = []
+    diagnostics: list[Iterator[Diagnostic]] = []
     if config_file is not None:
-        findings.append(check_broker_files(config_file))
+        diagnostics.append(check_broker_files(config_file))
     if zone is None:
-        _tell(chain.from_iterable(findings), as_json=as_json)
+        _tell(chain.from_iterable(diagnostics), as_json=as_json)
         return
     if not is_zone(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
-    access = Access(
+    access = BrokerTarget(
         host,
         port,
         zone,
@@ -189,19 +189,21 @@ def check(
         cert_file or pki_folder / "zones" / f"{zone}.pem",
         key_file or pki_folder / "zones" / f"{zone}.key",
     )
-    findings.append(check_broker(access, links))
-    _tell(chain.from_iterable(findings), as_json=as_json)
+    diagnostics.append(check_broker(access, links))
+    _tell(chain.from_iterable(diagnostics), as_json=as_json)
 
 
-def _tell(findings: Iterable[Finding], *, as_json: bool) -> None:
-    """Print each finding as it is made; exit status 1 when one is bad."""
+def _tell(diagnostics: Iterable[Diagnostic], *, as_json: bool) -> None:
+    """Print each diagnostic as it is made; exit status 1 when one is bad."""
     bad = 0
-    for finding in findings:
-        bad += finding.outcome is Outcome.BAD
+    for diagnostic in diagnostics:
+        bad += diagnostic.outcome is Outcome.BAD
         if as_json:
-            click.echo(json.dumps({"outcome": finding.outcome.value, "what": finding.what, "hint": finding.hint}))
+            click.echo(
+                json.dumps({"outcome": diagnostic.outcome.value, "what": diagnostic.what, "hint": diagnostic.hint})
+            )
         else:
-            hint = f"\n      -> {finding.hint}" if finding.hint else ""
-            click.echo(f"{finding.outcome.value:<5} {finding.what}{hint}")
+            hint = f"\n      -> {diagnostic.hint}" if diagnostic.hint else ""
+            click.echo(f"{diagnostic.outcome.value:<5} {diagnostic.what}{hint}")
     if bad:
         sys.exit(1)

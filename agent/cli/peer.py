@@ -57,7 +57,7 @@ def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 clic
 @json_option
 def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Try everything between this node and ZONE. Exit status 1 when a step fails."""
-    from agent.replication.broker import Access, Outcome, Peer, check_peer
+    from agent.replication.broker import BrokerTarget, Outcome, Peer, check_peer
 
     settings = load(config_file)
     wanted = [each for each in settings.peer if each.zone == name]
@@ -67,20 +67,20 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
     bad = 0
     for each in wanted:
         at = next(broker for broker in settings.broker if broker.name == each.broker)
-        access = Access(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
+        access = BrokerTarget(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
         if not as_json:
             click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
         asks_us, is_asked = bool(each.exports or each.appends), bool(each.pulls or each.asks)
         for step in check_peer(access, Peer(each.zone, asks_us, each.pulls, is_asked)):
-            finding = step.finding
-            bad += finding.outcome is Outcome.BAD
+            diagnostic = step.diagnostic
+            bad += diagnostic.outcome is Outcome.BAD
             if as_json:
-                told = {"broker": at.name, "step": step.name, "outcome": finding.outcome.value}
-                click.echo(json.dumps({**told, "what": finding.what, "hint": finding.hint, **step.figures}))
+                told = {"broker": at.name, "step": step.name, "outcome": diagnostic.outcome.value}
+                click.echo(json.dumps({**told, "what": diagnostic.what, "hint": diagnostic.hint, **step.figures}))
                 continue
-            hint = f"\n{'':23}-> {finding.hint}" if finding.hint else ""
-            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[finding.outcome]
-            click.echo(f"  {word:<7} {step.name:<13} {finding.what}{hint}")
+            hint = f"\n{'':23}-> {diagnostic.hint}" if diagnostic.hint else ""
+            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[diagnostic.outcome]
+            click.echo(f"  {word:<7} {step.name:<13} {diagnostic.what}{hint}")
     if bad:
         sys.exit(1)
 

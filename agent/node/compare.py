@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from agent import local_socket
-from agent.batch import BatchError
 from agent.config import BrokerSettings, NodeSettings
-from agent.fact_store import FactStore, StoreError
-from agent.replication.mqtt import Access, Asker, Link
+from agent.fact_store import FactStore
+from agent.node.store_errors import COMPARISON_ERRORS
+from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
 from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, PayingAsker, Share
 from agent.telemetry import Telemetry
@@ -39,7 +39,7 @@ def bandwidths(settings: NodeSettings) -> dict[str, Bandwidth]:
 def comparers(
     settings: NodeSettings,
     store: FactStore,
-    askers: Mapping[str, Asker],
+    askers: Mapping[str, Requester],
     limits: Mapping[str, Bandwidth],
     telemetry: Telemetry | None = None,
 ) -> dict[str, Comparer]:
@@ -50,9 +50,8 @@ def comparers(
             origins = frozenset({peer.zone, *peer.relays})
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
-            errors = (StoreError, BatchError)
             asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
-            found[peer.zone] = Comparer(asker, store, what, errors, telemetry=telemetry)
+            found[peer.zone] = Comparer(asker, store, what, COMPARISON_ERRORS, telemetry=telemetry)
     return found
 
 
@@ -76,9 +75,9 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone))
-        known = comparers(settings, store, {peer.zone: Asker(link, peer.zone)}, bandwidths(settings))
+        known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
         door = local_socket.Door(store, partial(compare, known))
-        async with link.visit():
+        async with link.connected():
             return await door.answer(request)
 
 

@@ -20,26 +20,7 @@ from typing import Any
 from agent import local_socket
 from agent.config import NodeSettings
 from agent.errors import BsfgError
-from agent.fact_store import (
-    AcksRefused,
-    ArtifactMismatch,
-    ArtifactMissing,
-    ArtifactRefused,
-    ArtifactsFull,
-    ArtifactTooLarge,
-    ConfirmBeyondLog,
-    ConfirmRefused,
-    ConsumerFenced,
-    ConsumerNotYours,
-    ConsumerStreamMismatch,
-    FactsRefused,
-    FactStore,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StreamIsLocal,
-    UnknownConsumer,
-)
+from agent.fact_store import FactStore, StoreBusy, StoreFull
 from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest.supervisor import Ingest
@@ -49,9 +30,10 @@ from agent.node import compare
 from agent.node.latest import look_up_in
 from agent.node.peer_latest_cache import heard_rows, is_kept, keep
 from agent.node.status import Figures
-from agent.replication.mqtt import Asker, Link
-from agent.replication.pki import IdentityWatch
-from agent.replication.protocol import Settings
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
+from agent.replication.mqtt import Link, Requester
+from agent.replication.pki import IdentityWatcher
+from agent.replication.protocol.pull_events import Settings
 from agent.replication.pulling import FirstValues, PayingAsker, Puller, PullSettings
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
@@ -59,26 +41,6 @@ from agent.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 _NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has failed ends the node by `ended`
-
-# What the store says to what a peer asked, in the words of the protocol. The server has looked before it asked the store, so
-# those about consumers are races: one that was removed meanwhile, a stream that may not leave. The rest is about appends.
-_REFUSALS: Mapping[type[Exception], str] = {
-    AcksRefused: "bad_request",
-    ArtifactMismatch: "artifact_mismatch",
-    ArtifactMissing: "unknown_artifact",
-    ArtifactRefused: "bad_request",
-    ArtifactTooLarge: "artifact_too_large",
-    FactsRefused: "bad_request",
-    StoreFull: "store_full",
-    ArtifactsFull: "store_full",
-    UnknownConsumer: "unknown_consumer",
-    ConsumerFenced: "fenced",
-    ConsumerNotYours: "consumer_not_yours",
-    ConsumerStreamMismatch: "consumer_stream_mismatch",
-    StreamIsLocal: "stream_not_exported",
-    ConfirmBeyondLog: "confirm_beyond_log",
-    ConfirmRefused: "bad_request",
-}
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -104,7 +66,7 @@ class Node:
         self._store = store
         self._notifier = notify.notifier()
         identities = [compare.identity_of(broker, settings.node.zone) for broker in settings.broker]
-        self._identities = IdentityWatch(identities)
+        self._identities = IdentityWatcher(identities)
         self._links = {
             broker.name: Link(compare.access_of(broker, identity, settings.node.zone), identity=identity)
             for broker, identity in zip(settings.broker, identities, strict=True)
@@ -112,7 +74,9 @@ class Node:
         self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._first_values: list[FirstValues] = []
-        self._askers = {peer.zone: Asker(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls}
+        self._askers = {
+            peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
+        }
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._askers, self._bandwidths, self._telemetry)
@@ -164,8 +128,8 @@ class Node:
             link,
             self._store,
             {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
-            (StoreError,),
-            _REFUSALS,
+            STORE_ERRORS,
+            REFUSAL_CODES,
             appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
             look_up=look_up_in(
                 self._store.reader, self._queue_depth, partial(heard_rows, self._settings.node.state_dir)
@@ -191,7 +155,7 @@ class Node:
                 receiver = Settings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
-                    asker, self._store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry
+                    asker, self._store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry
                 )
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)

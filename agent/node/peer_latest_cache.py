@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from agent.query.latest import ShownRow
-from agent.replication.protocol import LatestEntry
+from agent.replication.protocol.messages import LatestEntry
 from agent.replication.serving import PeerLatest
 
 FOLDER = "heard"

@@ -38,7 +38,7 @@ from agent.health.snapshot import (
 from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.replication.mqtt import Link, LinkStatistics
-from agent.replication.protocol import Asking
+from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling import Comparer, Puller, PullStatistics
 from agent.replication.serving import Server
 from agent.telemetry import BOUNDS_S, SpanStatistics, Telemetry
@@ -351,7 +351,7 @@ def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
         connected=link.is_up,
         connects_total=link.connects,
         failures_total=link.failures,
-        strangers_total=link.strangers,
+        strangers_total=link.unsolicited,
         trouble=link.down_reason or "",
         needs_person=link.needs_person,
         identity_trouble=link.identity_trouble,

@@ -54,8 +54,8 @@ def _bring(issued: pki.Issued, own: Path) -> None:
 @pytest.mark.parametrize(
     "spoil,says",
     [
-        (_expired, "own.pem: the certificate ended at"),
-        (_of_another_zone, "own.pem: its common name is 'plant-b', and the zone is 'plant-a'"),
+        (_expired, "own.pem: the certificate expired at"),
+        (_of_another_zone, "own.pem: its common name is 'plant-b', but the zone is 'plant-a'"),
         (_of_another_authority, "own.pem: the certificate was signed by CN="),
     ],
     ids=["expired", "wrong zone", "wrong authority"],
@@ -103,7 +103,7 @@ def test_a_link_without_identity_says_so_once(
     def ended() -> ssl.SSLContext:
         if next(turns):
             raise PkiError("the files are being replaced", "nothing to do")
-        raise PkiError(f"the certificate ended at 07:00, and the clock here says 08:{next(seconds)}", "renew it")
+        raise PkiError(f"the certificate expired at 07:00, and the clock here says 08:{next(seconds)}", "renew it")
 
     async def run(link: Link) -> None:
         async with asyncio.TaskGroup() as group:

@@ -8,21 +8,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from agent.batch import BatchError
-from agent.config import load
-from agent.fact_store.log.errors import StoreError
+from agent.config import BrokerSettings, load
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
 from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
+from agent.node.compare import access_of, identity_of
 from agent.node.latest import look_up_in
-from agent.node.node import _REFUSALS
 from agent.node.node import Node as WholeNode
 from agent.node.peer_latest_cache import heard_rows
-from agent.replication import pki
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.page_size import BYTES_MAX
 from agent.replication.protocol.pull_events import Settings
 from agent.replication.pulling.puller import Puller, PullSettings
@@ -32,17 +30,19 @@ from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 STREAM = "facts.telemetry"
-STORE_ERRORS = (StoreError, BatchError)
 
 
 def access(broker: Mosquitto, zone: str) -> Access:
-    """How `zone` enters the broker."""
-    identity = broker.identity(zone)
+    """How `zone` connects to the broker."""
+    return link_to(broker, zone).access
 
-    def make_context():  # noqa: ANN202
-        return pki.client_context(identity.ca_file, identity.cert_file, identity.key_file)
 
-    return Access("private", zone, broker.host, broker.port, make_context)
+def link_to(broker: Mosquitto, zone: str) -> Link:
+    """The link of `zone` to the broker, with its identity, as a node makes it."""
+    mine = broker.identity(zone)
+    settings = BrokerSettings("private", broker.host, mine.ca_file, mine.cert_file, mine.key_file, port=broker.port)
+    identity = identity_of(settings, zone)
+    return Link(access_of(settings, identity, zone), identity=identity)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Node:
     store: FactStore
     link: Link
     server: Server | None = None
-    askers: dict[str, Asker] = field(default_factory=dict)
+    askers: dict[str, Requester] = field(default_factory=dict)
     pullers: list[Puller] = field(default_factory=list)
 
     @classmethod
@@ -72,8 +72,9 @@ class Node:
             zone,
             settings=replace(settings or StoreSettings(), commit_interval_ms=0),
             streams=streams,
+            unattended=True,
         )
-        return cls(zone, store, Link(access(broker, zone)))
+        return cls(zone, store, link_to(broker, zone))
 
     def serve(
         self,
@@ -84,13 +85,15 @@ class Node:
         """Answer these zones, which may read and append to these streams; `heard_in` is where told values are kept."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
         look_up = look_up_in(self.store.reader, lambda _: 0, partial(heard_rows, heard_in))
-        self.server = Server(self.link, self.store, named, STORE_ERRORS, _REFUSALS, appends=open_to, look_up=look_up)
+        self.server = Server(
+            self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up
+        )
         return self.server
 
-    def asker(self, peer_zone: str) -> Asker:
+    def asker(self, peer_zone: str) -> Requester:
         """The one who asks `peer_zone`."""
         if peer_zone not in self.askers:
-            self.askers[peer_zone] = Asker(self.link, peer_zone)
+            self.askers[peer_zone] = Requester(self.link, peer_zone)
         return self.askers[peer_zone]
 
     def pull(
@@ -104,7 +107,7 @@ class Node:
     ) -> Puller:
         """Bring a stream of `peer_zone` here."""
         origins = frozenset({peer_zone, *relays})
-        receiver = Settings(wait_ms=2_000, page_bytes_max=page_bytes_max)
+        receiver = Settings(page_bytes_max=page_bytes_max)
         pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
         asker, pull = self.asker(peer_zone), replace(pull, **settings)
         puller = Puller(asker, self.store, pull, STORE_ERRORS, bandwidth=bandwidth)

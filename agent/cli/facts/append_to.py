@@ -11,13 +11,13 @@ import msgspec
 from agent import local_socket
 from agent.cli.ask_peer import ask_peer
 from agent.config import NodeSettings
-from agent.replication.protocol import (
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import (
     AcquireLease,
     AppendAnswer,
     AppendedEntry,
     AppendFact,
     LeaseAnswer,
-    MalformedMessage,
     NewFact,
     NewMessage,
 )

@@ -12,7 +12,7 @@ from agent.config import NodeSettings
 from agent.node.peer_latest_cache import row_of
 from agent.query.bounds import matches_glob
 from agent.query.latest import ShownRow
-from agent.replication.protocol import GetLatest, LatestAnswer
+from agent.replication.protocol.messages import GetLatest, LatestAnswer
 
 
 def ask_latest(

@@ -11,19 +11,17 @@ from collections.abc import Awaitable, Callable
 
 from agent.cli.ask_peer import access_to
 from agent.config import NodeSettings
-from agent.replication.mqtt import ATTEMPTS, RETRY_MS_MAX, RETRY_MS_MIN, Asker, visiting
-from agent.replication.protocol import (
+from agent.replication.mqtt import ATTEMPTS, RETRY_MS_MAX, RETRY_MS_MIN, Requester, open_requester
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
+from agent.replication.protocol.messages import (
     CHUNK_BYTES_MAX,
     PUT_BYTES_MAX,
     GetObject,
-    MalformedMessage,
     ObjectAnswer,
-    PeerRefused,
     PutAnswer,
     PutObject,
-    TransportError,
-    delay_ms,
 )
+from agent.replication.protocol.pacing import backoff_ms
 
 Feed = Callable[[Callable[[int, bytes], Awaitable[tuple[int, bool]]], int], Awaitable[None]]
 """Sends a file by a way to send chunks of so many bytes at most."""
@@ -32,7 +30,7 @@ Feed = Callable[[Callable[[int, bytes], Awaitable[tuple[int, bool]]], int], Awai
 def put_at(settings: NodeSettings, zone: str, feed: Feed, digest: str, size: int, answer_s: float) -> None:
     """Put an artifact to the node of `zone`. Raises PeerRefused, MalformedMessage or TransportError."""
 
-    async def talk(asker: Asker, progress: Callable[[], None]) -> None:
+    async def talk(asker: Requester, progress: Callable[[], None]) -> None:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
             request = PutObject(digest=digest, size=size, offset=offset, data=data)
             answer = (await asker.ask(request, answer_s)).answer
@@ -51,7 +49,7 @@ def get_from(settings: NodeSettings, zone: str, digest: str, write: Callable[[by
     """Write the bytes that the node of `zone` has; how many. Raises PeerRefused, MalformedMessage or TransportError."""
     offset, size = 0, 1
 
-    async def talk(asker: Asker, progress: Callable[[], None]) -> None:
+    async def talk(asker: Requester, progress: Callable[[], None]) -> None:
         nonlocal offset, size
         while offset < size:
             reply = await asker.ask(GetObject(digest=digest, offset=offset, bytes_max=CHUNK_BYTES_MAX), answer_s)
@@ -69,7 +67,7 @@ def get_from(settings: NodeSettings, zone: str, digest: str, write: Callable[[by
 async def _persistently(
     settings: NodeSettings,
     zone: str,
-    talk: Callable[[Asker, Callable[[], None]], Awaitable[None]],
+    talk: Callable[[Requester, Callable[[], None]], Awaitable[None]],
     chance: Callable[[], float] = random.random,
 ) -> None:
     """Talk, and when that broke off talk again, until it comes to nothing several times in a row."""
@@ -81,10 +79,10 @@ async def _persistently(
 
     while True:
         try:
-            async with visiting(access, zone) as asker:
+            async with open_requester(access, zone) as asker:
                 return await talk(asker, progress)
         except (PeerRefused, TransportError) as error:
             failures += 1
             if not error.retryable or failures == ATTEMPTS:
                 raise
-        await asyncio.sleep(delay_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures - 1, chance()) / 1000)
+        await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures - 1, chance()) / 1000)

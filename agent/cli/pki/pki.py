@@ -27,7 +27,7 @@ from agent.cli.pki.printing import (
     show_crl,
 )
 from agent.replication import pki as authority
-from agent.replication.protocol import is_zone
+from agent.replication.protocol.topics import is_zone
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -38,14 +38,16 @@ def show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
     return not problems
 
 
-def crl_valid(facts: authority.CrlFacts) -> str:
+def crl_valid(facts: authority.CrlDetails) -> str:
     """How long the list lasts."""
     if facts.next_update is None:
         return "without an end"
     return f"until {facts.next_update:%Y-%m-%d %H:%M} UTC, {facts.days_left} days left"
 
 
-def plain_crl(file: Path, facts: authority.CrlFacts | None, problems: Iterable[authority.Problem]) -> dict[str, object]:
+def plain_crl(
+    file: Path, facts: authority.CrlDetails | None, problems: Iterable[authority.Problem]
+) -> dict[str, object]:
     """A revocation list for a program."""
     plain: dict[str, object] = {"file": str(file), "problems": [str(problem) for problem in problems]}
     if facts is not None:
@@ -81,7 +83,7 @@ def print_issued(name: str, issued: authority.Issued, *, as_json: bool) -> None:
     click.echo(f"{name}: {issued.cert_file} and {issued.key_file}, until {issued.certificate.not_after:%Y-%m-%d}")
 
 
-def print_certificate(file: Path, facts: authority.CertificateFacts, problems: Iterable[authority.Problem]) -> None:
+def print_certificate(file: Path, facts: authority.CertificateDetails, problems: Iterable[authority.Problem]) -> None:
     """One certificate, in rows."""
     click.echo(f"{file}")
     rows = {
@@ -101,7 +103,7 @@ def print_certificate(file: Path, facts: authority.CertificateFacts, problems: I
         click.echo(f"  PROBLEM {problem.why}; {problem.hint}")
 
 
-def plain(facts: authority.CertificateFacts) -> dict[str, object]:
+def plain(facts: authority.CertificateDetails) -> dict[str, object]:
     """A certificate for a program."""
     return {**asdict(facts), "not_before": facts.not_before.isoformat(), "not_after": facts.not_after.isoformat()}
 

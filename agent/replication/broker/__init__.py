@@ -1,4 +1,4 @@
-"""The site's broker: its configuration made, read, checked and reloaded; and the way to a peer, tried step by step."""
+"""The site's MQTT broker (Mosquitto): generate its configuration, check and reload it, and diagnose the connection to a peer."""
 
 from agent.replication.broker.check import check_broker
 from agent.replication.broker.config import (
@@ -13,21 +13,21 @@ from agent.replication.broker.config import (
     rights_of,
     zones_of,
 )
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import BrokerFolder, write_broker_folder
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.reload import check_broker_files, deny_zones, reload_broker
-from agent.replication.broker.session import Access
+from agent.replication.broker.session import BrokerTarget
 
 __all__ = [
     "CONFIG_NAME",
     "PORT",
     "USER",
-    "Access",
     "BrokerFolder",
     "BrokerLimits",
     "BrokerPlan",
-    "Finding",
+    "BrokerTarget",
+    "Diagnostic",
     "Outcome",
     "Peer",
     "PeerLink",

@@ -1,16 +1,15 @@
-"""What the broker of a site is told: its configuration and its access list, generated from who asks whom.
+"""Configuration and access list of a site's broker, generated from the links between zones.
 
-A topology is a set of `PeerLink`s, "`asking` asks `serving`".  From it follow two texts for Mosquitto 2, and nothing is
-edited by hand afterwards.  The access list has one block per zone with exactly the four kinds of topic its links need:
+A topology is a set of `PeerLink`s: zone `asking` sends requests to zone `serving`. Two texts for Mosquitto 2 are generated from
+it and need no editing. The access list has one block per zone with exactly the topics that its links need:
 
     a serving zone  reads  bsfg/1/<serving>/<asking>/req      writes bsfg/1/<serving>/<asking>/rsp/+
     an asking zone  writes bsfg/1/<serving>/<asking>/req      reads  bsfg/1/<serving>/<asking>/rsp/+
 
-so a certificate without a link can do nothing, and no zone can ask, answer or listen in the name of another.  What the
-broker cannot hold is left to the nodes: it grants every subscription and filters at delivery, and it passes any
-ResponseTopic on.  The configuration makes it a relay that keeps nothing: no persistence, nothing retained, queues
-bounded in messages and bytes.  This module decides and returns texts; `broker_folder` writes them, `broker_check`
-proves a running broker.
+so a certificate without a link has no rights, and no zone can send or receive in the name of another. Two things are left to the
+nodes: the broker grants every subscription and filters at delivery, and it does not check a ResponseTopic. The configuration
+makes the broker a relay without storage: no persistence, no retained messages, bounded queues. This module returns texts;
+`folder` writes them, `check` tests a running broker.
 """
 
 from __future__ import annotations
@@ -18,42 +17,43 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.replication.protocol import ROOT, ReplicationError, is_zone, request_topic
+from agent.replication.protocol.errors import ReplicationError
+from agent.replication.protocol.topics import ROOT, is_zone, request_topic
 
 PORT = 8883
-"""MQTT over TLS, as registered."""
+"""The registered port of MQTT over TLS."""
 
 USER = "mosquitto"
-"""Whom Debian's package makes for the broker to run as."""
+"""The user that Debian's package creates for the broker."""
 
 PACKET_BYTES_MAX = 1_048_576
-"""One page with its header.  Without a limit Mosquitto 2.0 takes 256 MB from anyone with a certificate."""
+"""One page with its header. Without a limit Mosquitto 2.0 accepts 256 MB from any client with a certificate."""
 
 PACKETS_IN_FLIGHT = 8
-"""Packets that may wait for one reader on one link: for four streams the page being sent and one asked ahead."""
+"""Packets that may wait for one reader on one link: for each of four streams the page being sent and the page read ahead."""
 
 SMALL_PACKETS = 16
-"""Besides: receipts, questions about streams and cursors, and the requests of those who ask this zone."""
+"""In addition: receipts, requests about streams and cursors, and requests to this zone."""
 
 CONNECTIONS_PER_ZONE = 4
-"""A node, its next identity beside it while that is proven, and two people at their command lines."""
+"""A node, its second connection while a new identity is tried, and two commands of operators."""
 
 CONNECTIONS_MAX_MIN = 64
-"""However few the zones are."""
+"""Lower bound of `max_connections`, for sites with few zones."""
 
 LINKS_MAX = 1024
-"""More zones than a site has; a longer list is a script gone wrong."""
+"""More links than any site has; a longer list is a mistake of a script."""
 
 PATH_CHARACTERS_MAX = 1024
 
 
 class TopologyError(ReplicationError):
-    """A link, name or path of which no broker configuration can be made; says which and why."""
+    """A link, name or path that cannot be part of a broker configuration. The message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PeerLink:
-    """One zone asks another: `asking` pulls facts from `serving`, or appends to it."""
+    """A link between two zones: `asking` pulls facts from `serving`, or appends to it."""
 
     serving: str
     asking: str
@@ -61,7 +61,7 @@ class PeerLink:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The topics (with `+` where any instance is meant) that one zone may write and read."""
+    """The topics that one zone may publish and receive; `+` stands for any instance."""
 
     write: tuple[str, ...]
     read: tuple[str, ...]
@@ -69,19 +69,19 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class BrokerLimits:
-    """What clients may take of the broker, one by one and all together."""
+    """Resource limits of the broker, per client and in total."""
 
     packet_bytes_max: int = PACKET_BYTES_MAX
     inflight_messages_max: int = 16
     keepalive_s_max: int = 120
-    connections_max: int | None = None  # None: room for every zone that has a link
-    # Of all clients together; below the MemoryHigh of the systemd drop-in, where everybody would be slowed down.
+    connections_max: int | None = None  # None: computed from the links
+    # In total; below MemoryHigh of the systemd drop-in, which would slow down all clients.
     memory_bytes_max: int = 192 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """Everything the configuration depends on.  `folder` is where the broker will find its files."""
+    """All inputs of the configuration. `folder` is the path of the files on the broker's machine."""
 
     links: tuple[PeerLink, ...]
     folder: str
@@ -109,22 +109,22 @@ KEY_NAME = "broker.key"
 
 
 def parse_link(text: str) -> PeerLink:
-    """`plant-a:idmz` means that idmz asks plant-a: first who has the facts, then who wants them, as in the topics."""
+    """Parse SERVING:ASKING, in the order of the topics: `plant-a:idmz` means that idmz pulls from plant-a. Raises TopologyError."""
     serving, separator, asking = text.partition(":")
     if not separator or not is_zone(serving) or not is_zone(asking):
-        raise TopologyError(f"{text[:80]!r} is no link: write SERVING:ASKING with two zones of [a-z0-9-]{{1,32}}")
+        raise TopologyError(f"{text[:80]!r} is not a link: write SERVING:ASKING with two zones of [a-z0-9-]{{1,32}}")
     if serving == asking:
-        raise TopologyError(f"{text!r} links a zone with itself: a node never asks itself")
+        raise TopologyError(f"{text!r} links a zone with itself; a node sends no requests to itself")
     return PeerLink(serving, asking)
 
 
 def zones_of(links: Iterable[PeerLink]) -> tuple[str, ...]:
-    """Every zone that takes part, sorted."""
+    """All zones of these links, sorted."""
     return tuple(sorted({zone for link in links for zone in (link.serving, link.asking)}))
 
 
 def rights_of(links: Iterable[PeerLink], zone: str) -> Rights:
-    """What `zone` may do at the broker, and all that it may do."""
+    """All topics that `zone` may publish and receive."""
     write: list[str] = []
     read: list[str] = []
     for link in sorted(set(links)):
@@ -140,13 +140,13 @@ def rights_of(links: Iterable[PeerLink], zone: str) -> Rights:
 
 
 def render_acl(links: Iterable[PeerLink]) -> str:
-    """The access list: one block per zone, the same bytes for the same links in whatever order."""
+    """The access list, one block per zone. The order of `links` does not matter."""
     links = _checked(links)
     lines = [
-        "# Generated by bsfg broker config from these links (SERVING:ASKING); make changes there.",
+        "# Generated by bsfg broker config from these links (SERVING:ASKING); do not edit.",
         *(f"#   {link.serving}:{link.asking}" for link in links),
-        "# User names are the common names of certificates. Whoever has no block here may do nothing: removing a block",
-        "# and reloading the broker shuts a zone out at once, also its living sessions.",
+        "# User names are the common names of certificates. A zone without a block has no rights: remove a block and reload",
+        "# the broker to deny a zone at once, open sessions included.",
     ]
     for zone in zones_of(links):
         rights = rights_of(links, zone)
@@ -157,11 +157,11 @@ def render_acl(links: Iterable[PeerLink]) -> str:
 
 
 def queued_messages_max(links: Iterable[PeerLink]) -> int:
-    """Messages that may wait for one client that does not read: what the links of the busiest zone need, and no more.
+    """Messages that may wait for one client that does not read: as many as the links of the busiest zone need.
 
-    This is the limit that holds the broker's memory: measured with Mosquitto 2.0.11, what waits at QoS 0 is counted in
-    messages only, never in bytes, so 200 of them (a usual setting) are 200 MB for each deaf reader.  Above the limit every
-    packet is dropped, also an acknowledgement: an asker that keeps its open requests below it never sees that.
+    This limit bounds the broker's memory. Mosquitto 2.0.11 counts waiting QoS 0 messages, not their bytes (measured), so 200 of
+    them, a usual setting, are 200 MB for each such client. Above the limit every packet is dropped, acknowledgements too; a
+    requester that keeps fewer requests open never reaches it.
     """
     links = _checked(links)
     busiest = max(sum(zone in (link.serving, link.asking) for link in links) for zone in zones_of(links))
@@ -169,12 +169,12 @@ def queued_messages_max(links: Iterable[PeerLink]) -> int:
 
 
 def connections_max(links: Iterable[PeerLink]) -> int:
-    """Connections that the zones of these links need at the most. Mosquitto closes what comes beyond without a word to the client."""
+    """Connections that the zones of these links need at most. Mosquitto closes further ones without a reason code."""
     return max(CONNECTIONS_MAX_MIN, CONNECTIONS_PER_ZONE * len(zones_of(_checked(links))))
 
 
 def render_config(plan: BrokerPlan) -> str:
-    """The main configuration file, complete: nothing is inherited from a distribution's own."""
+    """The complete configuration file; nothing is inherited from the distribution's. Raises TopologyError."""
     links = _checked(plan.links)
     _check_plan(plan)
     limits = plan.limits
@@ -182,65 +182,65 @@ def render_config(plan: BrokerPlan) -> str:
     queued = queued_messages_max(links)
     connections = limits.connections_max or connections_max(links)
     return f"""\
-# Generated by bsfg broker config; make changes there. Start the broker with this file alone (mosquitto -c FILE):
-# Debian's own /etc/mosquitto/mosquitto.conf turns persistence on before it includes anything.
+# Generated by bsfg broker config; do not edit. Start the broker with this file alone (mosquitto -c FILE):
+# Debian's own /etc/mosquitto/mosquitto.conf turns persistence on before it includes other files.
 user {plan.user}
 listener {plan.port}{" " + plan.host if plan.host else ""}
 
-# Who may connect: whoever the zones' authority signed, and nobody else. TLS 1.3 or nothing.
+# Clients need TLS 1.3 and a certificate of the zones' authority.
 cafile {folder}/{CA_NAME}
 certfile {folder}/{CERT_NAME}
 keyfile {folder}/{KEY_NAME}
-# At a reload a missing list lets revoked certificates in: replace it whole, then prove it with bsfg broker check.
+# If this list is missing at a reload, revoked certificates are accepted: replace it whole, then run bsfg broker check.
 crlfile {folder}/{CRL_NAME}
 tls_version tlsv1.3
 require_certificate true
 allow_anonymous false
 
-# Who they are: the common name of the certificate is the user the access list speaks of.
+# The common name of the certificate is the user name in the access list.
 use_identity_as_username true
 acl_file {folder}/{ACL_NAME}
 
-# A relay, not a store: what a node has not confirmed is kept by the node that wrote it, never here.
+# A relay without storage: unconfirmed facts stay at the node that recorded them.
 persistence false
 retain_available false
-# Nobody may read $SYS, so nothing is published there.
+# No client may read $SYS, so nothing is published there.
 sys_interval 0
 
-# Without it a page waits for a delayed acknowledgement: 88 ms in place of 0.4 ms.
+# Without it a page waits for a delayed acknowledgement: 88 ms instead of 0.4 ms.
 set_tcp_nodelay true
 
-# Limits. Told to clients in CONNACK: the size of a packet, and how many unacknowledged ones (ReceiveMaximum).
+# Limits. Announced in CONNACK: the packet size, and the number of unacknowledged packets (ReceiveMaximum).
 max_packet_size {limits.packet_bytes_max}
 max_inflight_messages {limits.inflight_messages_max}
-# What waits for one reader that does not read; more is dropped here and asked for again by its reader. Messages at QoS 0
-# are only counted, so the first line bounds the memory: {SMALL_PACKETS} small ones, and {PACKETS_IN_FLIGHT} pages for each link of the busiest zone.
+# Queue of one reader that does not read; further messages are dropped, and the reader requests them again. At QoS 0 only
+# messages are counted, so the first line bounds memory: {SMALL_PACKETS} small ones, {PACKETS_IN_FLIGHT} pages for each link of the busiest zone.
 max_queued_messages {queued}
 max_queued_bytes {queued * limits.packet_bytes_max}
-# Of all together. Beyond it whoever sends is disconnected and comes back, in place of the kernel ending the broker.
+# In total. Beyond it a client that sends is disconnected and reconnects; without it the kernel would kill the broker.
 memory_limit {limits.memory_bytes_max}
-# A dead client is noticed after one and a half times this, in seconds.
+# A dead client is detected after one and a half times this, in seconds.
 max_keepalive {limits.keepalive_s_max}
-# For {CONNECTIONS_PER_ZONE} connections of each zone: its node, a new identity beside it, people at their command lines.
+# {CONNECTIONS_PER_ZONE} connections for each zone: its node, a second one while a new identity is tried, commands of operators.
 max_connections {connections}
 
-# To standard error, where systemd's journal takes it.
+# To standard error, from where systemd writes it to the journal.
 log_dest stderr
 log_timestamp_format %Y-%m-%dT%H:%M:%S
 log_type error
 log_type warning
 log_type notice
-# Reloads are told at this level.
+# Reloads are logged at this level.
 log_type information
 connection_messages true
 """
 
 
 def _checked(links: Iterable[PeerLink]) -> list[PeerLink]:
-    """The links, each once and in order; refuses none, too many, and zones that would break out of a line."""
+    """The links, sorted and without duplicates. Raises TopologyError for none, too many, or an invalid zone name."""
     links = sorted(set(links))
     if not links:
-        raise TopologyError("no links: a broker for nobody; name at least one SERVING:ASKING")
+        raise TopologyError("no links; name at least one SERVING:ASKING")
     if len(links) > LINKS_MAX:
         raise TopologyError(f"{len(links)} links, at most {LINKS_MAX}")
     for link in links:
@@ -249,17 +249,17 @@ def _checked(links: Iterable[PeerLink]) -> list[PeerLink]:
 
 
 def _check_plan(plan: BrokerPlan) -> None:
-    """Each value ends up in a line of its own, so none may bring a second line or a comment with it."""
+    """Refuse values that could add a second line or a comment to the file. Raises TopologyError."""
     if not plan.folder.startswith("/") or len(plan.folder) > PATH_CHARACTERS_MAX:
-        raise TopologyError(f"{plan.folder[:80]!r} is no absolute path; the broker starts anywhere")
+        raise TopologyError(f"{plan.folder[:80]!r} is not an absolute path")
     for what, value in (("folder", plan.folder), ("host", plan.host), ("user", plan.user)):
         if any(not character.isprintable() for character in value) or value != value.strip():
-            raise TopologyError(f"{what} {value[:80]!r} holds characters that do not fit into one line")
+            raise TopologyError(f"{what} {value[:80]!r} contains characters that cannot stand in one line")
     for what, value in (("host", plan.host), ("user", plan.user)):
         if " " in value:
-            raise TopologyError(f"{what} {value[:80]!r} holds a space")
+            raise TopologyError(f"{what} {value[:80]!r} contains a space")
     if not plan.user:
-        raise TopologyError("user is empty; name the user the broker runs as, by custom mosquitto")
+        raise TopologyError("user is empty; name the user that runs the broker, usually mosquitto")
     if not 1 <= plan.port <= 65535:
         raise TopologyError(f"port {plan.port} is not in 1..65535")
     for name, (lowest, highest) in _LIMIT_RANGES.items():

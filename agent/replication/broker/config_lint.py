@@ -1,37 +1,37 @@
-"""Core: what a broker's configuration and access list say, and the access list without a zone.
+"""Core: checks of a broker's configuration and access list before a reload, and the access list with zones denied.
 
-A reload is only as safe as what it reads: these look at the texts as Mosquitto 2 understands them, whoever wrote them.  The
-names of settings are Mosquitto's.
+The texts are read as Mosquitto 2 reads them, whether generated or written by hand. Names of settings are Mosquitto's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from agent.replication.broker.diagnostic import Finding, Outcome
-from agent.replication.protocol import is_zone
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.protocol.topics import is_zone
 
 FILES = ("cafile", "certfile", "keyfile", "crlfile", "acl_file")
-"""Settings that name a file which a reload reads."""
+"""Settings that name a file; a reload reads these files."""
 
 _GENERATE = "use the configuration of bsfg broker config"
 _WITHOUT = {
-    "cafile": "nobody's certificate can be checked",
+    "cafile": "client certificates cannot be verified",
     "certfile": "the broker has no certificate",
     "keyfile": "the broker has no key",
-    "crlfile": "revoked certificates come in",
-    "acl_file": "every zone may do everything",
+    "crlfile": "revoked certificates are accepted",
+    "acl_file": "every zone has all rights",
 }
 _NEEDED = {
-    "require_certificate": ("true", "clients come in without a certificate"),
-    "use_identity_as_username": ("true", "the access list knows nobody"),
-    "allow_anonymous": ("false", "clients come in without a name"),
+    "tls_version": ("tlsv1.3", "clients with TLS 1.2 are accepted"),
+    "require_certificate": ("true", "clients without a certificate are accepted"),
+    "use_identity_as_username": ("true", "the access list applies to no client"),
+    "allow_anonymous": ("false", "clients without a user name are accepted"),
 }
 _RIGHTS = ("read", "write", "readwrite", "deny")
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """The settings of a configuration; of one given twice the last, as Mosquitto takes it."""
+    """The settings of a configuration. A later line overrides an earlier one, as in Mosquitto."""
     settings = {}
     for line in text.splitlines():
         name, _, value = line.strip().partition(" ")
@@ -40,18 +40,18 @@ def parse_config(text: str) -> dict[str, str]:
     return settings
 
 
-def config_findings(settings: dict[str, str]) -> Iterator[Finding]:
-    """What is missing in the configuration for certificates, lists and rights to hold at all."""
-    for name, price in _WITHOUT.items():
+def check_config(settings: dict[str, str]) -> Iterator[Diagnostic]:
+    """Settings whose absence would disable certificate checks, revocation or the access list."""
+    for name, effect in _WITHOUT.items():
         if not settings.get(name, "").startswith("/"):
-            yield Finding(Outcome.BAD, f"no {name} with an absolute path: {price}", _GENERATE)
-    for name, (value, price) in _NEEDED.items():
+            yield Diagnostic(Outcome.BAD, f"no {name} with an absolute path: {effect}", _GENERATE)
+    for name, (value, effect) in _NEEDED.items():
         if settings.get(name) != value:
-            yield Finding(Outcome.BAD, f"{name} is {settings.get(name, 'not set')}: {price}", _GENERATE)
+            yield Diagnostic(Outcome.BAD, f"{name} is {settings.get(name, 'not set')}: {effect}", _GENERATE)
 
 
-def acl_findings(text: str) -> Iterator[Finding]:
-    """Lines that Mosquitto would not understand, and a list that gives nobody anything."""
+def check_acl(text: str) -> Iterator[Diagnostic]:
+    """Lines that Mosquitto does not accept, and a list without any user."""
     users = 0
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -65,15 +65,15 @@ def acl_findings(text: str) -> Iterator[Finding]:
             case ["topic" | "pattern", topic] if topic not in _RIGHTS:
                 continue
             case _:
-                yield Finding(Outcome.BAD, f"access list, line {number}: {line[:80]!r} is no rule", _GENERATE)
+                yield Diagnostic(Outcome.BAD, f"access list, line {number}: {line[:80]!r} is not a rule", _GENERATE)
     if not users:
-        yield Finding(Outcome.BAD, "the access list names no user: every zone would be shut out", _GENERATE)
+        yield Diagnostic(Outcome.BAD, "the access list names no user, so every zone would be denied", _GENERATE)
 
 
 def without_zones(acl: str, zones: Collection[str]) -> str:
-    """The access list with these zones denied everything; living sessions lose their rights at the next reload.
+    """The access list with all rights of these zones denied; open sessions lose their rights at the next reload.
 
-    A denied zone keeps a block, since a list without any would be read as no list at all.
+    A denied zone keeps a block, because Mosquitto treats a list without any user as no list.
     """
     assert all(is_zone(zone) for zone in zones)
     lines, denied, skipping = [], set(), False

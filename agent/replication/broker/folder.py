@@ -1,9 +1,9 @@
-"""One folder with everything a broker needs, checked before it is written.
+"""The folder with all files of one broker, checked before it is written.
 
-`broker` says what the files hold; this module fetches the certificates from the authority's folder, refuses what would
-leave a broker that runs and turns everybody away (or lets everybody in), and only then writes.  Each file is replaced
-whole.  Run as root, files the broker must read after it has given up root belong to its group; run as anyone else, they
-are the caller's, for a broker run by the same user.  Starting and reloading the broker is not done here.
+`config` renders the texts. This module takes the certificates from the authority's folder and refuses files with which the broker
+would start but refuse all clients, or accept revoked certificates. Each file is replaced whole. Run as root, the files that the
+broker reads after it has dropped its privileges belong to its group; run as another user, they belong to that user. Starting and
+reloading the broker is not done here.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ class BrokerFolder:
 def write_broker_folder(
     folder: Path, pki_folder: Path, broker_name: str, plan: BrokerPlan, *, now: datetime | None = None
 ) -> BrokerFolder:
-    """Write configuration, access list and certificates to `folder`; `plan.folder` is where the broker finds them.
+    """Write configuration, access list and certificates to `folder`.
 
-    An empty `plan.folder` means `folder` itself.  Nothing is written when any file is wrong (PkiError, TopologyError).
+    `plan.folder` is its path on the broker's machine; empty means `folder` itself. If any file is invalid nothing is written.
+    Raises PkiError, TopologyError.
     """
     pki.check_zone(broker_name, "broker")
     plan = replace(plan, folder=plan.folder or str(folder.resolve()))
@@ -79,7 +80,7 @@ def write_broker_folder(
     problems += pki.check_crl(crl_file, ca_file, now=now)
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
-        raise pki.PkiError(f"this broker could not serve{listed}", "put that right first; nothing was written")
+        raise pki.PkiError(f"the broker's files are not valid{listed}", "correct them first; nothing was written")
     group = _group_of(plan.user)
     secret = _SECRET_MODE if group == -1 else _GROUP_MODE
     files = BrokerFolder(folder)
@@ -93,7 +94,7 @@ def write_broker_folder(
         ):
             pki.write_file(target, source.read_bytes(), mode, group)
         pki.write_file(files.acl_file, acl.encode(), secret, group)
-        # Last: who sees the configuration sees the files it names.
+        # Last, so that the files it names exist before it does.
         pki.write_file(files.config_file, config.encode(), 0o644, group)
     except OSError as error:
         raise pki.PkiError(
@@ -103,7 +104,7 @@ def write_broker_folder(
 
 
 def _group_of(user: str) -> int:
-    """The broker's group when we are root and can give files away; -1 otherwise."""
+    """The group of the broker's user if this process is root and can give files away; -1 otherwise."""
     if os.geteuid() != 0:
         return -1
     try:

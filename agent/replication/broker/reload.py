@@ -1,11 +1,11 @@
-"""Make a running broker read its files again, but only files that leave it a broker.
+"""Make a running broker read its files again, after checking that they are valid.
 
-Mosquitto reads certificate, key, authorities, revocation list and access list at SIGHUP and says little: without a readable
-list revoked certificates come in, with one that has ended nobody does, and with a damaged certificate it runs on and refuses
-everybody.  So everything is looked at first, as the user the broker runs as; nothing is sent when anything is wrong, and the
-broker keeps what it has in memory.  Afterwards a handshake proves that it shows the certificate of the file.
+Mosquitto reads certificate, key, authorities, revocation list and access list at SIGHUP and reports little: without a readable
+revocation list it accepts revoked certificates, with an expired one it refuses all clients, and with a damaged certificate it keeps
+running and refuses all clients. So all files are checked first, as the user that runs the broker. If one is invalid no signal is
+sent, and the broker keeps what it has in memory. Afterwards a handshake proves that the broker uses the certificate in its file.
 
-What cannot be proven from outside is the list: that it was read takes a revoked certificate to try.
+Whether the broker has read the revocation list cannot be tested from outside without a revoked certificate.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from cryptography.hazmat.primitives import serialization
 from agent.replication import pki
 from agent.replication.broker import config_lint
 from agent.replication.broker.config import PORT, USER
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.session import WAIT_S
 
 WARN_DAYS = 30
-"""From here on the end of certificate or list is worth a word: there is time for the next one."""
+"""Below this many days left, the end of a certificate or list is reported."""
 
-PROOFS_MAX = 20
-PROOF_PAUSE_S = 0.25
+ATTEMPTS_MAX = 20
+ATTEMPT_PAUSE_S = 0.25
 """A busy broker reads its files within a second; we wait for five."""
 
 
-def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Iterator[Finding]:
-    """Everything a reload would read: there, readable for the broker's user, valid now, and fitting together."""
+def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Iterator[Diagnostic]:
+    """Check all files that a reload reads: present, readable for the broker's user, valid now, consistent."""
     now = now or datetime.now(UTC)
     try:
         settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
     except pki.PkiError as error:
-        yield Finding(Outcome.BAD, error.why, error.hint)
+        yield Diagnostic(Outcome.BAD, error.why, error.hint)
         return
-    config = list(config_lint.config_findings(settings))
+    config = list(config_lint.check_config(settings))
     yield from config
     if config:
         return
@@ -54,42 +54,44 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     yield from unreadable
     if unreadable:
         return
-    yield Finding(Outcome.GOOD, f"{user} can read all {len(files)} files that {config_file} names")
-    yield from _certificate_findings(files["certfile"], files["keyfile"], files["cafile"], now)
-    yield from _crl_findings(files["crlfile"], files["cafile"], now)
-    acl = list(config_lint.acl_findings(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
-    yield from acl or [Finding(Outcome.GOOD, "the access list can be read")]
+    yield Diagnostic(Outcome.GOOD, f"user {user} can read all {len(files)} files named in {config_file}")
+    yield from _certificate_diagnostics(files["certfile"], files["keyfile"], files["cafile"], now)
+    yield from _crl_diagnostics(files["crlfile"], files["cafile"], now)
+    acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
+    yield from acl or [Diagnostic(Outcome.GOOD, "the access list is valid")]
 
 
 def reload_broker(
     config_file: Path, pid: int | None, pause: Callable[[float], None], *, now: datetime | None = None
-) -> Iterator[Finding]:
-    """Check, send SIGHUP to `pid` (or to the one broker that runs with this configuration), and prove."""
-    findings = list(check_broker_files(config_file, now=now))
-    yield from findings
-    if any(finding.outcome is Outcome.BAD for finding in findings):
-        hint = "the broker runs on with what it has; put that right, and reload again"
-        yield Finding(Outcome.BAD, "nothing was sent to the broker", hint)
+) -> Iterator[Diagnostic]:
+    """Check the files, send SIGHUP to `pid` or to the broker that runs with this configuration, and verify its certificate."""
+    diagnostics = list(check_broker_files(config_file, now=now))
+    yield from diagnostics
+    if any(diagnostic.outcome is Outcome.BAD for diagnostic in diagnostics):
+        hint = "the broker keeps its present files; correct them and reload again"
+        yield Diagnostic(Outcome.BAD, "no signal was sent to the broker", hint)
         return
     if pid is None:
         running = find_brokers(config_file)
         if len(running) != 1:
             what = f"{len(running) or 'no'} broker{'s' * (len(running) != 1)} with {config_file} on this machine"
-            yield Finding(Outcome.BAD, f"{what}, so nothing was sent", "start it, or name one: --pid NUMBER")
+            yield Diagnostic(
+                Outcome.BAD, f"{what}, so no signal was sent", "start it, or name its process: --pid NUMBER"
+            )
             return
         (pid,) = running
     try:
         os.kill(pid, signal.SIGHUP)
     except OSError as error:
         hint = "run this as root or as the broker's user, and with the number of its process"
-        yield Finding(Outcome.BAD, f"SIGHUP could not be sent to {pid}: {error.strerror}", hint)
+        yield Diagnostic(Outcome.BAD, f"SIGHUP could not be sent to {pid}: {error.strerror}", hint)
         return
-    yield Finding(Outcome.GOOD, f"told broker {pid} to read its files again")
-    yield _prove(config_file, pause)
+    yield Diagnostic(Outcome.GOOD, f"sent SIGHUP to broker {pid}")
+    yield _verify_certificate(config_file, pause)
 
 
 def deny_zones(config_file: Path, zones: Sequence[str]) -> Path:
-    """Rewrite the access list so that these zones may do nothing; it counts from the next reload on."""
+    """Rewrite the access list so that these zones have no rights after the next reload. Raises PkiError."""
     for zone in zones:
         pki.check_zone(zone)
     settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
@@ -108,61 +110,66 @@ def deny_zones(config_file: Path, zones: Sequence[str]) -> Path:
 
 
 def find_brokers(config_file: Path) -> list[int]:
-    """Processes called mosquitto that were started with this configuration, however its path was written: to signal another site's
-    broker because both said `broker/mosquitto.conf` would leave ours with a revoked zone, and say that all is well."""
+    """Process ids of brokers started with this configuration file.
+
+    Relative paths are resolved in the working directory of each process: two brokers may both have been started with
+    `broker/mosquitto.conf`, and a signal to the wrong one would leave a revoked zone connected.
+    """
     wanted, found = config_file.resolve(), []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
-            words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
-            started_in = (folder / "cwd").readlink() if Path(words[0]).name == "mosquitto" else None
-        except OSError:  # gone meanwhile, or not ours to see
+            arguments = (folder / "cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+            started_in = (folder / "cwd").readlink() if Path(arguments[0]).name == "mosquitto" else None
+        except OSError:  # it has ended, or belongs to another user
             continue
-        if started_in is not None and any((started_in / word).resolve() == wanted for word in words[1:]):
+        if started_in is not None and any((started_in / argument).resolve() == wanted for argument in arguments[1:]):
             found.append(int(folder.name))
     return sorted(found)
 
 
-def _certificate_findings(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Finding]:
+def _certificate_diagnostics(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_broker_identity(cert_file, key_file, None, now=now)
-    yield from (Finding(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+    yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
     if problems:
         return
     left = pki.describe(pki.load_certificates(cert_file)[0], now).days_left
     yield _ends("the broker's certificate", left, "bsfg pki renew --broker NAME, and bsfg broker config again")
     if pki.check_broker_identity(cert_file, key_file, ca_file, now=now):
-        # Allowed: zones and broker may have different authorities.  By mistake, every node would refuse the broker.
-        what = f"the broker's certificate is not of the zones' authority ({ca_file})"
-        yield Finding(Outcome.NOTE, what, "the nodes' ca_file must name its authority as well")
+        # Zones and broker may have different authorities. If it is a mistake, every node refuses the broker.
+        what = f"the broker's certificate was not issued by the zones' authority ({ca_file})"
+        yield Diagnostic(Outcome.NOTE, what, "the nodes' ca_file must contain its authority as well")
 
 
-def _crl_findings(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[Finding]:
+def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_crl(crl_file, ca_file, now=now)
-    yield from (Finding(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+    yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
     if problems:
         return
     lists = pki.load_crls(crl_file)
     for authority in pki.load_certificates(ca_file):
         if not any(pki.is_crl_of(crl, authority) for crl in lists):
-            what = f"no revocation list of {authority.subject.rfc4514_string()}: whoever it issued would be refused"
-            yield Finding(Outcome.BAD, what, f"bring its list into {crl_file} too, or take it out of {ca_file}")
+            what = (
+                f"no revocation list of {authority.subject.rfc4514_string()}, so all its certificates would be refused"
+            )
+            yield Diagnostic(Outcome.BAD, what, f"add its list to {crl_file}, or remove the authority from {ca_file}")
     ends = [facts.days_left for facts in (pki.describe_crl(crl, now) for crl in lists) if facts.days_left is not None]
     if ends:
-        yield _ends("the revocation list", min(ends), "make the next in time: bsfg pki crl, and bring it here")
+        yield _ends("the revocation list", min(ends), "make the next one in time (bsfg pki crl) and copy it here")
 
 
-def _ends(what: str, days_left: int, hint: str) -> Finding:
+def _ends(what: str, days_left: int, hint: str) -> Diagnostic:
     if days_left < WARN_DAYS:
-        return Finding(Outcome.NOTE, f"{what} ends in {days_left} days", hint)
-    return Finding(Outcome.GOOD, f"{what} is good for {days_left} days")
+        return Diagnostic(Outcome.NOTE, f"{what} ends in {days_left} days", hint)
+    return Diagnostic(Outcome.GOOD, f"{what} is valid for {days_left} days")
 
 
-def _unreadable(files: Iterable[Path], user: str) -> Iterator[Finding]:
+def _unreadable(files: Iterable[Path], user: str) -> Iterator[Diagnostic]:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        yield Finding(
+        yield Diagnostic(
             Outcome.BAD, f"there is no user {user} on this machine", "install mosquitto, or correct the line user"
         )
         return
@@ -170,51 +177,55 @@ def _unreadable(files: Iterable[Path], user: str) -> Iterator[Finding]:
     for file in files:
         steps = [*reversed(file.parents), file]
         for step in steps:
-            if step in closed:  # a folder is told once, whatever lies in it
+            if step in closed:  # one report for each folder
                 break
             try:
                 there = step.stat()
             except OSError as error:
-                yield Finding(Outcome.BAD, f"{step}: {error.strerror}", "bring it, or correct the rights above it")
+                yield Diagnostic(
+                    Outcome.BAD,
+                    f"{step}: {error.strerror}",
+                    "copy it there, or correct the rights of the folders above it",
+                )
                 break
             need = 4 if step == file else 1
             if not _may(there, entry.pw_uid, groups, need):
                 verb = "read" if step == file else "enter"
                 what = f"{user} may not {verb} {step} (mode {stat.S_IMODE(there.st_mode):04o})"
                 closed.add(step)
-                yield Finding(Outcome.BAD, what, f"chgrp {user} {step}; chmod g+{'r' if need == 4 else 'x'} {step}")
+                yield Diagnostic(Outcome.BAD, what, f"chgrp {user} {step}; chmod g+{'r' if need == 4 else 'x'} {step}")
                 break
 
 
 def _may(there: os.stat_result, uid: int, groups: set[int], need: int) -> bool:
-    """What the kernel would answer; root may everything."""
+    """Whether the permission bits grant `need`; root has all rights."""
     if uid == 0:
         return True
     shift = 6 if there.st_uid == uid else 3 if there.st_gid in groups else 0
     return bool(there.st_mode >> shift & need)
 
 
-def _prove(config_file: Path, pause: Callable[[float], None]) -> Finding:
-    """Whether the broker shows the certificate that lies in its file."""
+def _verify_certificate(config_file: Path, pause: Callable[[float], None]) -> Diagnostic:
+    """Whether the broker presents the certificate in its file."""
     settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
     port, _, host = settings.get("listener", str(PORT)).partition(" ")
     wanted = pki.load_certificates(Path(settings["certfile"]))[0].public_bytes(serialization.Encoding.DER)
-    reason = "it shows another certificate"
-    for _ in range(PROOFS_MAX):
-        pause(PROOF_PAUSE_S)  # first, since what it shows before it has read is not what counts
+    reason = ""
+    for _ in range(ATTEMPTS_MAX):
+        pause(ATTEMPT_PAUSE_S)  # first, so that the broker has read its files
         try:
-            shown = _shown(host or "localhost", int(port))
+            presented = _presented_certificate(host or "localhost", int(port))
         except (OSError, ValueError) as error:
             reason = str(error)
             continue
-        if shown == wanted:
-            return Finding(Outcome.GOOD, "it shows the certificate that lies in its file")
-        reason = "it shows another certificate than the one in its file"
-    return Finding(Outcome.BAD, f"after the reload: {reason}", "its log says what it could not read")
+        if presented == wanted:
+            return Diagnostic(Outcome.GOOD, "the broker presents the certificate in its file")
+        reason = "the broker presents another certificate than the one in its file"
+    return Diagnostic(Outcome.BAD, f"after the reload: {reason}", "its log names the file that it could not read")
 
 
-def _shown(host: str, port: int) -> bytes | None:
-    """The certificate a broker shows; whether we trust it is not asked, it is compared byte by byte."""
+def _presented_certificate(host: str, port: int) -> bytes | None:
+    """The certificate that a broker presents, not verified: the caller compares it byte by byte."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (

@@ -1,4 +1,4 @@
-"""What is said about the carrier without touching it: where a broker is, and what it delivered."""
+"""Values of the MQTT carrier, without IO: the address of a broker, and a message that it delivered."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    import ssl  # only its name: what leans on this module may be a core
+    import ssl  # tidy: the type only; cores import this module
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where a broker is and who we are there.  The TLS context is made anew for each connection, from files that may have
-    been replaced since."""
+    """A broker's address and this node's zone. `make_context` makes a TLS context for each connection, because the
+    certificate files may have been replaced since the last one."""
 
     name: str
     zone: str

@@ -1,11 +1,12 @@
-"""The standing relation to one broker: connects, connects again after any loss, and hands messages to who serves their topic.
+"""The permanent link to one broker: connects, reconnects after any loss, and routes messages by topic.
 
-A node has one `Link` per broker, shared by all who serve or ask there.  Routes are fixed before `run` starts; a route is
-one exact topic and a handler that only takes note.  Nobody is told twice: one log line when the broker goes, one when it is
-back, however often it was tried in between.
+A node has one `Link` per broker, shared by its servers and requesters. Routes are fixed before `run` starts; a route is one
+exact topic and a handler that must not block. A lost broker is logged once, and once more when it is back, however many
+attempts failed in between.
 
-A new identity is shown to the broker beside the connection that stands.  Only when the broker has accepted it the old connection
-is closed, which costs what any reconnect does: answers under way are asked for again.  If the broker turns it away, nothing else happens.
+A new certificate is tried on a second connection. The old connection is closed only after the broker has accepted the new one,
+which costs one reconnect: pending answers are requested again. If the broker refuses the new certificate, the old connection
+stays (docs/decisions/0035).
 """
 
 from __future__ import annotations
@@ -22,38 +23,39 @@ from datetime import datetime
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.transport import Connection
 from agent.replication.pki import Identity, PkiError
-from agent.replication.protocol import ConnectionLost, ConnectionRefused, ReplicationError, delay_ms
+from agent.replication.protocol.errors import ConnectionLost, ConnectionRefused, ReplicationError
+from agent.replication.protocol.pacing import backoff_ms
 
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 5_000
-"""Between two attempts.  A broker that returns should be found within seconds.  500 nodes without one make 130 attempts a second, a
-SYN and its refusal each; when it is back, they come over two and a half seconds, half of the delay being chance."""
+"""Wait between two attempts in ms. A returned broker is found within seconds. 500 nodes without a broker make 130 attempts a
+second, one SYN and its refusal each; because half of the wait is random, they reconnect over two and a half seconds."""
 ROUTES_MAX = 1024
-REASONS_TOLD_MAX = 16
-"""Of one outage.  There are fewer; a peer or library that finds new words each time shall not fill the log."""
-UNACCEPTED_TOLD = 3
-"""Connections in a row that never saw CONNACK, until that is told on its own: waiting will not help."""
+REASONS_LOGGED_MAX = 16
+"""Different reasons logged during one outage, so that a library that words each error differently cannot fill the log."""
+REFUSALS_UNTIL_ERROR = 3
+"""Refused connections in a row after which an error is logged: waiting will not help."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """What happened on this link so far.  `down_reason` is None while it is up."""
+    """Counters and state of a link since it was created. `down_reason` is None while it is up."""
 
     is_up: bool
     connects: int
     failures: int
-    strangers: int
-    """Messages that nobody here had asked for."""
+    unsolicited: int
+    """Messages that belong to no route or to no open request."""
     down_reason: str | None
     needs_person: bool = False
-    """It is down for what waiting does not mend: our identity cannot be used, or the broker refuses it again and again."""
+    """The link is down for a reason that does not pass by itself: the identity is unusable, or the broker keeps refusing it."""
     identity_trouble: str = ""
     identity_ends: datetime | None = None
 
 
 class Link:
-    """One broker, as long as the node runs."""
+    """The link to one broker for the lifetime of a node."""
 
     def __init__(
         self, access: Access, chance: Callable[[], float] = random.random, identity: Identity | None = None
@@ -62,11 +64,11 @@ class Link:
         self._identity = identity
         if identity is not None:
             identity.on_offer = self._wake
-        self._news = asyncio.Event()  # the connection ended, or a new identity is offered
-        self._ready: Connection | None = None  # with a new identity, accepted by the broker, not yet in use
-        self._unaccepted = 0
-        self._told = set[str]()  # reasons of this outage, which may take turns
-        self._cannot_enter = False  # there is no identity that could be shown
+        self._changed = asyncio.Event()  # the connection ended, or a new identity is offered
+        self._replacement: Connection | None = None  # accepted by the broker with a new identity, not yet in use
+        self._refusals = 0  # in a row
+        self._reasons_logged = set[str]()  # during this outage
+        self._is_identity_unusable = False
         self.connection: Connection | None = None
         self._chance = chance
         self._routes: dict[str, Callable[[Incoming], None]] = {}
@@ -74,64 +76,65 @@ class Link:
         self._up = asyncio.Event()
         self._connects = 0
         self._failures = 0
-        self._strangers = 0
+        self._unsolicited = 0
         self._down_reason: str | None = "not connected yet"
         self._is_running = False
 
     def route(self, topic: str, handler: Callable[[Incoming], None]) -> None:
-        """Hand everything that arrives on `topic` to `handler`, which must neither block nor raise."""
+        """Call `handler` with each message on `topic`. The handler must neither block nor raise."""
         assert not self._is_running, "routes are fixed before the link runs"
         assert topic not in self._routes, topic
         assert len(self._routes) < ROUTES_MAX
         self._routes[topic] = handler
 
     def watch(self, on_up: Callable[[], None], on_down: Callable[[str], None]) -> None:
-        """Tell of each connection that stands, subscriptions included, and of its end with the reason."""
+        """Call `on_up` after each connect, when all topics are subscribed, and `on_down` with the reason when it is lost."""
         assert len(self._watchers) < ROUTES_MAX
         self._watchers.append((on_up, on_down))
         if self.connection is not None:
             on_up()
 
     async def wait_up(self) -> None:
-        """Until the link is up for the first time, or now."""
+        """Return when the link is up."""
         await self._up.wait()
 
     def require(self) -> Connection:
-        """The connection that stands now; ConnectionLost when none does."""
+        """The present connection. Raises ConnectionLost if there is none."""
         if self.connection is None:
             raise ConnectionLost(str(self.access), self._down_reason or "not connected")
         return self.connection
 
-    def count_stranger(self) -> None:
-        """A message came that nobody here had asked for, or not any more."""
-        self._strangers += 1
+    def count_unsolicited(self) -> None:
+        """Count a message that belongs to no open request."""
+        self._unsolicited += 1
 
     def statistics(self) -> LinkStatistics:
+        """Counters and state."""
         identity = self._identity
         return LinkStatistics(
             self.connection is not None,
             self._connects,
             self._failures,
-            self._strangers,
+            self._unsolicited,
             self._down_reason,
-            self.connection is None and (self._cannot_enter or self._unaccepted >= UNACCEPTED_TOLD),
-            "" if identity is None else identity.trouble,
-            None if identity is None else identity.ends,
+            self.connection is None and (self._is_identity_unusable or self._refusals >= REFUSALS_UNTIL_ERROR),
+            "" if identity is None else identity.problem,
+            None if identity is None else identity.expires,
         )
 
     async def run(self) -> None:
-        """Connect, and again after each loss, until cancelled."""
+        """Connect, and reconnect after each loss, until cancelled."""
         self._is_running = True
         tries = 0
         while True:
-            connection, self._ready = self._ready, None
+            connection, self._replacement = self._replacement, None
             try:
                 if connection is None:
                     connection = await self._open()
                 await connection.subscribe(list(self._routes))
                 tries = 0
                 self._note_up(connection)
-                await self._stand(connection)
+                await self._wait_until_over(connection)
             except ReplicationError as error:  # not connected, or lost while subscribing
                 self._note_failure(error)
             finally:
@@ -139,14 +142,13 @@ class Link:
                 self._up.clear()
                 if connection is not None:
                     await connection.close()
-            if self._ready is None:
+            if self._replacement is None:
                 await asyncio.sleep(self._delay_s(tries))
                 tries += 1
 
     @contextlib.asynccontextmanager
-    async def visit(self) -> AsyncIterator[None]:
-        """Stand once, for the length of the block, in place of `run`: for who asks a question and leaves.  TransportError says why
-        there is no connection."""
+    async def connected(self) -> AsyncIterator[None]:
+        """Connect once for the duration of the block, instead of `run`: for commands. Raises TransportError."""
         self._is_running = True
         connection = await Connection.open(self.access, self._dispatch)
         try:
@@ -158,7 +160,7 @@ class Link:
             await connection.close()
 
     async def _open(self) -> Connection:
-        """A connection that the broker accepted, with the identity that is to be tried now."""
+        """Connect with the identity to try now, and report the broker's decision to it."""
         try:
             connection = await Connection.open(self.access, self._dispatch)
         except ConnectionRefused as error:
@@ -169,40 +171,40 @@ class Link:
             self._identity.accepted()
         return connection
 
-    async def _stand(self, connection: Connection) -> None:
-        """Return when the connection has ended, or when another with a new identity is `_ready` in its place."""
+    async def _wait_until_over(self, connection: Connection) -> None:
+        """Return when the connection has ended, or when a connection with a new identity is ready to replace it."""
         connection.closed.add_done_callback(lambda _: self._wake())
         while not connection.closed.done():
-            self._news.clear()
+            self._changed.clear()
             if self._identity is not None and self._identity.is_offered:
                 try:
-                    self._ready = await self._open()
-                except ReplicationError as error:  # the connection that stands is not touched by it
+                    self._replacement = await self._open()
+                except ReplicationError as error:  # the present connection stays
                     _log.debug("identity_not_taken_over", extra={"broker": self.access.name, "reason": str(error)})
                 else:
                     self._note_down(None)
                     return
-            await self._news.wait()
+            await self._changed.wait()
         self._note_down(connection.closed.result())
 
     def _wake(self) -> None:
-        self._news.set()
+        self._changed.set()
 
     def _delay_s(self, tries: int) -> float:
-        return delay_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000
+        return backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000
 
     def _dispatch(self, message: Incoming) -> None:
         handler = self._routes.get(message.topic)
         if handler is None:
-            self.count_stranger()
+            self.count_unsolicited()
         else:
             handler(message)
 
     def _note_up(self, connection: Connection) -> None:
         _log.info("broker_connected", extra={"broker": self.access.name, "after": self._down_reason})
         self._connects += 1
-        self._unaccepted = 0
-        self._told.clear()
+        self._refusals = 0
+        self._reasons_logged.clear()
         self._down_reason = None
         self.connection = connection
         self._up.set()
@@ -210,7 +212,7 @@ class Link:
             on_up()
 
     def _note_down(self, reason: ReplicationError | None) -> None:
-        """Tell that the connection is over; without a reason it was given up for the one that is ready."""
+        """Report the end of the connection. Without a reason it is replaced by one with a new identity."""
         if reason is not None:
             _log.warning("broker_lost", extra={"broker": self.access.name, "reason": str(reason)})
         self._down_reason = "a new identity is being taken over" if reason is None else str(reason)
@@ -220,19 +222,19 @@ class Link:
 
     def _note_failure(self, error: ReplicationError) -> None:
         self._failures += 1
-        # One may be a broker that stops; several in a row are meant for us.
-        self._unaccepted = self._unaccepted + 1 if isinstance(error, ConnectionRefused) else 0
-        if self._unaccepted == UNACCEPTED_TOLD:
-            extra = {"broker": self.access.name, "times": self._unaccepted, "reason": str(error)}
+        # A single refusal may be a broker that is stopping; several in a row mean that it refuses this certificate.
+        self._refusals = self._refusals + 1 if isinstance(error, ConnectionRefused) else 0
+        if self._refusals == REFUSALS_UNTIL_ERROR:
+            extra = {"broker": self.access.name, "times": self._refusals, "reason": str(error)}
             _log.error("broker_refuses_us", extra=extra)
-        self._cannot_enter = isinstance(error, PkiError)
-        words = _words(str(error))
-        if words not in self._told and len(self._told) < REASONS_TOLD_MAX:
-            self._told.add(words)
+        self._is_identity_unusable = isinstance(error, PkiError)
+        reason = _without_digits(str(error))
+        if reason not in self._reasons_logged and len(self._reasons_logged) < REASONS_LOGGED_MAX:
+            self._reasons_logged.add(reason)
             _log.warning("broker_unreachable", extra={"broker": self.access.name, "reason": str(error)})
         self._down_reason = str(error)
 
 
-def _words(reason: str) -> str:
-    """A reason without its figures: an identity that has ended names the clock, and each new second is no news."""
+def _without_digits(reason: str) -> str:
+    """A reason without its digits: the message about an expired certificate contains the time, which differs each second."""
     return re.sub(r"\d+", "", reason)

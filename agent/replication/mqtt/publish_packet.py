@@ -1,8 +1,8 @@
-"""The PUBLISH packet of MQTT 5, as far as this protocol uses it: properties to bytes, and a packet to what it delivers.
+"""The PUBLISH packet of MQTT 5, as far as this protocol uses it: encodes properties, parses packets.
 
-A core.  paho's own way with properties takes longer than everything else this package does for a small message, and copies a
-large one six times; these are the few fields we send and the one kind of packet we receive (MQTT 5.0, 3.3).  A test holds
-both directions to paho's.
+Core. paho's own handling of properties takes longer than the rest of this package for a small message, and copies a large one six
+times. Only the fields that this protocol sends and the one kind of packet that it receives are supported (MQTT 5.0, 3.3). A test
+compares both directions with paho.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent.replication.mqtt.carrier import Incoming
 EXPIRY, RESPONSE_TOPIC, CORRELATION = 0x02, 0x08, 0x09
 _RETAIN_FLAG, _QOS_MASK = 0x01, 0x06
 _ONE, _TWO, _FOUR, _DATA, _PAIR, _VARINT = range(6)
-# 2.2.2.2: what may stand in a PUBLISH, and how long it is
+# MQTT 5.0, 2.2.2.2: properties allowed in a PUBLISH, and their types
 _KINDS = {
     0x01: _ONE, EXPIRY: _FOUR, 0x03: _DATA, RESPONSE_TOPIC: _DATA, CORRELATION: _DATA, 0x0B: _VARINT, 0x23: _TWO, 0x26: _PAIR
 }  # fmt: skip
@@ -24,11 +24,11 @@ VARINT_BYTES_MAX = 4
 
 
 class BadPacket(ValueError):
-    """A PUBLISH that is none."""
+    """Bytes that are not a valid PUBLISH."""
 
 
 class PackedProperties:
-    """Properties as paho asks for them: something that can `pack`."""
+    """Encoded properties with the method `pack`, the only one that paho calls."""
 
     __slots__ = ("_packed",)
 
@@ -45,7 +45,7 @@ class PackedProperties:
 
 
 def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, int, int]:
-    """The message in a PUBLISH (`command` is its first byte, `packet` what follows its length), its QoS and packet identifier."""
+    """Message, QoS and packet identifier of a PUBLISH. `command` is its first byte, `packet` follows its length. Raises BadPacket."""
     view = memoryview(packet)
     try:
         topic, at = _data(view, 0)
@@ -75,14 +75,14 @@ def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, in
 
 
 def _properties(view: memoryview, at: int) -> dict[int, memoryview]:
-    """The properties from `at` to the end of `view`, each the last of its kind."""
+    """The properties from `at` to the end of `view`; of several of one kind the last."""
     found = {}
     while at < len(view):
         identifier = view[at]
         kind = _KINDS.get(identifier)
         at += 1
         if kind is None:
-            raise BadPacket(f"malformed PUBLISH: property {identifier:#x} has no place there")
+            raise BadPacket(f"malformed PUBLISH: property {identifier:#x} is not allowed in a PUBLISH")
         if kind == _VARINT:
             _, at = _read_varint(view, at)
         elif kind == _PAIR:

@@ -1,50 +1,48 @@
-"""Asking one peer over a link: sends requests, and finds for each answer the one who asked.
+"""Requests to one peer over a link: sends them, and delivers each answer to its request.
 
-An answer is known by its correlation, sixteen random bytes that only the peer and the broker have seen, and by its topic,
-on which the broker lets only that peer write.  Each is answered once.  A request that was given up stays known for a
-while, as its answer may still be of use (`receiver`); the oldest are forgotten first.
+An answer belongs to a request if it arrives on the requester's own response topic, where the broker lets only the peer
+publish, and carries the request's correlation: sixteen random bytes that only this node, the broker and the peer have seen.
+Each answer is delivered once. A request that timed out stays known for a while, because its answer may still be useful to the
+caller (see `receiver`); when too many are open, the oldest are forgotten first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from agent.replication.mqtt.carrier import Incoming
+from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
-from agent.replication.protocol import (
-    Answer,
-    ErrorAnswer,
-    FetchFacts,
-    PeerRefused,
-    Request,
-    TransportError,
-    decode_answer,
-    encode_request,
-    request_topic,
-    response_topic,
-)
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.errors import PeerRefused, TransportError
+from agent.replication.protocol.messages import Answer, ErrorAnswer, FetchFacts, Request
+from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.protocol.topics import request_topic, response_topic
 
 REQUESTS_KNOWN_MAX = 256
-"""Requests whose answers would still be recognised: a few dozen for each stream pulled."""
+"""Open requests that are remembered: a few dozen for each stream that is pulled."""
 CORRELATION_BYTES = 16
+ATTEMPTS = 3
+RETRY_MS_MIN, RETRY_MS_MAX = 250, 2_000
 
 OnAnswer = Callable[[bytes], None]
 
 
 class Reply(NamedTuple):
-    """A good answer, its batches, and how many bytes both had on the wire."""
+    """A good answer, its batches, and the size of both on the wire in bytes."""
 
     answer: Answer
     batches: list[bytes]
     bytes: int = 0
 
 
-class Asker:
-    """Asks `peer_zone` in the name of the link's own zone.  Made before the link runs."""
+class Requester:
+    """Sends requests of the link's own zone to `peer_zone`. Must be created before the link runs."""
 
     def __init__(self, link: Link, peer_zone: str) -> None:
         self.peer_zone = peer_zone
@@ -56,9 +54,9 @@ class Asker:
         link.route(self._response_topic, self._answered)
 
     def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
-        """Send a request; `on_answer` is called with the answer's bytes, at most once, perhaps never.
+        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer's bytes, at most once.
 
-        The future ends when the broker has handed the request on, or with the TransportError that kept it from it.
+        The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
         correlation = secrets.token_bytes(CORRELATION_BYTES)
         acknowledged = self.link.require().publish_request(
@@ -70,11 +68,11 @@ class Asker:
         return acknowledged
 
     async def ask(self, request: Request, timeout_s: float) -> Reply:
-        """Send a request and wait for its answer.  PeerRefused, MalformedMessage or TransportError say why there is none."""
+        """Send a request and wait for its answer. Raises PeerRefused, MalformedMessage or TransportError."""
         answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def on_answer(payload: bytes) -> None:
-            if not answered.done():
+            if not answered.done():  # a late answer finds the future cancelled by the time-out
                 answered.set_result(payload)
 
         wait_s = request.wait_ms / 1000 if isinstance(request, FetchFacts) else 0.0
@@ -90,14 +88,51 @@ class Asker:
         return Reply(answer, batches, len(payload))
 
     def _answered(self, incoming: Incoming) -> None:
-        on_answer = self._open.pop(incoming.correlation or b"", None)
-        if on_answer is None or incoming.is_retained:
-            self.link.count_stranger()
-            return
-        on_answer(incoming.payload)
+        # A retained message is not an answer to anything: the broker repeats it at each subscription.
+        on_answer = None if incoming.is_retained else self._open.pop(incoming.correlation or b"", None)
+        if on_answer is None:
+            self.link.count_unsolicited()
+        else:
+            on_answer(incoming.payload)
 
 
 def peer_refused(zone: str, answer: ErrorAnswer) -> PeerRefused:
     """An error answer as an exception."""
     error = answer.error
     return PeerRefused(zone, error.code, error.message, error.hint, retryable=error.retryable)
+
+
+@asynccontextmanager
+async def open_requester(access: Access, peer_zone: str) -> AsyncIterator[Requester]:
+    """A requester with a connection of its own, for commands. Raises TransportError if the broker cannot be reached.
+
+    Client id and response topic are random, so a running node of the same zone is not disturbed.
+    """
+    link = Link(access)
+    requester = Requester(link, peer_zone)
+    async with link.connected():
+        yield requester
+
+
+async def ask_once(
+    access: Access,
+    peer_zone: str,
+    request: Request,
+    answer_s: float,
+    attempts: int = ATTEMPTS,
+    chance: Callable[[], float] = random.random,
+) -> Reply:
+    """Connect, ask `peer_zone`, disconnect; ask again where the error is retryable. Each attempt waits `answer_s` seconds.
+
+    Raises the last error: PeerRefused, MalformedMessage or TransportError. Only for requests that may be carried out twice,
+    because an answer may be lost after the peer has acted.
+    """
+    for attempt in range(attempts):
+        try:
+            async with open_requester(access, peer_zone) as requester:
+                return await requester.ask(request, answer_s)
+        except (PeerRefused, TransportError) as error:
+            if not error.retryable or attempt == attempts - 1:
+                raise
+        await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, attempt, chance()) / 1000)
+    raise AssertionError("the last attempt returns or raises")

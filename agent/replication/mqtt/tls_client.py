@@ -1,14 +1,16 @@
-"""paho's client where it leaves something to wish for: the TLS socket's birth, and how it is read.
+"""paho's client with the methods replaced that open, read and write the TLS socket.
 
-All are overridden private methods of paho 2, small and alone in this file so that a new release is checked against them in
-a minute; a test fails where one is gone.  `_ssl_wrap_socket`: paho leaves the socket open when the handshake fails, once per attempt; ours closes it, and
-turns off what delays small packets.  `_sock_recv`: paho asks for one byte, one byte, and the whole rest of a packet, but TLS gives 16 KiB at a time
-and each call allocates for what was asked; ours asks for what can come, a fifth less time over a large page, and keeps what was not
-wanted yet.  paho also forgets the TLS alert in which a broker says why it refuses a certificate; ours keeps it in `alert`, and `_sock_send`
-looks for one.  `_do_on_publish`: with `on_publish` paho also tells, in objects made for it, that a QoS 0 message was written, which nobody asked.
-`_packet_queue`: paho copies a packet before it writes it, and again what is left of it after each write; of a memoryview the rest
-is no copy, which over a page was a fifth of what sending it took.  `_handle_publish`: see `publish_packet`; what arrives is
-set aside in `arrived`, as paho holds a lock during its callbacks that publishing would wait for, for ever.
+All replaced methods are private methods of paho 2. They stand in this one file so that a new release can be compared with them
+quickly; a test fails if one disappears.
+
+    _ssl_wrap_socket    paho leaks the socket when the handshake fails; also sets TCP_NODELAY
+    _sock_recv          paho reads one byte, one byte, then a whole packet, and allocates each time; ours reads whole TLS records and
+                        buffers them, a fifth less time for a large page; it keeps the TLS alert in which a broker names its reason
+    _sock_send          reads a pending alert when the broker has closed
+    _do_on_publish      reports acknowledgements without the objects that paho makes for its own callback
+    _packet_queue       a memoryview, because paho copies the rest of a packet after each partial write: a fifth of sending a page
+    _handle_publish     parses PUBLISH with `publish_packet`; messages are put into `arrived`, because paho holds a lock during
+                        its callbacks, and publishing in a callback would wait for that lock for ever
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 
 
 class TlsClient(Client):
-    """A paho client whose sockets are ours."""
+    """A paho client with its own TLS socket handling."""
 
     _context: ssl.SSLContext
     _server_name: str
@@ -40,10 +42,10 @@ class TlsClient(Client):
     arrived: list[Incoming]
     alert: str
     on_acknowledged: Callable[[int, ReasonCode], None]
-    _ahead: bytes  # read from TLS, not yet asked for
+    _ahead: bytes  # read from TLS, not yet consumed by paho
 
     def use_tls(self, context: ssl.SSLContext, server_name: str, handshake_s_max: float) -> None:
-        """Connect with this context, which must check that the broker is `server_name`."""
+        """Use this context, which must verify that the broker is `server_name`. `handshake_s_max` in seconds."""
         assert context.check_hostname
         self._context, self._server_name, self._handshake_s_max = context, server_name, handshake_s_max
         self.arrived, self.alert, self._ahead = [], "", b""
@@ -62,7 +64,7 @@ class TlsClient(Client):
         return wrapped
 
     def has_more(self) -> bool:
-        """Whether there is something to read that the socket will not wake anybody for."""
+        """Whether data is buffered for which the socket will not become readable."""
         opened = self.socket()
         return bool(self._ahead) or (isinstance(opened, ssl.SSLSocket) and opened.pending() > 0)
 
@@ -85,7 +87,7 @@ class TlsClient(Client):
         except BlockingIOError:
             raise
         except OSError:
-            # A broker that refuses our certificate has closed before our CONNECT comes; its reason lies there to be read.
+            # A broker that refuses our certificate closes before our CONNECT arrives; its alert can still be read.
             with contextlib.suppress(OSError):
                 self._receive()
             raise
@@ -104,13 +106,13 @@ class TlsClient(Client):
             incoming, qos, identifier = parse_publish(self._in_packet["command"], self._in_packet["packet"])
         except BadPacket:
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        if qos > 1:  # we subscribe at QoS 0
+        if qos > 1:  # the node subscribes at QoS 0
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         self.arrived.append(incoming)
         return self._send_puback(identifier) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 def rearm_quickack(opened: socket.socket) -> None:
-    """Acknowledge at once what comes next: the kernel forgets the wish after a while.  Against a broker that left Nagle on."""
+    """Acknowledge the next packets at once, for brokers that use Nagle's algorithm. The kernel resets this option after a while."""
     if _QUICKACK is not None:
         opened.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)

@@ -1,15 +1,15 @@
-"""One connection to a broker: MQTT 5 over mutual TLS 1.3, driven by the event loop, thrown away when it ends.
+"""One connection to a broker: MQTT 5 over mutual TLS 1.3, driven by the event loop, discarded when it ends.
 
-paho does the MQTT, asyncio the waiting: the socket is registered with the loop, and paho is called when it can read or
-write.  A `Connection` lives once.  After any loss the object is dropped, and a new one is made from nothing by `link`, since
-a paho client that reconnects sends its unfinished messages again, for ever if the broker refuses one of them.
+paho implements MQTT, asyncio the waiting: the socket is registered with the loop, and paho is called when it is readable or
+writable. A `Connection` is used once. After a loss `link` makes a new one, because a paho client that reconnects sends its
+unfinished messages again, for ever if the broker refuses one of them.
 
-Promised: what is published fits the packet size that the broker announced; what waits for a slow socket is bounded; a
-request is acknowledged by the broker (QoS 1), so that an absent peer and a forbidden topic are known at once, while answers
-go at QoS 0 and are asked for again when lost; nothing is retained, everything expires.  Nagle's algorithm is off and, where
-the kernel allows, so are delayed acknowledgements: together they made 88 ms of 0.4.
+Guarantees: every message fits the packet size that the broker announced; the outgoing queue is bounded; requests use QoS 1, so that
+an absent peer and a forbidden topic are reported at once; answers use QoS 0 and are requested again when lost; no message is
+retained, and each one expires. Nagle's algorithm and, where the kernel allows it, delayed acknowledgements are off: together they
+made 88 ms of 0.4.
 
-Not here: reconnecting and who wants which topic (`link`), what the payloads mean (`protocol`).
+Not here: reconnecting and routing (`link`), the meaning of payloads (`protocol`).
 """
 
 from __future__ import annotations
@@ -35,24 +35,35 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.mqtt.tls_client import TlsClient, rearm_quickack
-from agent.replication.mqtt.transport_errors import connect_error, never_accepted, publish_error, session_refused
-from agent.replication.protocol import BrokerUnreachable, ConnectionLost, MessageTooLarge, OutgoingFull, TransportError
+from agent.replication.mqtt.transport_errors import (
+    connect_error,
+    publish_error,
+    refused_before_connack,
+    session_refused,
+)
+from agent.replication.protocol.errors import (
+    BrokerUnreachable,
+    ConnectionLost,
+    MessageTooLarge,
+    OutgoingFull,
+    TransportError,
+)
 
 KEEPALIVE_S = 15
-"""A dead broker is noticed after at most twice this."""
+"""In seconds. A dead broker is detected after at most twice this."""
 CONNECT_S_MAX = 5.0
 """For TCP, and again for the TLS handshake."""
 CONNACK_S_MAX = 5.0
 SUBACK_S_MAX = 5.0
 PACKET_BYTES_MAX = 1024 * 1024
-"""Packets we send to a broker that announces no limit of its own."""
+"""Largest packet for a broker that announces no limit."""
 OUTGOING_BYTES_MAX = 8 * 1024 * 1024
-"""Waiting for a slow socket: a few pages for each of a few peers."""
+"""Outgoing queue for a slow socket: a few pages for each of a few peers."""
 ANSWER_EXPIRY_S = 30
 REQUESTS_UNACKNOWLEDGED_MAX = 16
-"""QoS 1 in flight, if the broker allows as many."""
+"""QoS 1 messages in flight, unless the broker allows fewer."""
 READS_PER_WAKE_MAX = 16
-"""Calls of paho, each for a packet or 100 TLS records, before others get their turn."""
+"""Calls of paho, each for a packet or 100 TLS records, before the event loop runs other tasks."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +77,7 @@ class _Outgoing(NamedTuple):
 
 
 class Connection:
-    """One life of a connection.  Made by `open`; over when `closed` has a result, which says why."""
+    """One connection, created by `open`. It has ended when `closed` has a result, the reason."""
 
     def __init__(self, access: Access, on_message: Callable[[Incoming], None]) -> None:
         self._access = access
@@ -88,33 +99,33 @@ class Connection:
 
     @classmethod
     async def open(cls, access: Access, on_message: Callable[[Incoming], None]) -> Connection:
-        """Connect and wait for the session to stand; TransportError says what stopped it."""
+        """Connect and wait for CONNACK. Raises TransportError."""
         connection = cls(access, on_message)
         try:
             await connection._connect()
-        except BaseException:  # tidy: nothing is handled here; no socket may outlive the attempt
+        except BaseException:  # tidy: raised again; no socket may outlive the attempt
             connection._is_abandoned = True
-            connection._end(ConnectionLost(str(access), "given up while connecting"))
+            connection._end(ConnectionLost(str(access), "abandoned while connecting"))
             raise
         return connection
 
     # -------------------------------------------------------------------------------------------------------- publishing
 
     def publish_answer(self, topic: str, payload: bytes, correlation: bytes) -> None:
-        """Send once, at QoS 0.  TransportError if it cannot be sent."""
+        """Send at QoS 0. Raises TransportError if it cannot be queued."""
         self._offer(_Outgoing(topic, payload, 0, PackedProperties(correlation, ANSWER_EXPIRY_S), None))
 
     def publish_request(
         self, topic: str, payload: bytes, response_topic: str, correlation: bytes, expiry_s: int
     ) -> asyncio.Future[None]:
-        """Send at QoS 1; the future ends when the broker has acknowledged, in PeerAbsent when nobody serves the topic."""
+        """Send at QoS 1. The future completes with the broker's acknowledgement, or fails, with PeerAbsent if no peer subscribes."""
         properties = PackedProperties(correlation, expiry_s, response_topic)
         acknowledged: asyncio.Future[None] = self._loop.create_future()
         self._offer(_Outgoing(topic, payload, 1, properties, acknowledged))
         return acknowledged
 
     async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe and wait for the broker to say so, which proves nothing: brokers grant also what they never deliver."""
+        """Subscribe and wait for the acknowledgement, which does not prove the right: brokers grant forbidden topics too."""
         if not topics or self._socket is None:
             return
         options = [
@@ -134,30 +145,30 @@ class Connection:
             self._suback.pop(identifier, None)
 
     async def close(self) -> None:
-        """Say goodbye and end."""
+        """Send DISCONNECT and end the connection."""
         if self._socket is not None:
             self._client.disconnect()
             self._flush()
-        self._end(ConnectionLost(str(self._access), "closed by us"))
+        self._end(ConnectionLost(str(self._access), "closed by this node"))
 
     def _offer(self, message: _Outgoing) -> None:
         size = len(message.payload) + len(message.topic) + 256  # properties and header stay below 256
         if size > self.packet_bytes_max:
             raise MessageTooLarge(
                 str(self._access),
-                f"message of {size} bytes, the broker takes {self.packet_bytes_max}",
+                f"message of {size} bytes, the broker accepts {self.packet_bytes_max}",
                 "Raise max_packet_size of the broker.",
             )
         if self._socket is None:
-            raise ConnectionLost(str(self._access), "the connection is gone")
+            raise ConnectionLost(str(self._access), "the connection has ended")
         if self._outgoing_bytes + size > OUTGOING_BYTES_MAX:
-            raise OutgoingFull(str(self._access), f"{self._outgoing_bytes} bytes are waiting to be sent already")
+            raise OutgoingFull(str(self._access), f"{self._outgoing_bytes} bytes are already waiting to be sent")
         self._outgoing.append(message)
         self._outgoing_bytes += size
         self._flush()
 
     def _flush(self) -> None:
-        """Hand to paho what it can write now, one message after the other: its own queue knows no limit."""
+        """Pass messages to paho one at a time as it can write them, because paho's own queue is unbounded."""
         client = self._client
         while self._socket is not None:
             if client.want_write():
@@ -168,12 +179,12 @@ class Connection:
                 break
             message = self._outgoing.popleft()
             self._outgoing_bytes -= len(message.payload) + len(message.topic) + 256
-            properties = cast("Properties", message.properties)  # paho wants nothing of them but `pack`
+            properties = cast("Properties", message.properties)  # paho calls nothing of them but `pack`
             sent = client.publish(message.topic, message.payload, message.qos, properties=properties)
             if message.acknowledged is not None:
                 self._unacknowledged[sent.mid] = message
             if self.closed.done():
-                self._give_up()  # it ended under this very message
+                self._fail_pending()  # the connection ended while sending this message
         self._watch_writable()
 
     def _watch_writable(self) -> None:
@@ -191,11 +202,11 @@ class Connection:
         access = self._access
         client = TlsClient(
             CallbackAPIVersion.VERSION2,
-            client_id=f"{access.zone}-{secrets.token_hex(16)}",  # random: who knows an id can take the session over
+            client_id=f"{access.zone}-{secrets.token_hex(16)}",  # random: a client with the same id would take the session over
             protocol=MQTTProtocolVersion.MQTTv5,
             reconnect_on_failure=False,
         )
-        client.connect_timeout = CONNECT_S_MAX  # for TCP; the handshake has its own
+        client.connect_timeout = CONNECT_S_MAX  # for TCP; the handshake has its own limit
         client.max_inflight_messages_set(REQUESTS_UNACKNOWLEDGED_MAX)
         client.on_socket_close = self._on_socket_close
         client.on_connect = self._on_connect
@@ -214,7 +225,7 @@ class Connection:
         self._is_in_loop = True
         opened = self._client.socket()
         if opened is None:
-            raise never_accepted(str(access), self._client.alert)
+            raise refused_before_connack(str(access), self._client.alert)
         assert isinstance(opened, socket.socket)
         self._socket = opened
         self._loop.add_reader(opened.fileno(), self._read)
@@ -224,7 +235,7 @@ class Connection:
             async with asyncio.timeout(CONNACK_S_MAX):
                 await self._connack
         except TimeoutError as error:
-            raise BrokerUnreachable(str(access), f"no CONNACK in {CONNACK_S_MAX:g} s", "Look into its log.") from error
+            raise BrokerUnreachable(str(access), f"no CONNACK in {CONNACK_S_MAX:g} s", "See its log.") from error
 
     def _connect_blocking(self) -> None:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -251,7 +262,7 @@ class Connection:
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def _read(self) -> None:
-        """Read what is there.  What TLS has decrypted already does not wake the loop, so it is read to its end."""
+        """Read all available data. Data that TLS has already decrypted does not wake the loop, so it is read here to its end."""
         for _ in range(READS_PER_WAKE_MAX):
             if self._socket is None:
                 return
@@ -262,10 +273,10 @@ class Connection:
                 LookupError,
                 struct.error,
                 MQTTException,
-            ) as error:  # what paho makes of a broken packet
-                self._end(ConnectionLost(str(self._access), f"the broker sent no MQTT: {error!r}"))
+            ) as error:  # raised by paho for a malformed packet
+                self._end(ConnectionLost(str(self._access), f"the broker sent invalid MQTT: {error!r}"))
                 return
-            self._hand_over()
+            self._deliver_arrived()
             if not self._client.has_more():
                 break
         else:
@@ -275,13 +286,13 @@ class Connection:
             self._flush()
 
     def _tick(self) -> None:
-        """Once a second: keep-alive, and the broker's silence."""
+        """Once a second: send keep-alives, and detect a silent broker."""
         if self._socket is not None and not self.closed.done():
             self._client.loop_misc()
             self._flush()
             self._loop.call_later(1.0, self._tick)
 
-    def _hand_over(self) -> None:
+    def _deliver_arrived(self) -> None:
         arrived, self._client.arrived = self._client.arrived, []
         for incoming in arrived:
             self._on_message_callback(incoming)
@@ -312,25 +323,25 @@ class Connection:
 
     def _on_disconnect(self, _client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
         if not self._is_in_loop:
-            return  # still in the connecting thread; `_connect` finds the socket gone
+            return  # still in the connecting thread; `_connect` sees the closed socket
         if self._connack.done():
             self._end(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
         else:
-            self._end(never_accepted(str(self._access), self._client.alert))
+            self._end(refused_before_connack(str(self._access), self._client.alert))
 
     def _end(self, error: TransportError) -> None:
-        """The one way to end; the first reason counts."""
+        """End the connection, once; the first reason is kept."""
         opened = self._socket
         if opened is not None:
             self._on_socket_close(self._client, None, opened)
             opened.close()
         if not self.closed.done():
             self.closed.set_result(error)
-        self._give_up()
+        self._fail_pending()
         _log.debug("connection_ended", extra={"broker": self._access.name, "reason": str(error)})
 
-    def _give_up(self) -> None:
-        """Tell everybody who waits that it is over."""
+    def _fail_pending(self) -> None:
+        """Fail all pending futures with the reason."""
         error = self.closed.result()
         waiting = [self._connack, *self._suback.values()]
         waiting += [message.acknowledged for message in self._unacknowledged.values() if message.acknowledged]
@@ -340,4 +351,4 @@ class Connection:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waited has been told; nobody may be waiting
+                future.exception()  # mark as retrieved: the future may have no waiter

@@ -1,7 +1,7 @@
-"""The words of TLS, TCP and MQTT for what went wrong, turned into ours: where the foreign errors stop.
+"""Errors of TLS, TCP and MQTT as errors of this package; library errors stop here.
 
-Each function takes what the library said and returns a TransportError that names the broker or topic and ends with what
-to do.  Nothing is raised here and nothing is decided but the class of the error, hence whether to try again.
+Each function takes what a library reported and returns a TransportError, or its parts, that names the broker or topic and says what to
+do. Nothing is raised here. The class of the error decides whether to retry.
 """
 
 from __future__ import annotations
@@ -10,119 +10,125 @@ import ssl
 
 from paho.mqtt.reasoncodes import ReasonCode
 
-from agent.replication.protocol import BrokerUnreachable, ConnectionRefused, NotAuthorized, PeerAbsent, TransportError
+from agent.replication.protocol.errors import (
+    BrokerUnreachable,
+    ConnectionRefused,
+    NotAuthorized,
+    PeerAbsent,
+    TransportError,
+)
 
 _NO_MATCHING_SUBSCRIBERS = 0x10
 _NOT_AUTHORIZED = 0x87
 
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
-"""OpenSSL's numbers (X509_V_ERR_*) for all ways in which a chain ends at nobody we know."""
+"""OpenSSL's numbers (X509_V_ERR_*) for a chain that does not end at an authority in ca_file."""
 
-NEVER_ACCEPTED_HINT = "Is our certificate revoked, expired, or of another authority than the broker's? Its log says."
+REFUSED_HINT = "Is our certificate revoked, expired, or of another authority than the broker's? See the broker's log."
 
-# What OpenSSL on the broker's side sends, as Python names it, for each way in which it finds a certificate wanting.
+# TLS alerts, by their names in Python, with which OpenSSL on the broker's side refuses a certificate.
 _ALERTS = {
     "SSLV3_ALERT_CERTIFICATE_REVOKED": (
         "it is on the broker's revocation list",
-        "Was the zone shut out on purpose? If not: bsfg pki renew, and bring the new certificate here.",
+        "Was the zone denied on purpose? If not: bsfg pki renew, and copy the new certificate to this node.",
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
-        "it has ended, or the broker's own revocation list has, by the broker's clock",
+        "it has expired, or the broker's revocation list has, by the broker's clock",
         "If every zone is refused, renew the list (bsfg pki crl) or set the broker's clock; otherwise bsfg pki renew.",
     ),
     "TLSV1_ALERT_UNKNOWN_CA": (
-        "it was signed by an authority that the broker does not know, or one for which it has no revocation list",
-        "Give the node files of the authority in the broker's zones-ca.pem, or bring that authority's list to the broker.",
+        "its authority is not known to the broker, or the broker has no revocation list of that authority",
+        "Use a certificate of an authority in the broker's zones-ca.pem, or copy that authority's list to the broker.",
     ),
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": (
-        "it is not meant for a client (extended key usage)",
-        "Issue it as a zone's: bsfg pki issue ZONE.",
+        "it is not a client certificate (extended key usage)",
+        "Issue a zone's certificate: bsfg pki issue ZONE.",
     ),
     "SSLV3_ALERT_BAD_CERTIFICATE": (
-        "it is not yet valid, or damaged, by the broker's clock",
-        "Set the clock of the broker (timedatectl); its log names the reason.",
+        "it is damaged, or not yet valid by the broker's clock",
+        "Set the broker's clock (timedatectl); its log names the reason.",
     ),
     "TLSV1_ALERT_DECRYPT_ERROR": (
         "its signature is wrong: another authority has the same name",
-        "Give the node files of the authority in the broker's zones-ca.pem.",
+        "Use a certificate of an authority in the broker's zones-ca.pem.",
     ),
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": (
-        "the broker saw none",
+        "the broker received none",
         "Name cert_file and key_file of this zone in node.toml.",
     ),
 }
 
 
 _CLOSED_AT_ONCE = (
-    "it takes the connection and closes it at once",
-    "is it the broker's TLS port, can it read its own certificate, has it as many clients as max_connections allows? its log says",
+    "it accepts the connection and closes it at once",
+    "is this the TLS port, can the broker read its certificate, is max_connections reached? see its log",
 )
 
 
 def connect_error(where: str, error: OSError) -> TransportError:
-    """Why no TLS connection came about (every error of `ssl` is an OSError)."""
+    """The error for a failed TLS connection. Every error of `ssl` is an OSError."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = "Was its certificate issued for this host, by the authority in ca_file? Is our clock right?"
-        return BrokerUnreachable(where, f"not the broker we trust: {trust_words(error)}", hint)
+        hint = "Was its certificate issued for this host, by the authority in ca_file? Is this node's clock right?"
+        return BrokerUnreachable(where, f"the broker is not trusted: {explain_untrusted(error)}", hint)
     if isinstance(error, ssl.SSLEOFError):
         why, hint = _CLOSED_AT_ONCE
         return BrokerUnreachable(where, why, hint[0].upper() + hint[1:])
     if isinstance(error, ssl.SSLError):
-        hint = "Is this its TLS port, and can the broker read its own certificate? Its log says."
+        hint = "Is this the TLS port, and can the broker read its certificate? See its log."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
-    why, hint = unreached_words(error)
+    why, hint = explain_unreachable(error)
     return BrokerUnreachable(where, f"cannot be reached: {why}", hint[0].upper() + hint[1:])
 
 
-def unreached_words(error: OSError) -> tuple[str, str]:
-    """Why nothing came of a connection that no TLS error ended, and what to do."""
+def explain_unreachable(error: OSError) -> tuple[str, str]:
+    """Reason and hint for a connection that failed without a TLS error."""
     if isinstance(error, TimeoutError) and "handshake" in str(error):
-        why = "it takes connections and then is silent (no TLS handshake in time)"
-        return why, "is it the broker that listens there, and does it still work? its log says"
+        why = "it accepts connections but does not respond (no TLS handshake in time)"
+        return why, "is it the broker that listens there, and is it still working? see its log"
     if isinstance(error, ConnectionResetError):
         return _CLOSED_AT_ONCE
-    return error.strerror or str(error), "is the broker running, and does a firewall let this machine through?"
+    return error.strerror or str(error), "is the broker running, and does a firewall allow this machine?"
 
 
-def trust_words(error: ssl.SSLCertVerificationError) -> str:
-    """Why we do not trust a broker, in words that name the file; OpenSSL's own where it says more than that."""
+def explain_untrusted(error: ssl.SSLCertVerificationError) -> str:
+    """Why the broker's certificate is not trusted; names ca_file where the authority is unknown, else OpenSSL's message."""
     if error.verify_code in _UNKNOWN_AUTHORITY:
-        return f"an authority that is not in our ca_file signed its certificate ({error.verify_message})"
+        return f"its certificate was issued by an authority that is not in ca_file ({error.verify_message})"
     return error.verify_message
 
 
-def alert_words(alert: str) -> tuple[str, str] | None:
-    """Why a broker refuses our certificate, and what to do, by the TLS alert it sent; None for one that says nothing of it."""
+def explain_alert(alert: str) -> tuple[str, str] | None:
+    """Reason and hint for a TLS alert in which a broker refuses our certificate; None for any other alert."""
     return _ALERTS.get(alert)
 
 
-def never_accepted(where: str, alert: str = "") -> TransportError:
-    """Why a connection ended before CONNACK.  With TLS 1.3 a refused client certificate shows only there, often as an alert."""
-    if words := alert_words(alert):
-        why, hint = words
+def refused_before_connack(where: str, alert: str = "") -> TransportError:
+    """The error for a connection that ended before CONNACK. In TLS 1.3 a client certificate is refused only then, often by alert."""
+    if explained := explain_alert(alert):
+        why, hint = explained
         return ConnectionRefused(where, f"it refuses our certificate: {why}", hint)
-    told = f" (TLS says {alert})" if alert else ""
-    return ConnectionRefused(where, f"closed before CONNACK{told}: it refuses our certificate", NEVER_ACCEPTED_HINT)
+    reported = f" (TLS alert {alert})" if alert else ""
+    return ConnectionRefused(where, f"closed before CONNACK{reported}: it refuses our certificate", REFUSED_HINT)
 
 
 def session_refused(where: str, reason: ReasonCode) -> TransportError:
-    """Why a CONNACK was a refusal."""
-    return ConnectionRefused(where, f"refused the session: {reason}", "Look into the broker's log.")
+    """The error for a CONNACK with a failure code."""
+    return ConnectionRefused(where, f"refused the session: {reason}", "See the broker's log.")
 
 
 def publish_error(topic: str, reason: ReasonCode) -> TransportError | None:
-    """What a PUBACK says, None for a success somebody receives."""
+    """The error for a PUBACK; None if the message was accepted and has a subscriber."""
     if reason.value == _NO_MATCHING_SUBSCRIBERS:
-        return PeerAbsent(topic, "nobody serves it now", "Is the peer running and connected?")
+        return PeerAbsent(topic, "no node serves it now", "Is the peer running and connected?")
     if reason.value == _NOT_AUTHORIZED:
         return NotAuthorized(topic, "the broker's access list forbids it", _link_hint(topic))
     return TransportError(topic, f"the broker refused it: {reason}") if reason.is_failure else None
 
 
 def _link_hint(topic: str) -> str:
-    """What the access list lacks, as the command takes it that writes the list."""
+    """The missing link, as an option of bsfg broker config."""
     match topic.split("/"):
         case ["bsfg", _, serving, asking, *_]:
             link = f"--link {serving}:{asking}"
-            return f"Write the list again with {link} among its links (bsfg broker config), unless a zone was shut out on purpose."
-    return "Write the list again, with this peer: bsfg broker config."
+            return f"Generate the list again with {link} (bsfg broker config), unless the zone was denied on purpose."
+    return "Generate the list again with this peer: bsfg broker config."

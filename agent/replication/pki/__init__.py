@@ -1,24 +1,23 @@
-"""Who a zone is: a small certificate authority, and the checks on certificates whoever issued them.
+"""Certificates: a small certificate authority for zones and brokers, and checks of certificates of any issuer.
 
-The common name of a certificate is the zone, and the broker turns it into the user name that its access list speaks
-of.  The authority is therefore a root of its own: whatever it signs may connect, so it signs zones and brokers and
-nothing else.  It lives in one folder, which belongs on a machine that is neither a gateway nor a broker:
+The common name of a certificate is the zone, and the broker uses it as the user name in its access list. The authority is therefore
+a root of its own: every certificate that it signs may connect, so it signs zones and brokers only. It is one folder, on a machine
+that is neither a gateway nor a broker:
 
-    ca.pem  ca.key  ca.crl          the authority, and its (at first empty) list of revoked certificates
-    zones/ZONE.pem  .key            what a node gets, together with ca.pem
-    brokers/NAME.pem  .key          what a broker gets, together with ca.pem and ca.crl
-    issued/SERIAL.pem               every certificate ever signed, so that it can be named when it has to be revoked
-    crls/NUMBER.crl                 every list ever made; the newest is ca.crl
-    */next/  */previous/            while a renewal runs, and for the way back
+    ca.pem  ca.key  ca.crl          the authority and its list of revoked certificates, empty at first
+    zones/ZONE.pem  .key            identity of a node, used together with ca.pem
+    brokers/NAME.pem  .key          identity of a broker, used together with ca.pem and ca.crl
+    issued/SERIAL.pem               every certificate ever signed, needed to revoke it
+    crls/NUMBER.crl                 every revocation list ever made; the newest is ca.crl
+    */next/  */previous/            during a renewal, and for rolling back
 
-Promised: a key is never readable by others, not even for a moment; a file is replaced whole or not at all; nothing that
-exists is overwritten unless `force` is said; a certificate does not outlive its authority; and every refusal says what
-to do.  The current time is an argument.  Not done here: passwords on keys (a gateway starts without a human),
-RSA keys of our own (they are accepted from a site's PKI), and any trust in a certificate by its file name.
+Guarantees: a key file is never readable by others; a file is replaced whole or not at all; an existing file is overwritten only with
+`force`; a certificate expires no later than its authority; every error says what to do. The current time is an argument.
 
-One room for each idea: `files` reads and writes PEM, `certificates` says what a certificate says, `checks` says what is wrong
-with one, `signing` makes them, `authority` keeps the folder, `crl` reads and makes lists, `revocation` decides what is on them, `renewal`
-replaces an identity by its next one, ours or one of a site's PKI.
+Not supported: passwords on keys (a gateway starts unattended), and creating RSA keys (a site's own are accepted).
+
+`files` reads and writes PEM; `certificates` describes a certificate, `checks` finds what is wrong with it; `signing` and `authority` make
+certificates; `crl` and `revocation` make revocation lists; `renewal` replaces an identity; `rotation` and `identity` use one in a node.
 """
 
 from agent.replication.pki.authority import (
@@ -35,7 +34,7 @@ from agent.replication.pki.authority import (
     issue_zone,
     load_authority,
 )
-from agent.replication.pki.certificates import CertificateFacts, describe
+from agent.replication.pki.certificates import CertificateDetails, describe
 from agent.replication.pki.checks import (
     CHAIN_LENGTH_MAX,
     check_broker_identity,
@@ -46,7 +45,7 @@ from agent.replication.pki.checks import (
 from agent.replication.pki.crl import (
     CRL_WARN_DAYS,
     REASONS,
-    CrlFacts,
+    CrlDetails,
     Revoked,
     check_crl,
     check_not_revoked,
@@ -64,7 +63,7 @@ from agent.replication.pki.files import (
     read_file,
     write_file,
 )
-from agent.replication.pki.identity import Identity, IdentityWatch
+from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.pki.problem import PkiError, Problem
 from agent.replication.pki.renewal import import_identity, renew, roll_back
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke
@@ -82,10 +81,10 @@ __all__ = [
     "REASONS",
     "RSA_BITS_MIN",
     "Authority",
-    "CertificateFacts",
-    "CrlFacts",
+    "CertificateDetails",
+    "CrlDetails",
     "Identity",
-    "IdentityWatch",
+    "IdentityWatcher",
     "Issued",
     "IssuedRecord",
     "PkiError",

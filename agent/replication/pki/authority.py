@@ -1,6 +1,6 @@
-"""The authority's folder: making it, opening it, and signing zones and brokers with it.
+"""The authority's folder: create it, load it, and sign certificates of zones and brokers.
 
-What was signed is recorded before anybody gets it, and nothing here ever removes a record.
+Each signed certificate is recorded before it is returned, and no record is ever removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.replication.pki.certificates import CertificateFacts, describe, fits
+from agent.replication.pki.certificates import CertificateDetails, describe, key_matches
 from agent.replication.pki.crl import make_crl
 from agent.replication.pki.files import (
     KEY_MODE,
@@ -39,28 +39,28 @@ from agent.replication.pki.signing import (
     general_name,
     key_pem,
     key_usage,
-    named,
+    subject_name,
 )
-from agent.replication.protocol import is_zone
+from agent.replication.protocol.topics import is_zone
 
 CA_DAYS = 3650
-"""Ten years: replacing a root means visiting every gateway."""
+"""Ten years: replacing a root means work at every gateway."""
 
 LEAF_DAYS = 365
 """One year, as the specification's example; `bsfg status` warns below thirty days."""
 
 DAYS_MAX = 7300
-"""Twenty years, the life of the plant it runs in; more is a slip of the keyboard."""
+"""Twenty years, the life of a plant; more is a typing mistake."""
 
 HOSTS_MAX = 32
-"""Names of one broker; a certificate with hundreds is a mistake and makes every handshake larger."""
+"""Host names of one broker; each one makes every handshake larger."""
 
 _COMMON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The authority's certificate with the key that signs."""
+    """The authority's certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -68,31 +68,33 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Where a new identity lies, and what its certificate says."""
+    """The files of a new identity, and the details of its certificate."""
 
     cert_file: Path
     key_file: Path
     ca_file: Path
-    certificate: CertificateFacts
+    certificate: CertificateDetails
 
 
 def create_authority(
     folder: Path, now: datetime, *, name: str = "", days: int = CA_DAYS, force: bool = False
-) -> CertificateFacts:
-    """Make the authority of a site in `folder`: key, self-signed root and an empty revocation list."""
+) -> CertificateDetails:
+    """Create the authority of a site in `folder`: key, self-signed root, empty revocation list. Raises PkiError."""
     check_days(days)
-    # A root's name says which one it is: two roots of one name are told apart only by signature, which nobody reads.
+    # A random name: two roots of one name differ only in their signatures, which no person reads.
     name = name or f"bsfg zones {secrets.token_hex(4)}"
     if not _COMMON_NAME.fullmatch(name):
-        raise PkiError(f"{name!r} cannot name an authority", "use at most 64 letters, digits, spaces and ._-")
+        raise PkiError(
+            f"{name!r} is not a valid name of an authority", "use at most 64 letters, digits, spaces and ._-"
+        )
     refuse_existing(
         [folder / "ca.key", folder / "ca.pem"], "every certificate it issued becomes worthless", force=force
     )
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = named(name)
+    subject = subject_name(name)
     certificate = (
         builder(subject, subject, key.public_key(), now, now + timedelta(days=days))
-        # No authority below this one: whoever needs a second makes a second root and lists both.
+        # No intermediate authorities: a site that needs a second authority creates a second root.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(key_cert_sign=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -107,34 +109,33 @@ def create_authority(
 
 
 def load_authority(folder: Path) -> Authority:
-    """The authority in `folder`; refuses one whose key is readable by others, is missing, or is another one's."""
+    """The authority in `folder`. Raises PkiError if its key is readable by others, missing, or of another certificate."""
     cert_file, key_file = folder / "ca.pem", folder / "ca.key"
     if not cert_file.exists() and not key_file.exists():
-        raise PkiError(f"{folder} holds no authority", f"make one: bsfg pki ca --pki {folder}")
+        raise PkiError(f"{folder} contains no authority", f"create one: bsfg pki ca --pki {folder}")
     certificate = load_certificates(cert_file)[0]
     key = load_key(key_file)
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not fits(certificate, key):
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not key_matches(certificate, key):
         raise PkiError(f"{key_file} is not the key of {cert_file}", "restore both from the same backup")
     return Authority(certificate, key)
 
 
 def issue_zone(folder: Path, zone: str, now: datetime, *, days: int = LEAF_DAYS, force: bool = False) -> Issued:
-    """Sign a certificate for `zone` with the authority in `folder`, and write it and its new key below `zones/`."""
+    """Sign a certificate for `zone`, and write it with a new key to `zones/`. Raises PkiError."""
     check_zone(zone)
-    # A node only ever connects outward, so its certificate is no server's: with that purpose too, a zone could stand in
-    # for the broker towards the other zones.
+    # A client certificate only: with the server purpose too, a zone could impersonate the broker to other zones.
     return _issue(folder, "zones", zone, zone, [], ExtendedKeyUsageOID.CLIENT_AUTH, now, days, force=force)
 
 
 def issue_broker(
     folder: Path, name: str, hosts: Sequence[str], now: datetime, *, days: int = LEAF_DAYS, force: bool = False
 ) -> Issued:
-    """Sign a broker's certificate for the names and addresses in `hosts`, and write it below `brokers/`."""
+    """Sign a broker's certificate for the host names and addresses in `hosts`, and write it to `brokers/`. Raises PkiError."""
     check_zone(name, "broker")
     if not 1 <= len(hosts) <= HOSTS_MAX:
         raise PkiError(
             f"a broker needs 1 to {HOSTS_MAX} host names or addresses, not {len(hosts)}",
-            "name each way by which nodes reach it: --host NAME or --host ADDRESS",
+            "give each name or address that nodes use: --host NAME or --host ADDRESS",
         )
     alternatives = [general_name(host) for host in hosts]
     common_name = common_name_of_broker(name)
@@ -144,15 +145,15 @@ def issue_broker(
 
 
 def check_zone(name: str, what: str = "zone") -> None:
-    """Refuse what may not name a zone: the name becomes a topic level and a user name, with no room for escapes."""
+    """Raise PkiError for an invalid name: it becomes a topic level and a user name, without escaping."""
     if not is_zone(name):
-        raise PkiError(f"{name[:80]!r} cannot name a {what}", "use 1 to 32 characters of a-z, 0-9 and -")
+        raise PkiError(f"{name[:80]!r} is not a valid name of a {what}", "use 1 to 32 characters of a-z, 0-9 and -")
 
 
 def check_days(days: int) -> None:
-    """Refuse a life that is over before it begins, or longer than any plant's."""
+    """Raise PkiError for a validity below one day or above DAYS_MAX."""
     if not 1 <= days <= DAYS_MAX:
-        raise PkiError(f"{days} days is no life of a certificate", f"use 1 to {DAYS_MAX}")
+        raise PkiError(f"{days} days is not a valid lifetime of a certificate", f"use 1 to {DAYS_MAX}")
 
 
 def _issue(
@@ -169,7 +170,7 @@ def _issue(
 ) -> Issued:
     authority = load_authority(folder)
     cert_file, key_file = folder / subfolder / f"{name}.pem", folder / subfolder / f"{name}.key"
-    refuse_existing([cert_file, key_file], "whoever uses them needs the new ones", force=force)
+    refuse_existing([cert_file, key_file], "their node or broker then needs the new files", force=force)
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = sign(authority, folder, common_name, hosts, purpose, key.public_key(), now, days)
     with disk_errors(folder):
@@ -190,19 +191,19 @@ def sign(
     now: datetime,
     days: int,
 ) -> x509.Certificate:
-    """A certificate of `authority`, which lies in `folder`, for this key; it does not outlive its authority."""
+    """A certificate of `authority` for this key. Raises PkiError if it would expire after the authority."""
     check_days(days)
     ends = now + timedelta(days=days)
     if ends > authority.certificate.not_valid_after_utc:
         left = (authority.certificate.not_valid_after_utc - now).days
         raise PkiError(
-            f"the authority itself ends in {left} days",
-            f"use --days {left}, or make a new authority"
+            f"the authority itself expires in {left} days",
+            f"use --days {left}, or create a new authority"
             if left >= 1
-            else f"make a new one: bsfg pki ca --pki {folder} --force",
+            else f"create a new one: bsfg pki ca --pki {folder} --force",
         )
     unsigned = (
-        builder(named(common_name), authority.certificate.subject, public_key, now, ends)
+        builder(subject_name(common_name), authority.certificate.subject, public_key, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -214,6 +215,6 @@ def sign(
 
 
 def record(folder: Path, certificate: x509.Certificate) -> None:
-    """Keep what was signed.  First, before anybody gets it: a certificate that exists must be one that can be revoked."""
+    """Record a signed certificate. Called before the certificate is written, so that each existing one can be revoked."""
     make_folder(folder / "issued")
     write_file(folder / "issued" / f"{certificate.serial_number:x}.pem", pem_of(certificate), PUBLIC_MODE)

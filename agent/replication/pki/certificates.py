@@ -1,6 +1,6 @@
-"""What a certificate says, as plain values, and how two of them belong together.
+"""The contents of a certificate as plain values, and whether key, certificate and issuer belong together.
 
-Nothing is judged here but signatures: whether dates, names and purposes are the right ones is for `checks`.
+Only signatures are checked here; dates, names and purposes are checked in `checks`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.replication.pki.files import Key
-from agent.replication.protocol import is_zone
+from agent.replication.protocol.topics import is_zone
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 
 
 @dataclass(frozen=True, slots=True)
-class CertificateFacts:
-    """What a person wants to know of a certificate; `zone` is empty where the common name is not a zone's."""
+class CertificateDetails:
+    """The contents of a certificate for display. `zone` is empty if the common name is not a valid zone."""
 
     subject: str
     zone: str
@@ -38,13 +38,13 @@ class CertificateFacts:
     fingerprint_sha256: str
 
 
-def describe(certificate: x509.Certificate, now: datetime) -> CertificateFacts:
-    """What `certificate` says, as plain values."""
+def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails:
+    """The contents of `certificate`; `days_left` and `valid_now` as of `now`."""
     common_name = common_name_of(certificate)
     usage = extension_of(certificate, x509.ExtendedKeyUsage)
     hosts = extension_of(certificate, x509.SubjectAlternativeName)
     purposes = {ExtendedKeyUsageOID.CLIENT_AUTH: "client", ExtendedKeyUsageOID.SERVER_AUTH: "server"}
-    return CertificateFacts(
+    return CertificateDetails(
         subject=certificate.subject.rfc4514_string(),
         zone=common_name if is_zone(common_name) else "",
         issuer=certificate.issuer.rfc4514_string(),
@@ -61,27 +61,27 @@ def describe(certificate: x509.Certificate, now: datetime) -> CertificateFacts:
 
 
 def common_name_of(certificate: x509.Certificate) -> str:
-    """The one common name; none or several make no identity, because broker and node might read different ones."""
+    """The common name; empty if there are none or several, because broker and node might then use different ones."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if len(names) == 1 else ""
 
 
 def is_ca(certificate: x509.Certificate) -> bool:
-    """Whether it may sign others."""
+    """Whether it may sign other certificates."""
     constraints = extension_of(certificate, x509.BasicConstraints)
     return constraints is not None and constraints.ca
 
 
 def extension_of(certificate: x509.Certificate, kind: type[_T]) -> _T | None:
-    """One extension; None where it is absent, twice there or unreadable."""
+    """One extension; None if it is absent, duplicate or unreadable."""
     try:
         return certificate.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
         return None
 
 
-def fits(certificate: x509.Certificate, key: Key) -> bool:
-    """Whether both hold the same public key."""
+def key_matches(certificate: x509.Certificate, key: Key) -> bool:
+    """Whether the certificate was made for this key."""
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return certificate.public_key().public_bytes(*form) == key.public_key().public_bytes(*form)
 
@@ -91,5 +91,5 @@ def is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
     try:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
-        return False  # another key, or a kind of key that we cannot check and therefore do not believe
+        return False  # another key, or a kind of key that cannot be verified here
     return True

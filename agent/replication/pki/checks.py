@@ -1,7 +1,7 @@
-"""What is wrong with an identity: everything at once, each with the file, the reason and what to do.
+"""Checks of an identity: all problems at once, each with the file, the reason and what to do.
 
-The same checks serve our own certificates and those of a site's PKI: key and certificate fit, the dates hold by this
-machine's clock, the purpose is right, a root of the `ca_file` signed it, and the common name is the zone.
+The same checks serve our own certificates and those of a site's PKI: the key matches the certificate, the dates are valid by this
+machine's clock, the purpose is right, a root in the `ca_file` signed it, and the common name is the zone.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.replication.pki.certificates import common_name_of, extension_of, fits, is_ca, is_signed_by
+from agent.replication.pki.certificates import common_name_of, extension_of, is_ca, is_signed_by, key_matches
 from agent.replication.pki.files import Key, check_key_rights, load_certificates, load_key
 from agent.replication.pki.problem import PkiError, Problem, moment_text
 
 CHAIN_LENGTH_MAX = 8
-"""Certificates between a zone and its root; also what ends a walk around a circle of cross-signed ones."""
+"""Certificates between a zone and its root; also ends the search in a cycle of cross-signed certificates."""
 
 
 def check_identity(
     cert_file: Path, key_file: Path, ca_file: Path, zone: str, *, now: datetime | None = None
 ) -> list[Problem]:
-    """Everything wrong with the identity of a node; empty when it can connect as `zone`."""
+    """All problems of a node's identity; empty if it can connect as `zone`. `now` defaults to the clock."""
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.CLIENT_AUTH, now)
     if certificate is not None and (name := common_name_of(certificate)) != zone:
-        why = f"its common name is {name!r}, and the zone is {zone!r}" if name else "it has no single common name"
+        why = f"its common name is {name!r}, but the zone is {zone!r}" if name else "it has no single common name"
         hint = f"give the files of zone {zone}, or correct the zone in the configuration"
         problems.append(Problem(cert_file, why, hint))
     return problems
@@ -36,30 +36,31 @@ def check_identity(
 def check_broker_identity(
     cert_file: Path, key_file: Path, ca_file: Path | None, *, now: datetime | None = None
 ) -> list[Problem]:
-    """Everything wrong with the identity of a broker; empty when nodes will accept it under the names it carries.
+    """All problems of a broker's identity; empty if nodes will accept it under its host names.
 
-    Without a `ca_file` its authority is not asked for, since it may be another one than the zones'.
+    Without `ca_file` the issuer is not checked, because a broker's authority may differ from the zones'.
     """
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.SERVER_AUTH, now)
     if certificate is not None and not extension_of(certificate, x509.SubjectAlternativeName):
-        why = "the certificate names no host, so no node will accept it"
+        why = "the certificate contains no host name, so no node will accept it"
         problems.append(Problem(cert_file, why, "issue it again: bsfg pki issue --broker NAME --host HOST"))
     return problems
 
 
 def client_context(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLContext:
-    """TLS 1.3 with this identity, towards a broker whose host name is checked.  Wrong files raise PkiError."""
+    """A TLS 1.3 context with this identity that verifies the broker's certificate and host name. Raises PkiError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Older versions send the client certificate in the clear and allow weaker ciphers; the broker refuses them too.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     check_key_rights(key_file)
     try:
         context.load_verify_locations(ca_file)
-        # An empty password instead of none: a protected key then fails, where it would ask on the terminal.
+        # An empty password instead of None: with None, OpenSSL would ask for the password of a protected key on the terminal.
         context.load_cert_chain(cert_file, key_file, password="")
     except (ssl.SSLError, OSError) as error:
         raise PkiError(
-            f"{cert_file}, {key_file} and {ca_file} make no identity: {error}",
-            "bsfg check names what is wrong with them",
+            f"{cert_file}, {key_file} and {ca_file} cannot be used together: {error}",
+            "bsfg check names the problem",
         ) from error
     return context
 
@@ -67,7 +68,7 @@ def client_context(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLCon
 def _check_files(
     cert_file: Path, key_file: Path, ca_file: Path | None, purpose: x509.ObjectIdentifier, now: datetime | None
 ) -> tuple[list[Problem], x509.Certificate | None]:
-    """What is wrong with an identity whoever it is, and its certificate if that can be read."""
+    """Problems common to nodes and brokers, and the certificate if it can be read."""
     now = now or datetime.now(UTC)
     problems: list[Problem] = []
     key: Key | None = None
@@ -88,12 +89,12 @@ def _check_files(
     if not chain:
         return problems, None
     certificate = chain[0]
-    if key is not None and not fits(certificate, key):
-        why = f"the key does not fit the certificate {cert_file}"
-        problems.append(Problem(key_file, why, "give the key that was made with it, or issue both again"))
+    if key is not None and not key_matches(certificate, key):
+        why = f"the key does not match the certificate {cert_file}"
+        problems.append(Problem(key_file, why, "use the key that was made with it, or issue both again"))
     problems += check_times(cert_file, certificate, now)
     usage = extension_of(certificate, x509.ExtendedKeyUsage)
-    # A certificate without the extension serves every purpose (RFC 5280, 4.2.1.12).
+    # A certificate without the extension is valid for every purpose (RFC 5280, 4.2.1.12).
     if usage is not None and purpose not in usage and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
         who = "a client" if purpose == ExtendedKeyUsageOID.CLIENT_AUTH else "a server"
         problems.append(
@@ -109,13 +110,13 @@ def _check_files(
 
 
 def check_times(path: Path, certificate: x509.Certificate, now: datetime) -> list[Problem]:
-    """Expired or not begun; a gateway without a battery starts in 1970, so the clock is named beside the certificate."""
+    """A problem if the certificate has expired or is not yet valid. It names the clock: a gateway without a battery starts in 1970."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
-        why = f"the certificate begins at {moment_text(begins)}, and the clock here says {moment_text(now)}"
+        why = f"the certificate is valid from {moment_text(begins)}, and the clock here says {moment_text(now)}"
         return [Problem(path, why, "set the clock (timedatectl); if it is right, issue the certificate again")]
     if now > ends:
-        why = f"the certificate ended at {moment_text(ends)}, and the clock here says {moment_text(now)}"
+        why = f"the certificate expired at {moment_text(ends)}, and the clock here says {moment_text(now)}"
         return [
             Problem(
                 path, why, "if the clock is right, issue the certificate again; otherwise set the clock (timedatectl)"
@@ -131,19 +132,19 @@ def _check_chain(
     authorities: list[x509.Certificate],
     now: datetime,
 ) -> list[Problem]:
-    """Walk from the certificate to a root in `ca_file`, over the intermediate certificates that lie in either file."""
+    """Follow the issuers from the certificate to a root in `ca_file`, using intermediate certificates of both files."""
     here = chain[0]
     for _ in range(CHAIN_LENGTH_MAX):
         above = [each for each in [*authorities, *chain[1:]] if each.subject == here.issuer]
         issuer = next((each for each in above if is_signed_by(here, each)), None)
         if issuer is None:
             known = ", ".join(sorted({each.subject.rfc4514_string() for each in authorities}))
-            why = f"the certificate was signed by {here.issuer.rfc4514_string()}, and {ca_file} holds {known}"
+            why = f"the certificate was signed by {here.issuer.rfc4514_string()}, but {ca_file} contains {known}"
             if above:
-                why = f"{ca_file} holds another authority that is also called {here.issuer.rfc4514_string()}"
-            return [Problem(cert_file, why, "give the ca.pem of the authority that issued it, or issue it again")]
+                why = f"{ca_file} contains another authority with the same name {here.issuer.rfc4514_string()}"
+            return [Problem(cert_file, why, "use the ca.pem of the authority that issued it, or issue it again")]
         if not is_ca(issuer):
-            why = f"the certificate was signed by {issuer.subject.rfc4514_string()}, which is no authority"
+            why = f"the certificate was signed by {issuer.subject.rfc4514_string()}, which is not an authority"
             return [Problem(cert_file, why, "issue it with bsfg pki issue")]
         if problems := check_times(ca_file, issuer, now):
             return problems
@@ -151,4 +152,4 @@ def _check_chain(
             return []
         here = issuer
     why = f"no root within {CHAIN_LENGTH_MAX} certificates"
-    return [Problem(ca_file, why, "give a file that holds the root and what lies between")]
+    return [Problem(ca_file, why, "use a file with the root and all intermediate certificates")]

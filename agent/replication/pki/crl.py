@@ -1,7 +1,7 @@
-"""The list of revoked certificates: what it says, what is wrong with one, and how it is made.
+"""Revocation lists: read, check and make them.
 
-A broker that cannot read its list lets revoked certificates in, and one whose list has ended refuses everybody, so a list is
-looked at before a broker sees it.
+A broker that cannot read its list accepts revoked certificates, and one whose list has expired refuses all clients, so a list is
+checked before a broker gets it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent.replication.pki.problem import PkiError, Problem, moment_text
 from agent.replication.pki.signing import BACKDATED, authority_identifier
 
 CRL_WARN_DAYS = 30
-"""From here on the list's end is worth a word, as a certificate's is: when it is over, nobody gets in."""
+"""Below this many days left the end of a list is reported: after it the broker refuses all clients."""
 
 REASONS = {
     "unspecified": x509.ReasonFlags.unspecified,
@@ -32,7 +32,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """One certificate on the list: which, since when, and why."""
+    """One revoked certificate."""
 
     serial: str
     at: datetime
@@ -40,8 +40,8 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
-class CrlFacts:
-    """What a person wants to know of a list; `next_update` is None, and `days_left` too, where it says no end."""
+class CrlDetails:
+    """The contents of a list for display. `next_update` and `days_left` are None if it does not expire."""
 
     issuer: str
     number: int
@@ -51,11 +51,11 @@ class CrlFacts:
     revoked: tuple[Revoked, ...]
 
 
-def describe_crl(crl: x509.CertificateRevocationList, now: datetime) -> CrlFacts:
-    """What `crl` says, as plain values."""
+def describe_crl(crl: x509.CertificateRevocationList, now: datetime) -> CrlDetails:
+    """The contents of `crl`; `days_left` as of `now`."""
     ends = crl.next_update_utc
     begins = crl.last_update_utc
-    return CrlFacts(
+    return CrlDetails(
         issuer=crl.issuer.rfc4514_string(),
         number=number_of(crl),
         last_update=begins,
@@ -66,7 +66,7 @@ def describe_crl(crl: x509.CertificateRevocationList, now: datetime) -> CrlFacts
 
 
 def number_of(crl: x509.CertificateRevocationList) -> int:
-    """Its number, by which the newer of two lists is known; 0 where it has none."""
+    """The number of a list, higher in a newer one; 0 if it has none."""
     try:
         return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
@@ -74,7 +74,7 @@ def number_of(crl: x509.CertificateRevocationList) -> int:
 
 
 def check_crl(crl_file: Path, ca_file: Path, *, now: datetime | None = None) -> list[Problem]:
-    """Everything wrong with a revocation list: the broker would let everybody in, or nobody, and not say which."""
+    """All problems of a revocation list with which a broker would accept revoked certificates or refuse all clients."""
     now = now or datetime.now(UTC)
     try:
         lists = load_crls(crl_file)
@@ -85,19 +85,19 @@ def check_crl(crl_file: Path, ca_file: Path, *, now: datetime | None = None) -> 
     for crl in lists:
         if not any(is_crl_of(crl, authority) for authority in authorities):
             why = f"the list was signed by {crl.issuer.rfc4514_string()}, which is not in {ca_file}"
-            problems.append(Problem(crl_file, why, "use the ca.crl that lies beside that ca.pem"))
-        clock = f"(clock here: {moment_text(now)}): the broker would refuse everybody"
+            problems.append(Problem(crl_file, why, "use the ca.crl in the folder of that ca.pem"))
+        clock = f"(clock here: {moment_text(now)}): the broker would refuse all clients"
         if crl.next_update_utc is not None and crl.next_update_utc < now:
             hint = "check the clock first (timedatectl); if it is right, make a new list: bsfg pki crl"
-            problems.append(Problem(crl_file, f"the list ended at {moment_text(crl.next_update_utc)} {clock}", hint))
+            problems.append(Problem(crl_file, f"the list expired at {moment_text(crl.next_update_utc)} {clock}", hint))
         if crl.last_update_utc > now:
-            why = f"the list begins at {moment_text(crl.last_update_utc)} {clock}"
+            why = f"the list is valid from {moment_text(crl.last_update_utc)} {clock}"
             problems.append(Problem(crl_file, why, "set the clock (timedatectl)"))
     return problems
 
 
 def check_not_revoked(cert_file: Path, crl_file: Path) -> list[Problem]:
-    """Whether the certificate is on its authority's list; a list that cannot be read is `check_crl`'s to tell."""
+    """A problem if the certificate is on its authority's list. `check_crl` reports a list that cannot be read."""
     try:
         certificate, lists = load_certificates(cert_file)[0], load_crls(crl_file)
     except PkiError:
@@ -108,7 +108,7 @@ def check_not_revoked(cert_file: Path, crl_file: Path) -> list[Problem]:
         if entry is not None and certificate.issuer == crl.issuer:
             found = _revoked(entry)
             why = f"the certificate was revoked at {moment_text(found.at)} ({found.reason})"
-            problems.append(Problem(cert_file, why, "issue another: bsfg pki renew NAME"))
+            problems.append(Problem(cert_file, why, "issue a new one: bsfg pki renew NAME"))
     return problems
 
 
@@ -128,11 +128,10 @@ def make_crl(
     now: datetime,
     ends: datetime,
 ) -> x509.CertificateRevocationList:
-    """A list that begins a little in the past, for brokers whose clock lags.
+    """A signed list, backdated for brokers whose clock is behind.
 
-    By default lists last as long as their authority.  A broker refuses everybody once its list is past its end, and a site
-    without a route to its authority cannot fetch a new one.  The list is a file that the operator puts there, so its end
-    protects nothing.
+    By default a list is valid as long as its authority: a broker with an expired list refuses all clients, and a site without a
+    connection to its authority cannot get a new one. An operator copies the list by hand, so an early expiry would protect nothing.
     """
     builder = (
         x509.CertificateRevocationListBuilder()
@@ -148,9 +147,9 @@ def make_crl(
 
 
 def revoked_entry(certificate: x509.Certificate, now: datetime, reason: str) -> x509.RevokedCertificate:
-    """The line of the list for one certificate."""
+    """The entry of the list for one certificate."""
     builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number).revocation_date(now)
-    if reason != "unspecified":  # which is said by leaving it out (RFC 5280, 5.3.1)
+    if reason != "unspecified":  # encoded by omitting the reason (RFC 5280, 5.3.1)
         builder = builder.add_extension(x509.CRLReason(REASONS[reason]), critical=False)
     return builder.build()
 
@@ -160,5 +159,5 @@ def _revoked(entry: x509.RevokedCertificate) -> Revoked:
         flag = entry.extensions.get_extension_for_class(x509.CRLReason).value.reason
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
         flag = x509.ReasonFlags.unspecified
-    words = next((word for word, each in REASONS.items() if each is flag), flag.value)
-    return Revoked(f"{entry.serial_number:x}", entry.revocation_date_utc, words)
+    reason = next((name for name, each in REASONS.items() if each is flag), flag.value)
+    return Revoked(f"{entry.serial_number:x}", entry.revocation_date_utc, reason)

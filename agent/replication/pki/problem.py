@@ -1,7 +1,7 @@
-"""How this package says that something is wrong: one error that ends the work, and problems that are collected.
+"""Errors of this package: an exception that ends the work, and problems that are collected.
 
-Both carry what to do.  An error is raised where one thing is asked for and cannot be had; problems are returned where
-everything wrong with an identity is wanted at once.
+Both say what to do. An exception is raised if a file or certificate cannot be used; problems are returned where all faults of an
+identity are wanted at once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.replication.protocol import ReplicationError
+from agent.replication.protocol.errors import ReplicationError
 
 
 class PkiError(ReplicationError):
-    """Something about a certificate or key that the operator has to put right; `hint` says how."""
+    """A certificate, key or list cannot be used; `hint` says what the operator can do."""
 
     def __init__(self, why: str, hint: str) -> None:
         super().__init__(why)
@@ -24,17 +24,17 @@ class PkiError(ReplicationError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with an identity: in which file, why, and what to do about it."""
+    """One fault of an identity: the file, the reason, and what to do."""
 
     file: Path
     why: str
     hint: str
 
     def __str__(self) -> str:
-        named = self.why.startswith(str(self.file))  # an error of a file says which
+        named = self.why.startswith(str(self.file))  # the message of a file error begins with the file
         return f"{self.why}; {self.hint}" if named else f"{self.file}: {self.why}; {self.hint}"
 
 
 def moment_text(moment: datetime) -> str:
-    """A moment as a person reads it."""
+    """A time in UTC for messages."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

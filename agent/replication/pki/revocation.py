@@ -1,8 +1,8 @@
-"""Taking a certificate back: which were ever signed, which of them are revoked, and the next list.
+"""Revocation: which certificates were signed, which of them are revoked, and the next list.
 
-There is no index beside the signed files that could say something else than they do: what was signed lies in `issued/`,
-what was revoked, when and why, stands in the list.  Each list made is also kept as `crls/NUMBER.crl`, numbers only rise, and
-nothing is signed on top of a list that is missing, foreign or older than one made before, as that would let somebody in again.
+There is no separate index that could differ from the signed files: `issued/` contains what was signed, the list contains what was
+revoked, when and why. Each list is also kept as `crls/NUMBER.crl`, with rising numbers. No list is made on top of one that is missing,
+of another authority, or older than a kept one, because that would lift revocations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.replication.pki.authority import Authority, check_days, load_authorit
 from agent.replication.pki.certificates import common_name_of, is_signed_by
 from agent.replication.pki.crl import (
     REASONS,
-    CrlFacts,
+    CrlDetails,
     Revoked,
     describe_crl,
     is_crl_of,
@@ -39,12 +39,12 @@ from agent.replication.pki.problem import PkiError
 from agent.replication.pki.signing import common_name_of_broker
 
 ISSUED_MAX = 100_000
-"""Certificates read for one listing: a site has dozens of zones, and a year has one renewal of each."""
+"""Certificates read for one listing; a site has dozens of zones, each renewed once a year."""
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedRecord:
-    """One certificate ever signed here: for whom, from when to when, and whether it was taken back."""
+    """One certificate signed by this authority; `revoked` is None if it is not revoked."""
 
     serial: str
     name: str
@@ -54,7 +54,7 @@ class IssuedRecord:
 
 
 def list_issued(folder: Path, now: datetime) -> list[IssuedRecord]:
-    """Every certificate this authority signed, by name and then by age."""
+    """All certificates that this authority signed, by name and age. Raises PkiError."""
     authority = load_authority(folder)
     revoked = {each.serial: each for each in describe_crl(_current_crl(folder, authority), now).revoked}
     records = [
@@ -73,9 +73,9 @@ def list_issued(folder: Path, now: datetime) -> list[IssuedRecord]:
 def revoke(
     folder: Path, what: str, now: datetime, *, broker: bool = False, reason: str = "unspecified"
 ) -> list[IssuedRecord]:
-    """Put on the list all certificates of a zone (or broker) that are still good, or the one with this serial number."""
+    """Revoke all valid certificates of a zone or broker, or the one with this serial number. Raises PkiError."""
     if reason not in REASONS:
-        raise PkiError(f"{reason!r} is no reason", f"use one of {', '.join(REASONS)}")
+        raise PkiError(f"{reason!r} is not a reason", f"use one of {', '.join(REASONS)}")
     authority = load_authority(folder)
     crl = _current_crl(folder, authority)
     already = {entry.serial_number for entry in crl}
@@ -84,19 +84,19 @@ def revoke(
     found = [each for each in issued if f"{each.serial_number:x}" == what.lower().lstrip("0") and not broker]
     found = found or [each for each in issued if common_name_of(each) == wanted]
     if not found:
-        raise PkiError(f"{folder} never issued anything for {what[:80]!r}", "see what it did: bsfg pki list")
+        raise PkiError(f"{folder} never issued a certificate for {what[:80]!r}", "see bsfg pki list")
     ended = [each for each in found if each.not_valid_after_utc < now]
     fresh = [each for each in found if each.serial_number not in already and each not in ended]
     if not fresh:
-        raise PkiError(f"every certificate of {what} has been revoked or has ended already", "see when: bsfg pki list")
+        raise PkiError(f"every certificate of {what} is already revoked or has expired", "see bsfg pki list")
     entries = [*crl, *(revoked_entry(each, now, reason) for each in fresh)]
     _write_crl(folder, authority, crl, entries, now, None)
     serials = {f"{each.serial_number:x}" for each in fresh}
     return [each for each in list_issued(folder, now) if each.serial in serials]
 
 
-def reissue_crl(folder: Path, now: datetime, *, days: int | None = None) -> CrlFacts:
-    """The same list again with the next number, for as long as the one before was made, or for `days`."""
+def reissue_crl(folder: Path, now: datetime, *, days: int | None = None) -> CrlDetails:
+    """The same list with the next number, valid as long as the last list was, or for `days`. Raises PkiError."""
     authority = load_authority(folder)
     crl = _current_crl(folder, authority)
     return _write_crl(folder, authority, crl, list(crl), now, days)
@@ -109,11 +109,11 @@ def _write_crl(
     entries: list[x509.RevokedCertificate],
     now: datetime,
     days: int | None,
-) -> CrlFacts:
-    """The next list.  Its life is the one the list before had, so that a site's choice is made once."""
+) -> CrlDetails:
+    """Write the next list. Its validity is that of the last list, unless `days` is given."""
     authority_ends = authority.certificate.not_valid_after_utc
     if authority_ends < now:
-        raise PkiError("the authority itself has ended", f"make a new one: bsfg pki ca --pki {folder} --force")
+        raise PkiError("the authority itself has expired", f"create a new one: bsfg pki ca --pki {folder} --force")
     if days is not None:
         check_days(days)
         ends = min(now + timedelta(days=days), authority_ends)
@@ -121,35 +121,35 @@ def _write_crl(
         ends = authority_ends
     else:
         ends = min(now + (before.next_update_utc - before.last_update_utc), authority_ends)
-    # What has ended needs no entry, yet stays: the list is also the memory of what was revoked and why.
+    # Expired certificates stay on the list: it is also the record of what was revoked and why.
     crl = make_crl(authority.certificate, authority.key, number_of(before) + 1, entries, now, ends)
     with disk_errors(folder):
         make_folder(folder / "crls")
-        # The copy first: a list in force is one that can be restored.
+        # The copy first, so that each list in force can be restored.
         write_file(folder / "crls" / f"{number_of(crl)}.crl", pem_of(crl), PUBLIC_MODE)
         write_file(folder / "ca.crl", pem_of(crl), PUBLIC_MODE)
     return describe_crl(crl, now)
 
 
 def _current_crl(folder: Path, authority: Authority) -> x509.CertificateRevocationList:
-    """The list in force, if it is the authority's newest."""
+    """The list in force. Raises PkiError if it is not the authority's newest."""
     newest_file, newest = None, 0
     for file in folder.glob("crls/*.crl"):
         try:
             kept = load_crl(file)
         except PkiError:
-            continue  # a copy that rotted; the others tell
+            continue  # a damaged copy; the others are used
         if is_crl_of(kept, authority.certificate) and number_of(kept) > newest:
             newest_file, newest = file, number_of(kept)
     restore = f"restore it: cp {newest_file} {folder / 'ca.crl'}" if newest_file else "restore it from a backup"
     try:
         crl = load_crl(folder / "ca.crl")
     except PkiError as error:
-        raise PkiError(f"what was revoked is unknown: {error.why}", restore) from error
+        raise PkiError(f"the revocation list is missing or damaged: {error.why}", restore) from error
     if not is_crl_of(crl, authority.certificate):
         raise PkiError(f"{folder / 'ca.crl'} is not this authority's list", restore)
     if number_of(crl) < newest:
-        raise PkiError(f"{folder / 'ca.crl'} is list {number_of(crl)}, and list {newest} was made already", restore)
+        raise PkiError(f"{folder / 'ca.crl'} is list {number_of(crl)}, but list {newest} exists", restore)
     return crl
 
 

@@ -1,9 +1,9 @@
-"""Core: which of several identities a node uses at a broker, while the files that hold one are being replaced.
+"""Core: which identity a node uses at a broker while its certificate files are being replaced.
 
-Identities are known by a digest of their files.  One is *in force*: the broker accepted it last.  Another may be *offered*: found in
-the files, good by our own checks, not yet shown to the broker.  A pair that our checks refuse, or that the broker turns away, changes
-nothing: what is in force stays so, and the trouble is told once.  What the broker turned away is shown to it again when the files
-are next looked at by the clock, since the fault may have been the broker's.
+An identity is known by a digest of its files. One is *in force*: the broker accepted it last. Another may be *offered*: found in
+the files, valid by our own checks, not yet tried at the broker. Files that our checks or the broker refuse change nothing: the
+identity in force stays in force, and the problem is reported once. An identity that the broker refused is tried again
+periodically, because the fault may have been the broker's (docs/decisions/0035).
 """
 
 from __future__ import annotations
@@ -12,72 +12,72 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Seen(Enum):
-    """What a look at the files means."""
+class FileChange(Enum):
+    """What reading the files, or the broker's answer, has changed."""
 
-    NOTHING_NEW = "nothing new"
-    OFFERED = "offered"
-    REFUSED = "refused"
+    NONE = "nothing changed"
+    OFFERED = "a new identity is to be tried at the broker"
+    REFUSED = "a new identity was refused; report it"
 
 
 @dataclass(slots=True)
 class Rotation:
-    """The identities of one node at one broker; None where there is none."""
+    """The identities of one node at one broker, by digest; None where there is none."""
 
     in_force: bytes | None = None
     offered: bytes | None = None
-    turned_away: bytes | None = None
-    trouble: str = ""
+    rejected: bytes | None = None
+    problem: str = ""
     _was_refused: bool = False
-    _told: bytes | None = None
+    _reported: bytes | None = None
 
-    def looked(self, digest: bytes, problems: str, *, again: bool = False) -> Seen:
-        """The files hold `digest`, which our own checks find good unless they name `problems`; `again` by the clock."""
+    def files_checked(self, digest: bytes, problems: str, *, is_retry: bool = False) -> FileChange:
+        """The files hold `digest`. `problems` is empty if our checks accept them; `is_retry`: a periodic check."""
         if digest == self.in_force:
-            # Also the way back: whoever restores the files wants what is in force.
-            self.offered, self.turned_away, self.trouble, self._told = None, None, "", None
-            return Seen.NOTHING_NEW
+            # Also after a roll-back: the operator restored the files of the identity in force.
+            self.offered, self.rejected, self.problem, self._reported = None, None, "", None
+            return FileChange.NONE
         if problems:
-            if self.in_force is not None:  # otherwise what was found first is all there is
+            if self.in_force is not None:  # without one in force the offered identity is the only one
                 self.offered = None
-            return self._tell(digest, problems)
-        if digest in (self.offered, self.turned_away) and not again:
-            return Seen.NOTHING_NEW
+            return self._report(digest, problems)
+        if digest in (self.offered, self.rejected) and not is_retry:
+            return FileChange.NONE
         self.offered = digest
-        if digest != self.turned_away:  # shown once more it is still what the broker did not take
-            self.trouble = ""
-        return Seen.OFFERED
+        if digest != self.rejected:  # a retry keeps the broker's reason until the broker accepts
+            self.problem = ""
+        return FileChange.OFFERED
 
-    def to_try(self) -> bytes | None:
-        """What to show the broker now: after a refusal first what it knows, however often the new one is offered again."""
+    def candidate(self) -> bytes | None:
+        """The identity for the next connection. After a refusal the one in force comes first, so that the node reconnects."""
         if self._was_refused and self.in_force is not None:
             return self.in_force
         return self.offered or self.in_force
 
     def accepted(self, digest: bytes) -> bool:
-        """The broker took it; True when that changes what is in force."""
+        """The broker accepted `digest`. Returns whether it was not in force before."""
         self._was_refused = False
         is_new = digest != self.in_force
         self.in_force = digest
         if self.offered == digest:
             self.offered = None
         if is_new:
-            self.turned_away, self.trouble, self._told = None, "", None
+            self.rejected, self.problem, self._reported = None, "", None
         return is_new
 
-    def refused(self, digest: bytes, why: str) -> Seen:
-        """The broker turned it away.  Without another one in force it is shown again, as there is nothing better."""
+    def refused(self, digest: bytes, why: str) -> FileChange:
+        """The broker refused `digest`. If no other identity is in force, it stays offered."""
         if digest != self.offered or self.in_force is None:
             self._was_refused = False
-            return Seen.NOTHING_NEW
+            return FileChange.NONE
         self._was_refused = True
-        self.offered, self.turned_away = None, digest
-        return self._tell(digest, why)
+        self.offered, self.rejected = None, digest
+        return self._report(digest, why)
 
-    def _tell(self, digest: bytes, why: str) -> Seen:
-        """Keep the newest words, and say so once for each pair of files: reasons that name the time change all the time."""
-        self.trouble = why
-        if self._told == digest:
-            return Seen.NOTHING_NEW
-        self._told = digest
-        return Seen.REFUSED
+    def _report(self, digest: bytes, why: str) -> FileChange:
+        """Keep the newest reason, but report each pair of files once: a reason that contains the time differs each time."""
+        self.problem = why
+        if self._reported == digest:
+            return FileChange.NONE
+        self._reported = digest
+        return FileChange.REFUSED

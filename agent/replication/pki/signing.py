@@ -1,6 +1,6 @@
-"""The parts of which certificates and lists are put together, each with the reason why it looks as it does.
+"""Parts of certificates and lists, each with the reason for its form.
 
-Nothing is signed here and no file is touched.
+Signs nothing and touches no file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from agent.replication.pki.problem import PkiError
 
 BACKDATED = timedelta(hours=1)
-"""A certificate begins this much before it was signed, so that a gateway whose clock lags a little can use it."""
+"""A certificate is valid from this long before it was signed, for gateways whose clock is behind."""
 
 _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 
@@ -26,7 +26,7 @@ _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z
 def builder(
     subject: x509.Name, issuer: x509.Name, key: CertificatePublicKeyTypes, now: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
-    """A certificate with what all of ours have."""
+    """A certificate builder with the fields that all our certificates have."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -39,18 +39,18 @@ def builder(
     )
 
 
-def named(common_name: str) -> x509.Name:
-    """A subject of this one common name."""
+def subject_name(common_name: str) -> x509.Name:
+    """A subject with this common name only."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
 def common_name_of_broker(name: str) -> str:
-    """The space keeps the name from ever being a zone's, and so from being a user the access list knows."""
+    """The common name of a broker. It contains a space, so that it can never be a zone in the access list."""
     return f"broker {name}"
 
 
 def key_usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:
-    """What the key may do; everything that is not named, it may not."""
+    """The allowed uses of the key; all others are forbidden."""
     return x509.KeyUsage(
         digital_signature=digital_signature,
         key_cert_sign=key_cert_sign,
@@ -65,13 +65,13 @@ def key_usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -
 
 
 def authority_identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    """Which authority's key signed."""
+    """The identifier of the authority's key."""
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """A host name or address of a broker."""
+    """A host name or address of a broker. Raises PkiError."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -79,13 +79,13 @@ def general_name(host: str) -> x509.GeneralName:
     if not _DNS_NAME.fullmatch(host.lower()):
         raise PkiError(
             f"{host[:80]!r} is neither a host name nor an address",
-            "give one name or address, without port, wildcard or path (names beyond ASCII in their xn-- form)",
+            "give one name or address, without port, wildcard or path (non-ASCII names in xn-- form)",
         )
     return x509.DNSName(host.lower())
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as it lies in its file."""
+    """The PEM encoding of a private key."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -1,13 +1,11 @@
 """Requests and answers to bytes and back, version 1.0 of `bsfg.replication`.
 
-A request is one JSON object.  An answer is a little-endian u32, that many bytes of one JSON object, and after them the
-attachment: sealed batches end to end, exactly as they lie in the serving store.  docs/reference/protocol.md says the same
-for a second implementation.
+A request is one JSON object. An answer is a little-endian u32, that many bytes of one JSON object, and the attachment: sealed batches
+one after the other, unchanged from the serving store. docs/reference/protocol.md specifies the same for a second implementation.
 
-Promised: sizes are checked before anything is parsed; the decoders return a checked value or raise MalformedMessage, and
-nothing else, whatever the bytes; fields this version does not know are ignored, so that minor versions may add; another
-major version is refused naming both.  Not here: whether the asker may have what he asks for (`sender`), and whether the
-batches are what they claim (`agent.batch`, the store).
+Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage, whatever the bytes; unknown
+fields are ignored, so that minor versions may add some; another major version is refused, naming both. Not here: authorization
+(`sender`), and the content of batches (`agent.batch`, `page_check`).
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ MAJOR, MINOR = 1, 0
 VERSION = f"{MAJOR}.{MINOR}"
 
 REQUEST_BYTES_MAX = 64 * 1024
-"""A FetchFacts naming 600 origins; nobody has more to say."""
+"""Holds a FetchFacts that names 600 origins, the largest request."""
 HEADER_BYTES_MAX = 1024 * 1024
-"""Header of an answer: the definitions of a page are its bulk, and they are bounded by the page's bytes."""
+"""Header of an answer. Most of it are the definitions of a page, bounded by the page's bytes."""
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
-"""Above any packet size we would recommend for a broker."""
+"""Above any recommended packet size of a broker."""
 
 _LENGTH = struct.Struct("<I")
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
@@ -63,7 +61,7 @@ _OBJECT_START = f'{{"protocol":"{PROTOCOL}","version":"{VERSION}",'.encode()
 
 
 def encode_request(request: Request) -> bytes:
-    """The bytes of a request; MalformedMessage when they are too many."""
+    """The bytes of a request. Raises MalformedMessage if it is too large."""
     payload = _OBJECT_START + msgspec.json.encode(request)[1:]
     if len(payload) > REQUEST_BYTES_MAX:
         raise _too_large(payload)
@@ -71,13 +69,13 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(payload: bytes) -> Request:
-    """The request in `payload`; MalformedMessage, with the code to answer, for everything else."""
+    """The request in `payload`. Raises MalformedMessage with the code to answer."""
     if len(payload) > REQUEST_BYTES_MAX:
         raise _too_large(payload)
     head = _decode_head(_REQUEST_HEAD, payload)
     decoder = _REQUESTS.get(head.operation)
     if decoder is None:
-        raise MalformedMessage(f"operation {head.operation!r} is not known here", "unknown_operation", head.operation)
+        raise MalformedMessage(f"operation {head.operation!r} is unknown", "unknown_operation", head.operation)
     request: Request = _decode(decoder, payload, head.operation)
     request.check()
     return request
@@ -91,7 +89,7 @@ def encode_answer(answer: Answer, attachment: list[bytes]) -> bytes:
 
 
 def encode_error(store_zone: str, epoch: str, operation: str, code: str, message: str) -> bytes:
-    """The bytes of an error answer; whether to retry and what to do stand in the table."""
+    """The bytes of an error answer; `retryable` and `hint` come from the table."""
     row = ERRORS[code]
     body = ErrorBody(code=code, message=message[:1000], retryable=row.retryable, hint=row.hint)
     answer = ErrorAnswer(store_zone=store_zone, epoch=epoch, operation=operation[:64], error=body)
@@ -100,7 +98,7 @@ def encode_error(store_zone: str, epoch: str, operation: str, code: str, message
 
 
 def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
-    """The answer in `payload` and its batches, lengths and order checked; MalformedMessage for everything else."""
+    """The answer in `payload` and its batches, with checked lengths and order. Raises MalformedMessage."""
     if not _LENGTH.size <= len(payload) <= ANSWER_BYTES_MAX:
         raise MalformedMessage(f"answer of {len(payload)} bytes, {_LENGTH.size} to {ANSWER_BYTES_MAX} expected")
     header_bytes = _LENGTH.unpack_from(payload)[0]
@@ -114,7 +112,7 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
     decoder = _ANSWERS.get(head.operation)
     if decoder is None:
         raise MalformedMessage(
-            f"answer to {head.operation!r}, which is not known here", "unknown_operation", head.operation
+            f"answer to an unknown operation {head.operation!r}", "unknown_operation", head.operation
         )
     answer: Answer = _decode(decoder, header, head.operation)
     answer.check()
@@ -139,7 +137,7 @@ def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operati
 
 
 def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes | memoryview) -> _HeadT:
-    """What every message has; of another version the version is told, whatever else has changed with it."""
+    """The fields of every message. For another version the error names the version, even if these fields have changed."""
     try:
         head = _decode(decoder, data, "")
     except MalformedMessage as error:
@@ -154,7 +152,7 @@ def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes | memoryview
 
 
 def _check_version(head: _Version, operation: str) -> None:
-    """Another protocol or major is refused naming both; a higher minor is read, its additions ignored."""
+    """Raise MalformedMessage for another protocol or major version; a higher minor version is accepted."""
     version = _VERSION.fullmatch(head.version)
     if head.protocol != PROTOCOL or version is None or int(version[1]) != MAJOR:
         why = f"the peer speaks {head.protocol!r} {head.version!r}, this node {PROTOCOL!r} {VERSION!r}"

@@ -1,24 +1,24 @@
-"""What can go wrong between two nodes, once: one table of codes and one tree of exceptions.
+"""The table of error codes and the tree of exceptions of replication.
 
-The table `ERRORS` is the contract: the serving side answers with these codes, the asking side decides by them whether
-to try again, and docs/reference/protocol.md prints the same rows (a test compares).  A code, once published, keeps its
-meaning; a code this side does not know is taken at the word of the answer's `retryable`.
+The table `ERRORS` is part of the protocol: the serving side answers with these codes, and the requesting side decides by them whether to
+retry. docs/reference/protocol.md prints the same rows (held by a test). A published code keeps its meaning; for an unknown code the
+answer's own `retryable` counts.
 
 Exceptions:
 
-    ReplicationError            anything below; never raised itself
-        MalformedMessage        bytes of the peer that are not a message of this protocol (their fault; final)
-        PeerRefused             the peer answered with an error of the table (`code`, `retryable`, `hint`)
-        TransportError          the way to the peer (`retryable` says whether waiting may help)
+    ReplicationError            base class; never raised itself
+        MalformedMessage        bytes of the peer that are not a valid message (the sender's fault; final)
+        PeerRefused             the peer answered with an error code (`code`, `retryable`, `hint`)
+        TransportError          the connection to the peer failed (`retryable`: waiting may help)
             BrokerUnreachable   no TCP or TLS connection to the broker (retry)
-            ConnectionRefused   TLS stood, but the broker closed it before CONNACK or refused the session (retry slowly)
-            ConnectionLost      the connection ended under a request (retry)
-            PeerAbsent          nobody serves the topic asked (retry)
-            NotAuthorized       the broker forbids the topic (final: configuration)
-            MessageTooLarge     the message exceeds what the broker takes (final for this message)
-            OutgoingFull        our own bounded queue is full (retry)
-        PkiError                a certificate, key or list (final: the operator's to mend)              (pki)
-        TopologyError           links or settings of which no broker configuration can be made (final)  (broker)
+            ConnectionRefused   the broker closed before CONNACK, or refused the session (retry slowly)
+            ConnectionLost      the connection ended during a request (retry)
+            PeerAbsent          the request topic has no subscriber (retry)
+            NotAuthorized       the broker's access list forbids the topic (final: configuration)
+            MessageTooLarge     the message exceeds the broker's packet size (final for this message)
+            OutgoingFull        this node's outgoing queue is full (retry)
+        PkiError                a certificate, key or list cannot be used (final: an operator must act)       (pki)
+        TopologyError           links or settings that make no broker configuration (final)                   (broker)
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from agent.errors import BsfgError
 
 
 class Fault(Enum):
-    """Whose mistake it is: who has to act for it to go away."""
+    """Who has to act."""
 
-    ASKER = "asker"
+    REQUESTER = "requester"
     SERVER = "server"
     OPERATOR = "operator"
-    NOBODY = "nobody"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """One row of the error table: a code, whose fault it is, whether to ask again, what it means, what to do."""
+    """One row of the error table: code, who has to act, whether to retry, meaning, what to do."""
 
     code: str
     fault: Fault
@@ -53,17 +53,17 @@ class ErrorRow:
 _ROWS = (
     ErrorRow(
         "bad_request",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
         "The request is not JSON, lacks a field, or a field has the wrong type or range.",
         "Correct the field that the message names.",
     ),
     ErrorRow(
         "request_too_large",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
         "The request exceeds 65,536 bytes.",
-        "Append fewer messages at once, and large objects as artifacts; list fewer origins in definitions_known.",
+        "Append fewer messages at once, large objects as artifacts; list fewer origins in definitions_known.",
     ),
     ErrorRow(
         "unsupported_version",
@@ -74,115 +74,115 @@ _ROWS = (
     ),
     ErrorRow(
         "unknown_operation",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
-        "The operation is not known here.",
-        "Update the serving node, or ask with an operation of its version.",
+        "The serving node does not know the operation.",
+        "Update the serving node, or use an operation of its version.",
     ),
     ErrorRow(
         "limit_out_of_range",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
-        "limit, bytes_max or wait_ms lies outside its range.",
-        "Use a value inside the range that the message names.",
+        "limit, bytes_max or wait_ms is outside its range.",
+        "Use a value in the range that the message names.",
     ),
     ErrorRow(
         "unknown_consumer",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
         "No consumer has this name, and the request names no stream to register it for.",
         "Send the field stream with the first FetchFacts, or correct consumer_name.",
     ),
     ErrorRow(
         "consumer_not_yours",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
         "The consumer was registered by another zone.",
-        "Use a consumer name of your own, by custom <your zone>.<stream>.",
+        "Use a consumer name of your own zone, usually <your zone>.<stream>.",
     ),
     ErrorRow(
         "consumer_stream_mismatch",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
-        "The consumer is bound to another stream than the one named.",
+        "The consumer reads another stream than the request names.",
         "Use one consumer name for each stream, or remove the consumer at the serving node (bsfg consumer remove).",
     ),
     ErrorRow(
         "too_many_consumers",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
-        "The zone has registered as many consumers as one zone may.",
-        "Ask with the names registered before; bsfg consumer list on the serving node shows them.",
+        "The zone has registered the maximum number of consumers.",
+        "Use a registered consumer name; bsfg consumer list on the serving node shows them.",
     ),
     ErrorRow(
         "stream_not_exported",
         Fault.OPERATOR,
         False,
-        "The stream is not exported to the asking zone, or does not exist.",
+        "The stream is not exported to the requesting zone, or does not exist.",
         "Add the stream to exports of this peer in the serving node's node.toml.",
     ),
     ErrorRow(
         "append_not_allowed",
         Fault.OPERATOR,
         False,
-        "The asking zone may not append to the stream, whether it exists or not.",
+        "The requesting zone may not append to the stream, or the stream does not exist.",
         "Add the stream to appends of this peer in the serving node's node.toml.",
     ),
     ErrorRow(
         "unknown_artifact",
         Fault.OPERATOR,
         False,
-        "No artifact of this digest is here, or no fact that the asking zone may read refers to it.",
-        "Put it where the fact was appended (bsfg object put); the incidents of the nodes between say where it went missing.",
+        "The serving node has no artifact with this digest, or no fact that the requesting zone may read refers to it.",
+        "Put it at the node where the fact was appended (bsfg object put); incidents of the nodes in between say where it was lost.",
     ),
     ErrorRow(
         "artifact_mismatch",
-        Fault.ASKER,
+        Fault.REQUESTER,
         False,
-        "The bytes that were put are not those that the digest names; nothing of them is kept.",
+        "The bytes that were put do not match the digest; they were discarded.",
         "Put them again from the beginning.",
     ),
     ErrorRow(
         "artifact_too_large",
         Fault.OPERATOR,
         False,
-        "The artifact is larger than the serving node takes.",
+        "The artifact is larger than the serving node accepts.",
         "Raise artifact_bytes_max in [store] of the serving node's node.toml.",
     ),
     ErrorRow(
         "confirm_beyond_log",
         Fault.OPERATOR,
         False,
-        "The confirmation lies beyond the end of the log.",
-        "The serving store is older than what was read from it: was it restored from a backup, or does a copy of it answer as well?",
+        "The confirmed offset is beyond the end of the log.",
+        "The serving store is older than what was read from it: was it restored from a backup, or does a copy of it also answer?",
     ),
     ErrorRow(
         "offset_beyond_log",
         Fault.OPERATOR,
         False,
-        "after_offset lies beyond the end of the log.",
-        "The serving store is older than what was read from it: was it restored from a backup, or does a copy of it answer as well?",
+        "after_offset is beyond the end of the log.",
+        "The serving store is older than what was read from it: was it restored from a backup, or does a copy of it also answer?",
     ),
     ErrorRow(
         "history_differs",
         Fault.OPERATOR,
         True,
-        "What the asker shows of this store (taken, held) is not in it: the store is an old copy that has gone on.",
-        "Ask again: it begins a new epoch by itself, once a week. If this stays, look at the incidents of the serving node.",
+        "What the requester holds of this store (taken, held) is not in it: the store is an old copy that has grown since.",
+        "Retry: the store begins a new epoch by itself, at most once a week. If the error stays, see the incidents of the serving node.",
     ),
     ErrorRow(
         "epoch_changed",
-        Fault.NOBODY,
+        Fault.NONE,
         True,
-        "The offsets belong to another life of this store; the answer names the present epoch.",
-        "Begin again at offset 0 of the present epoch.",
+        "The offsets belong to another epoch of this store; the answer names the present one.",
+        "Start again at offset 0 of the present epoch.",
     ),
     ErrorRow(
         "fenced",
         Fault.OPERATOR,
         False,
-        "Another instance under this consumer's name has taken a newer lease; final for the one that is told.",
-        "Two receivers use one name (a cloned machine?): stop one. To have the fenced one go on instead, start it again.",
+        "Another instance with this consumer name has acquired a newer lease; final for the instance that gets this error.",
+        "Two receivers use one name (a cloned machine?): stop one. To continue with the fenced one, restart it.",
     ),
     ErrorRow(
         "batch_exceeds_packet",
@@ -195,22 +195,22 @@ _ROWS = (
         "busy",
         Fault.SERVER,
         True,
-        "The serving node has too much in hand for this zone.",
-        "Ask again later; if it lasts, ask with fewer consumers at once.",
+        "The serving node has too many open requests of this zone.",
+        "Retry later; if the error stays, use fewer consumers at once.",
     ),
     ErrorRow(
         "store_full",
         Fault.SERVER,
         True,
-        "The serving store has no room for what was to be appended; nothing of it is stored.",
-        "Keep it and append it again later; bsfg status of the serving node says what fills it.",
+        "The serving store has no room for the append; nothing of it is stored.",
+        "Keep the messages and append them again later; bsfg status of the serving node names the cause.",
     ),
     ErrorRow(
         "store_unavailable",
         Fault.SERVER,
         True,
         "The serving store cannot answer now.",
-        "Ask again later; the serving node's status says why.",
+        "Retry later; bsfg status of the serving node says why.",
     ),
 )
 # fmt: on
@@ -219,18 +219,18 @@ ERRORS: dict[str, ErrorRow] = {row.code: row for row in _ROWS}
 
 
 def advice(message: str, hint: str) -> str:
-    """What a peer said, and what to do, as two sentences."""
+    """A message and its hint as two sentences."""
     return f"{message.rstrip('. ')}. {hint}".rstrip()
 
 
 class ReplicationError(BsfgError):
-    """Root of the tree drawn above."""
+    """Base class of the tree above."""
 
 
 class MalformedMessage(ReplicationError):
-    """Bytes that are not a message of this protocol.  The decoders raise this and nothing else.
+    """Bytes that are not a message of this protocol. The decoders raise no other exception.
 
-    `code` is the table's code with which a server answers; `operation` what the sender asked for, as far as readable.
+    `code` is the code with which a server answers; `operation` is the requested operation, as far as readable.
     """
 
     def __init__(self, why: str, code: str = "bad_request", operation: str = "", hint: str = "") -> None:
@@ -243,7 +243,7 @@ class MalformedMessage(ReplicationError):
 
 
 class PeerRefused(ReplicationError):
-    """The peer answered, and the answer is an error."""
+    """The peer answered with an error code."""
 
     def __init__(self, zone: str, code: str, message: str, hint: str, *, retryable: bool) -> None:
         super().__init__(zone, code, message)
@@ -258,7 +258,7 @@ class PeerRefused(ReplicationError):
 
 
 class TransportError(ReplicationError):
-    """The way to the peer failed; `retryable` says whether time alone may mend it."""
+    """The connection to the peer failed; `retryable` says whether waiting may help."""
 
     retryable = True
 
@@ -269,7 +269,7 @@ class TransportError(ReplicationError):
         self.hint = hint
 
     def __str__(self) -> str:
-        # What is told on (a link's last trouble, to who asks meanwhile) has the place and its full stop already.
+        # A link's last error, repeated as the reason of another, already contains the place and a full stop.
         why = self.why.removeprefix(f"{self.where}: ")
         return f"{self.where}: {why}{'' if why.endswith(('.', '?')) else '.'} {self.hint}".rstrip()
 
@@ -279,15 +279,15 @@ class BrokerUnreachable(TransportError):
 
 
 class ConnectionRefused(TransportError):
-    """The broker ended the connection before it had accepted the session."""
+    """The broker closed the connection before it accepted the session."""
 
 
 class ConnectionLost(TransportError):
-    """The connection ended; every open request on it is lost."""
+    """The connection ended; its open requests are lost."""
 
 
 class PeerAbsent(TransportError):
-    """The broker knows nobody who listens on the topic asked (PUBACK 0x10)."""
+    """The request topic has no subscriber (PUBACK 0x10)."""
 
 
 class NotAuthorized(TransportError):
@@ -297,10 +297,10 @@ class NotAuthorized(TransportError):
 
 
 class MessageTooLarge(TransportError):
-    """The message exceeds the packet size the broker announced."""
+    """The message exceeds the packet size that the broker announced."""
 
     retryable = False
 
 
 class OutgoingFull(TransportError):
-    """The bounded queue towards the broker is full."""
+    """This node's outgoing queue to the broker is full."""

@@ -1,10 +1,9 @@
-"""The topics of the carrier, and who may be believed because of them.
+"""MQTT topics of the protocol, and the checks that make them proof of a message's sender.
 
-A request goes to `bsfg/1/<serving zone>/<asking zone>/req`, its answer to
-`bsfg/1/<serving zone>/<asking zone>/rsp/<instance>`.  The broker lets a zone publish only under its own name, so the
-asking zone in a *request topic* is proven, and nothing else in a message is.  An answer must therefore go to a topic
-built from the proven zone: `check_response_topic` compares, and whoever asks with another one gets no answer at all,
-since answering would let him make this node write where he may not.
+A request goes to `bsfg/1/<serving zone>/<asking zone>/req`, its answer to `bsfg/1/<serving zone>/<asking zone>/rsp/<instance>`. The
+broker lets a zone publish only under its own name, so the asking zone in a *request topic* is proven, and no other field of a message
+is. An answer must therefore go to a topic built from the proven zone: `check_response_topic` compares, and a request with any other
+response topic gets no answer, because answering would make this node publish where the requester may not.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from agent.replication.protocol.errors import MalformedMessage
 
 ROOT = "bsfg/1"
 TOPIC_BYTES_MAX = 200
-"""Longest topic of this protocol: two zones of 32, an instance of 40 and the fixed words stay far below."""
+"""Longest accepted topic; two zones of 32, an instance of 40 characters and the fixed levels stay far below."""
 
 _ZONE = re.compile(r"[a-z0-9-]{1,32}")
 _INSTANCE = re.compile(r"[a-z0-9-]{1,40}")
@@ -24,31 +23,31 @@ _INSTANCE = re.compile(r"[a-z0-9-]{1,40}")
 
 @dataclass(frozen=True, slots=True)
 class RequestTopic:
-    """Who is asked, and who asks."""
+    """The two zones of a request."""
 
     serving_zone: str
     asking_zone: str
 
 
 def is_zone(name: str) -> bool:
-    """Whether `name` may name a zone (and be the common name of its certificate)."""
+    """Whether `name` is a valid zone name, which is also the common name of its certificate."""
     return _ZONE.fullmatch(name) is not None
 
 
 def is_instance(name: str) -> bool:
-    """Whether `name` may name one running instance of an asking node."""
+    """Whether `name` is a valid name of one running instance of a requesting node."""
     return _INSTANCE.fullmatch(name) is not None
 
 
 def request_topic(serving_zone: str, asking_zone: str) -> str:
-    """The topic on which `asking_zone` asks `serving_zone`."""
+    """The topic of requests from `asking_zone` to `serving_zone`."""
     assert is_zone(serving_zone), serving_zone
     assert is_zone(asking_zone), asking_zone
     return f"{ROOT}/{serving_zone}/{asking_zone}/req"
 
 
 def response_topic(serving_zone: str, asking_zone: str, instance: str) -> str:
-    """The topic on which `serving_zone` answers one instance of `asking_zone`."""
+    """The topic of answers from `serving_zone` to one instance of `asking_zone`."""
     assert is_zone(serving_zone), serving_zone
     assert is_zone(asking_zone), asking_zone
     assert is_instance(instance), instance
@@ -56,7 +55,7 @@ def response_topic(serving_zone: str, asking_zone: str, instance: str) -> str:
 
 
 def parse_request_topic(topic: str) -> RequestTopic:
-    """The two zones of a request topic; MalformedMessage for everything that is not exactly one."""
+    """The two zones of a request topic. Raises MalformedMessage for any other topic."""
     levels = topic.split("/") if len(topic) <= TOPIC_BYTES_MAX else []
     match levels:
         case ["bsfg", "1", serving, asking, "req"] if is_zone(serving) and is_zone(asking):
@@ -65,9 +64,9 @@ def parse_request_topic(topic: str) -> RequestTopic:
 
 
 def check_response_topic(topic: str, serving_zone: str, asking_zone: str) -> str:
-    """The instance in `topic`, if it is exactly a response topic of these two zones; MalformedMessage otherwise.
+    """The instance in `topic`. Raises MalformedMessage unless it is a response topic of exactly these two zones.
 
-    Wildcards, foreign zones, further levels and overlong names all end here: the instance is the only free part.
+    The instance is the only variable part: wildcards, other zones, further levels and overlong names are refused.
     """
     prefix = f"{ROOT}/{serving_zone}/{asking_zone}/rsp/"
     if len(topic) <= TOPIC_BYTES_MAX and topic.startswith(prefix) and is_instance(topic[len(prefix) :]):

@@ -19,27 +19,20 @@ from agent.batch import Batch, Origin
 from agent.pages import HeldRange, ReceivedDefinition
 from agent.ranges import Span as Sequences
 from agent.ranges import intersect
-from agent.replication.protocol import (
+from agent.replication.protocol.digest_diff import DigestRange, Forked, Interval, known_end, missing, narrow, shared
+from agent.replication.protocol.errors import ReplicationError
+from agent.replication.protocol.messages import (
     BYTES_MAX_DEFAULT,
     ENDS_DEFAULT,
     OFFSET_MAX,
-    DigestRange,
     DigestsAnswer,
     FetchSequences,
-    Forked,
     GetDigests,
-    Interval,
-    PageRefused,
-    ReceivingStore,
-    ReplicationError,
     SequencesAnswer,
-    check_sequences,
-    known_end,
-    missing,
-    narrow,
     origin_named,
-    shared,
 )
+from agent.replication.protocol.page_check import PageRefused, check_sequences
+from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.telemetry import Side, Span, Telemetry

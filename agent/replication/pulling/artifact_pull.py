@@ -16,16 +16,9 @@ from collections.abc import Sequence
 
 from agent.batch import Batch
 from agent.pages import ArtifactProgress, ArtifactReference
-from agent.replication.protocol import (
-    BYTES_MAX_MIN,
-    CHUNK_BYTES_MAX,
-    Artifacts,
-    GetObject,
-    MalformedMessage,
-    ObjectAnswer,
-    PeerRefused,
-    TransportError,
-)
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
+from agent.replication.protocol.messages import BYTES_MAX_MIN, CHUNK_BYTES_MAX, GetObject, ObjectAnswer
+from agent.replication.protocol.ports import Artifacts
 from agent.replication.pulling.throttled_requester import PayingAsker
 
 ANSWER_S = 10.0

@@ -13,17 +13,16 @@ import random
 import time
 from collections.abc import Callable
 
-from agent.replication.protocol import (
+from agent.replication.protocol.errors import MalformedMessage, ReplicationError
+from agent.replication.protocol.messages import (
     DEPTH_FACTS_MAX,
     VALUES_BYTES_MAX,
     VALUES_MAX,
     GetLatest,
     LatestAnswer,
     LatestEntry,
-    MalformedMessage,
-    ReplicationError,
-    delay_ms,
 )
+from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.serving import PeerLatest
 
@@ -69,7 +68,7 @@ class FirstValues:
                 if str(error) != told_why:
                     told_why = str(error)
                     _log.warning("first_values_missing", extra={**fields, "reason": told_why})
-                await asyncio.sleep(delay_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures, self._chance()) / 1000)
+                await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures, self._chance()) / 1000)
                 failures += 1
             else:
                 _log.info("first_values_kept", extra={**fields, "values": len(told.values)})

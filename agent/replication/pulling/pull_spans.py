@@ -6,7 +6,7 @@ by comparing. A fetch that the core has given up ends with the event for which i
 
 from __future__ import annotations
 
-from agent.replication.protocol import (
+from agent.replication.protocol.pull_events import (
     Append,
     Appended,
     AppendFailed,

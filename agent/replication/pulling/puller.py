@@ -22,38 +22,28 @@ from functools import partial
 
 from agent.batch import Batch, Kind, Origin
 from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition
-from agent.replication.mqtt import Asker
-from agent.replication.protocol import (
-    ERRORS,
+from agent.replication.mqtt import Requester
+from agent.replication.protocol.codec import decode_answer
+from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, advice
+from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
+from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
+from agent.replication.protocol.ports import ReceivingStore
+from agent.replication.protocol.pull_events import (
     Append,
     Appended,
     AppendFailed,
     Asking,
-    Confirm,
     Effect,
-    ErrorAnswer,
     Event,
     Fetch,
-    FetchFacts,
     FetchFailed,
-    HeldEnd,
     LinkDown,
     LinkUp,
-    MalformedMessage,
     Note,
     NoteKind,
     PageArrived,
-    PageContent,
-    PageRefused,
-    ReceivingStore,
     Settings,
-    TakenEnd,
     Tick,
-    TransportError,
-    advice,
-    check_batches,
-    check_page,
-    decode_answer,
 )
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.progress import CatchUp, Progress, Said
@@ -145,7 +135,7 @@ class Puller:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: Requester,
         store: ReceivingStore,
         settings: PullSettings,
         store_errors: tuple[type[Exception], ...],

@@ -29,7 +29,9 @@ from collections.abc import Mapping
 from typing import Generic, NamedTuple
 
 from agent.pages import LastBatch
-from agent.replication.protocol import (
+from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.protocol.page_size import PageSize
+from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
     Accepted,
@@ -50,11 +52,9 @@ from agent.replication.protocol import (
     NoteKind,
     OpenFetch,
     PageArrived,
-    PageSize,
     Settings,
     Storing,
     Tick,
-    delay_ms,
 )
 from agent.replication.pulling.token_bucket import Bandwidth, Share
 
@@ -425,7 +425,7 @@ class Receiver(Generic[Content]):
         most_ms = settings.backoff_ms_max
         if now_ms < self._returning_until_ms:
             most_ms = min(most_ms, settings.backoff_ms_returning)
-        self._ask_at_ms = now_ms + delay_ms(settings.backoff_ms_min, most_ms, self._failures, jitter)
+        self._ask_at_ms = now_ms + backoff_ms(settings.backoff_ms_min, most_ms, self._failures, jitter)
         self._failures += 1
         self._close(Asking.BACKOFF)
 
@@ -506,7 +506,7 @@ class Receiver(Generic[Content]):
             if not self._pauses:
                 self._effects.append(Note(NoteKind.STORE_REFUSES, event.reason))
             settings = self._settings
-            self._append_at_ms = now_ms + delay_ms(settings.pause_ms_min, settings.pause_ms_max, self._pauses, jitter)
+            self._append_at_ms = now_ms + backoff_ms(settings.pause_ms_min, settings.pause_ms_max, self._pauses, jitter)
             self._pauses += 1
             self.page_waits = event.reason
             self._to_storing(Storing.PAUSED)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agent.replication.mqtt import Asker, Reply
-from agent.replication.protocol import ReplicationError, Request, operation_of
+from agent.replication.mqtt import Reply, Requester
+from agent.replication.protocol.errors import ReplicationError
+from agent.replication.protocol.messages import Request, operation_of
 from agent.replication.pulling.token_bucket import Bandwidth, Share
 from agent.telemetry import Side, Span, Telemetry
 
@@ -20,7 +21,7 @@ class PayingAsker:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: Requester,
         bandwidth: Bandwidth | None = None,
         share: Share = Share.BACKLOG,
         telemetry: Telemetry | None = None,
@@ -44,7 +45,7 @@ class PayingAsker:
         return pages_max if self._bandwidth is None else self._bandwidth.pages_ahead(size, pages_max)
 
     async def ask(self, request: Request, timeout_s: float) -> Reply:
-        """As `Asker.ask`; `timeout_s` begins when the bandwidth has been waited for."""
+        """As `Requester.ask`; `timeout_s` begins when the bandwidth has been waited for."""
         await self._turn()
         span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_zone)
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from agent.replication.protocol import BYTES_PER_SECOND_MIN
+from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 
 PAGE_MS = 250
 """One page's worth of time: what a backlog's page may delay a live one on a conduit of just this rate."""

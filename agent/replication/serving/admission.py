@@ -10,15 +10,9 @@ from dataclasses import dataclass
 
 from agent.pages import Consumer
 from agent.replication.mqtt import Incoming
-from agent.replication.protocol import (
-    Confirm,
-    FetchFacts,
-    FetchRange,
-    FetchSequences,
-    MalformedMessage,
-    check_response_topic,
-    parse_request_topic,
-)
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import Confirm, FetchFacts, FetchRange, FetchSequences
+from agent.replication.protocol.topics import check_response_topic, parse_request_topic
 from agent.replication.serving.outcomes import Drop, DropReason, Refuse
 from agent.replication.serving.page import ReadPlan
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent.append_contract import NO_PRECONDITION, Precondition, check_from_zone, check_producer
 from agent.message import Fact, Message, MessageError, canonical_json, check_message, parse_json
-from agent.replication.protocol import AppendFact, NewMessage
+from agent.replication.protocol.messages import AppendFact, NewMessage
 from agent.replication.serving.outcomes import Refuse
 
 

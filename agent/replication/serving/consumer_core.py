@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from agent.lease import NO_LEASE, Lease, LeaseClaim, decide_lease, must_claim_again
 from agent.pages import Consumer
-from agent.replication.protocol import (
+from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
     ConfirmReceipt,

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Consumer
-from agent.replication.protocol import Confirm
+from agent.replication.protocol.messages import Confirm
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead

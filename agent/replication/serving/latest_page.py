@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.replication.protocol import GetLatest, LatestEntry
+from agent.replication.protocol.messages import GetLatest, LatestEntry
 
 KEPT_MS = 10_000
 """Somebody who reads page by page asks again within a second or two; `staleness_ms` is wrong by as much at most."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from agent.replication.protocol import Answer
+from agent.replication.protocol.messages import Answer
 
 
 class Reply(NamedTuple):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from agent.batch import Origin
 from agent.pages import Hole, Page, StoredBatch
-from agent.replication.protocol import BATCHES_MAX
+from agent.replication.protocol.messages import BATCHES_MAX
 from agent.replication.serving.outcomes import Refuse
 
 ANSWER_OVERHEAD_BYTES = 1024

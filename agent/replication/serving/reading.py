@@ -12,7 +12,8 @@ import msgspec
 
 from agent.batch import DIGEST_BYTES, BatchError, Origin, cut, parse
 from agent.pages import Page, StoredBatch
-from agent.replication.protocol import OFFSET_MAX, DefinitionEntry, ServingStore
+from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
+from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import Piece, ReadPlan, select_page
 

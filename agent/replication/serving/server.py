@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from agent.replication.mqtt import Incoming, Link
-from agent.replication.protocol import (
-    ERRORS,
+from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
+from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
+from agent.replication.protocol.messages import (
     AcquireLease,
     AppendFact,
     ConfirmReceipt,
@@ -30,30 +31,15 @@ from agent.replication.protocol import (
     GetLatest,
     GetObject,
     ListStreams,
-    MalformedMessage,
     PutObject,
     Request,
-    ServingStore,
-    TransportError,
-    decode_request,
-    encode_answer,
-    encode_error,
     operation_of,
-    request_topic,
-    response_topic,
 )
+from agent.replication.protocol.ports import ServingStore
+from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.latest_page import LookUp
-from agent.replication.serving.operations import (
-    Appends,
-    Consumers,
-    Context,
-    Digests,
-    Latest,
-    Objects,
-    Ranges,
-    Streams,
-)
+from agent.replication.serving.operations import Appends, Consumers, Context, Digests, Latest, Objects, Ranges, Streams
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.telemetry import Side, Span, Telemetry
 

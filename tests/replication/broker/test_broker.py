@@ -36,9 +36,9 @@ from agent.replication import pki
 from agent.replication.broker import config as plan
 from agent.replication.broker.check import check_broker
 from agent.replication.broker.config import BrokerLimits, BrokerPlan, PeerLink, TopologyError
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import write_broker_folder
-from agent.replication.broker.session import Access
+from agent.replication.broker.session import BrokerTarget
 from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import wait_until
 
@@ -754,7 +754,7 @@ def _me() -> str:
         (lambda folder: (folder / "ca.crl").write_text("rubbish"), "not a revocation list"),
         (lambda folder: (folder / "brokers/test.pem").write_text("rubbish"), "not a certificate"),
         (lambda folder: (folder / "brokers/test.key").chmod(0o644), "chmod 0600"),
-        (lambda folder: shutil.copy(folder / "zones/idmz.key", folder / "brokers/test.key"), "does not fit"),
+        (lambda folder: shutil.copy(folder / "zones/idmz.key", folder / "brokers/test.key"), "does not match"),
         (lambda folder: shutil.copy(folder / "zones/idmz.pem", folder / "brokers/test.pem"), "not for a server"),
         (lambda folder: pki.create_authority(folder, NOW, force=True), "signed by"),
     ],
@@ -809,9 +809,9 @@ def test_broker_gives_up_root() -> None:
 # --- bsfg broker check -------------------------------------------------------------------------------------------------
 
 
-def _findings(broker: Mosquitto, zone: str, /, **change: Any) -> list[Finding]:
+def _diagnostics(broker: Mosquitto, zone: str, /, **change: Any) -> list[Diagnostic]:
     mine = broker.identity(zone)
-    access = Access(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
+    access = BrokerTarget(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
     return list(check_broker(replace(access, **change), LINKS))
 
 
@@ -819,9 +819,9 @@ def _findings(broker: Mosquitto, zone: str, /, **change: Any) -> list[Finding]:
 @pytest.mark.parametrize("zone", ZONES)
 def test_check_finds_nothing_wrong(broker: Mosquitto, zone: str) -> None:
     """Every zone's check of a broker as configured is good; an absent peer is worth a note and no more."""
-    findings = _findings(broker, zone)
-    assert [finding for finding in findings if finding.outcome is Outcome.BAD] == []
-    assert len(findings) >= 10
+    diagnostics = _diagnostics(broker, zone)
+    assert [diagnostic for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD] == []
+    assert len(diagnostics) >= 10
 
 
 @pytest.mark.system
@@ -836,22 +836,22 @@ def test_check_makes_a_round_trip(zones: Zones) -> None:
 
     server.client.on_message = answer
     server.subscribe("bsfg/1/plant-a/idmz/req")
-    assert "plant-a answered" in [finding.what for finding in _findings(zones.broker, "idmz")]
+    assert "plant-a answered a request" in [diagnostic.what for diagnostic in _diagnostics(zones.broker, "idmz")]
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
     "spoiled,says",
     [
-        ({"acl_file": ""}, "may ask in another zone's name"),
+        ({"acl_file": ""}, "may send requests in another zone's name"),
         ({"acl_file": ""}, "may read requests made to plant-a"),
         ({"retain_available": "true"}, "keeps retained messages"),
         ({"max_packet_size": ""}, "packets of any size"),
         ({"max_packet_size": "100000"}, "packets are limited to 100000"),
-        ({"tls_version": "tlsv1.2"}, "lets clients in with TLS 1.2"),
+        ({"tls_version": "tlsv1.2"}, "accepts clients with TLS 1.2"),
         (
             {"require_certificate": "false", "allow_anonymous": "true", "use_identity_as_username": "false"},
-            "lets clients in without a certificate",
+            "accepts clients without a certificate",
         ),
     ],
 )
@@ -863,17 +863,20 @@ def test_check_finds_a_weak_broker(tmp_path: Path, spoiled: dict[str, str], says
         changed = [f"{setting} {value}" for setting, value in spoiled.items() if value]
         config.write_text("\n".join([*kept, *changed, ""]))
         broker.restart()
-        bad = [finding for finding in _findings(broker, "idmz") if finding.outcome is Outcome.BAD]
-        assert any(says in finding.what for finding in bad), bad
-        assert all(finding.hint for finding in bad)
+        bad = [diagnostic for diagnostic in _diagnostics(broker, "idmz") if diagnostic.outcome is Outcome.BAD]
+        assert any(says in diagnostic.what for diagnostic in bad), bad
+        assert all(diagnostic.hint for diagnostic in bad)
 
 
 @pytest.mark.system
 def test_check_names_a_missing_link(tmp_path: Path) -> None:
     """A link the broker's list lacks is told as the right that fails, for the asking and for the serving zone."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as broker:
-        for zone, what in (("idmz", "may ask plant-a: no"), ("plant-a", "may answer idmz: no")):
-            bad = [finding.what for finding in _findings(broker, zone) if finding.outcome is Outcome.BAD]
+        for zone, what in (
+            ("idmz", "idmz may send requests to plant-a: failed"),
+            ("plant-a", "plant-a may answer idmz: failed"),
+        ):
+            bad = [diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is Outcome.BAD]
             assert [each for each in bad if each.startswith(what)], bad
 
 
@@ -892,19 +895,19 @@ def test_check_says_why_it_cannot_connect(tmp_path: Path) -> None:
             (stranger, "refuses our certificate"),
             ({"ca_file": foreign.ca_file}, "was signed by"),
         ):
-            (finding,) = _findings(broker, "idmz", **change)
-            assert finding.outcome is Outcome.BAD
-            assert says in finding.what
-            assert finding.hint
+            (diagnostic,) = _diagnostics(broker, "idmz", **change)
+            assert diagnostic.outcome is Outcome.BAD
+            assert says in diagnostic.what
+            assert diagnostic.hint
         wrong_name = pki.issue_broker(broker.pki_folder, "elsewhere", ["broker.elsewhere"], NOW)
         shutil.copy(wrong_name.cert_file, broker.files.cert_file)
         shutil.copy(wrong_name.key_file, broker.files.key_file)
         broker.restart()
-        (finding,) = _findings(broker, "idmz")
-        assert "not the broker we trust" in finding.what
+        (diagnostic,) = _diagnostics(broker, "idmz")
+        assert "is not trusted" in diagnostic.what
         broker.stop()
-        (finding,) = _findings(broker, "idmz")
-        assert "cannot be reached" in finding.what
+        (diagnostic,) = _diagnostics(broker, "idmz")
+        assert "cannot be reached" in diagnostic.what
 
 
 # --- the broker for tests itself ---------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker.config import BrokerPlan, PeerLink, render_acl
-from agent.replication.broker.config_lint import acl_findings, config_findings, parse_config, without_zones
-from agent.replication.broker.diagnostic import Finding, Outcome
+from agent.replication.broker.config_lint import check_acl, check_config, parse_config, without_zones
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import write_broker_folder
 from agent.replication.broker.reload import check_broker_files, deny_zones, find_brokers, reload_broker
 from agent.replication.protocol.errors import NotAuthorized
@@ -36,9 +36,9 @@ CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
 
 
-def bad(findings: list[Finding]) -> list[str]:
+def bad(diagnostics: list[Diagnostic]) -> list[str]:
     """What was found wrong."""
-    return [finding.what for finding in findings if finding.outcome is Outcome.BAD]
+    return [diagnostic.what for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD]
 
 
 # --- texts -------------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
     assert {name: after[name] for name in blocks if name != "user idmz"} == {
         name: block for name, block in blocks.items() if name != "user idmz"
     }
-    assert list(acl_findings(denied)) == []
+    assert list(check_acl(denied)) == []
 
 
 @pytest.mark.parametrize(
@@ -65,20 +65,34 @@ def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
 )
 def test_acl_that_mosquitto_would_not_take(text: str) -> None:
     """An empty list and lines that are no rule are found."""
-    assert list(acl_findings(text))
+    assert list(check_acl(text))
 
 
 @pytest.mark.parametrize(
     "setting",
-    ["cafile", "certfile", "keyfile", "crlfile", "acl_file", "require_certificate", "use_identity_as_username"],
+    [
+        "cafile",
+        "certfile",
+        "keyfile",
+        "crlfile",
+        "acl_file",
+        "tls_version",
+        "require_certificate",
+        "use_identity_as_username",
+    ],
 )
 def test_configuration_without_a_protection(setting: str) -> None:
     """Each setting on which identities rest is missed when it is gone."""
     settings = {name: f"/x/{name}" for name in ("cafile", "certfile", "keyfile", "crlfile", "acl_file")}
-    settings |= {"require_certificate": "true", "use_identity_as_username": "true", "allow_anonymous": "false"}
-    assert list(config_findings(settings)) == []
+    settings |= {
+        "tls_version": "tlsv1.3",
+        "require_certificate": "true",
+        "use_identity_as_username": "true",
+        "allow_anonymous": "false",
+    }
+    assert list(check_config(settings)) == []
     del settings[setting]
-    assert [setting in finding.what for finding in config_findings(settings)] == [True]
+    assert [setting in diagnostic.what for diagnostic in check_config(settings)] == [True]
 
 
 def test_last_setting_counts() -> None:
@@ -89,7 +103,7 @@ def test_last_setting_counts() -> None:
 # --- a real broker -----------------------------------------------------------------------------------------------------
 
 
-def reload(broker: Mosquitto) -> list[Finding]:
+def reload(broker: Mosquitto) -> list[Diagnostic]:
     """As bsfg broker reload does."""
     return list(reload_broker(broker.files.config_file, broker.pid, _pause))
 
@@ -111,9 +125,9 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
                 pki.renew(broker.pki_folder, "private", NOW, broker=True)
                 plan = BrokerPlan(LINKS, "", HOST, broker.port, pwd.getpwuid(os.geteuid()).pw_name)
                 write_broker_folder(broker.files.folder, broker.pki_folder, "private", plan)
-                findings = await asyncio.to_thread(reload, broker)
-                assert bad(findings) == []
-                assert findings[-1].what == "it shows the certificate that lies in its file"
+                diagnostics = await asyncio.to_thread(reload, broker)
+                assert bad(diagnostics) == []
+                assert diagnostics[-1].what == "the broker presents the certificate in its file"
                 assert plant.link.statistics().connects == 1
                 assert plant.link.connection is not None
             plant.store.close()
@@ -162,16 +176,16 @@ def _foreign_crl(folder: Path, target: Path) -> None:
 SPOILS: list[tuple[str, Callable[[Path, Path], object], str]] = [
     ("zones.crl", lambda _, file: file.unlink(), "No such file"),
     ("zones.crl", lambda _, file: file.write_text("rubbish"), "not a revocation list"),
-    ("zones.crl", _resign_crl, "the list ended at"),
+    ("zones.crl", _resign_crl, "the list expired at"),
     ("zones.crl", _foreign_crl, "which is not in"),
     ("broker.pem", lambda _, file: file.write_text("rubbish"), "not a certificate"),
     ("broker.pem", lambda _, file: file.unlink(), "No such file"),
-    ("broker.key", lambda folder, file: shutil.copy(folder / "zones/idmz.key", file), "does not fit"),
-    ("broker.key", lambda _, file: file.chmod(0o644), "open to others"),
+    ("broker.key", lambda folder, file: shutil.copy(folder / "zones/idmz.key", file), "does not match"),
+    ("broker.key", lambda _, file: file.chmod(0o644), "accessible to others"),
     ("zones-ca.pem", lambda _, file: file.write_text(""), "not a certificate"),
     ("acl", lambda _, file: file.write_text(""), "names no user"),
-    ("acl", lambda _, file: file.write_text("user idmz\nrubbish"), "is no rule"),
-    ("mosquitto.conf", lambda _, file: file.write_text("listener 8883"), "revoked certificates come in"),
+    ("acl", lambda _, file: file.write_text("user idmz\nrubbish"), "is not a rule"),
+    ("mosquitto.conf", lambda _, file: file.write_text("listener 8883"), "revoked certificates are accepted"),
 ]
 
 
@@ -198,7 +212,7 @@ def test_nothing_is_sent_when_a_file_is_wrong(
         for file in kept.iterdir():
             shutil.copy2(file, broker.files.folder / file.name)
     assert any(says in each for each in found), found
-    assert found[-1] == "nothing was sent to the broker"
+    assert found[-1] == "no signal was sent to the broker"
     assert broker.log_text().count("Reloading config.") == reloads
     assert bad(reload(broker)) == []
 
@@ -334,7 +348,7 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
         broker.files.crl_file.unlink()
         assert call("check", "--files", config)[0] == 1
         code, said = call("reload", "--config", config, "--pid", str(broker.pid))
-        assert (code, "nothing was sent" in said) == (1, True)
+        assert (code, "no signal was sent" in said) == (1, True)
         assert call("check")[0] == 2
         assert call("deny", "Not A Zone", "--config", config)[0] == 2
     finally:

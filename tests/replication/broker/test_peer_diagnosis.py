@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from agent.replication.broker.diagnostic import Outcome
-from agent.replication.broker.peer_diagnosis import (
+from agent.replication.broker.diagnosis import (
     CLOCK_BAD_MS,
     CLOCK_NOTE_MS,
+    Outcome,
     RoundTrip,
     judge_answer,
     judge_round_trips,
@@ -29,7 +29,11 @@ def test_a_good_answer_names_versions_and_store() -> None:
     """Both versions, zone and epoch are told; a higher minor there is read and told as it is."""
     payload = encode_answer(streams_answer("facts.telemetry"), [])
     step, answer = judge_answer("plant-a", payload)
-    assert (step.finding.outcome, step.figures["peer_version"], step.figures["epoch"]) == (Outcome.GOOD, VERSION, EPOCH)
+    assert (step.diagnostic.outcome, step.figures["peer_version"], step.figures["epoch"]) == (
+        Outcome.GOOD,
+        VERSION,
+        EPOCH,
+    )
     assert answer is not None
     newer = payload.replace(f'"version":"{VERSION}"'.encode(), b'"version":"1.7"')
     step, answer = judge_answer("plant-a", newer)
@@ -43,22 +47,22 @@ def test_a_good_answer_names_versions_and_store() -> None:
         (b"", "cannot be read"),
         (b"rubbish", "cannot be read"),
         (encode_answer(streams_answer(), []).replace(b'"version":"1.', b'"version":"2.'), "2."),
-        (encode_answer(streams_answer(zone="plant-b"), []), "keeps the store of plant-b"),
+        (encode_answer(streams_answer(zone="plant-b"), []), "has the store of plant-b"),
         (encode_error("plant-a", EPOCH, "ListStreams", "busy", "too much in hand"), "busy: too much in hand"),
     ],
 )
 def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
     """Not the protocol, another major version, another zone's store, a refusal: each with what to do."""
     step, answer = judge_answer("plant-a", payload)
-    assert (step.finding.outcome, answer) == (Outcome.BAD, None)
-    assert says in step.finding.what
-    assert step.finding.hint
+    assert (step.diagnostic.outcome, answer) == (Outcome.BAD, None)
+    assert says in step.diagnostic.what
+    assert step.diagnostic.hint
 
 
 @pytest.mark.parametrize(
     "ahead_ms,took_ms,outcome,says",
     [
-        (3, 10, Outcome.GOOD, "3.0 ms ahead of ours (give or take 5.0 ms)"),
+        (3, 10, Outcome.GOOD, "3.0 ms ahead of ours (+/- 5.0 ms)"),
         (-900, 2, Outcome.GOOD, "900.0 ms behind ours"),
         (CLOCK_NOTE_MS + 400, 1000, Outcome.GOOD, "ahead"),
         (-CLOCK_NOTE_MS - 2, 2, Outcome.NOTE, "behind"),
@@ -71,16 +75,16 @@ def test_clocks(ahead_ms: float, took_ms: float, outcome: Outcome, says: str) ->
     trips = [RoundTrip(took_ms, 1_700_000_000_000.0, 1_700_000_000_000 + int(ahead_ms))]
     trips.append(RoundTrip(took_ms * 10, 1_700_000_000_000.0, 0))
     clock = list(judge_round_trips(trips))[1]
-    assert clock.finding.outcome is outcome
-    assert says in clock.finding.what
-    assert bool(clock.finding.hint) is (outcome is not Outcome.GOOD)
+    assert clock.diagnostic.outcome is outcome
+    assert says in clock.diagnostic.what
+    assert bool(clock.diagnostic.hint) is (outcome is not Outcome.GOOD)
 
 
 def test_a_peer_that_tells_no_time() -> None:
     """An older peer is not blamed: the clocks were not compared, and that is said."""
     trip, clock = judge_round_trips([RoundTrip(took, 0.0, None) for took in (4.0, 2.0, 9.0)])
     assert (trip.figures["round_trip_ms_p50"], trip.figures["round_trip_ms_min"]) == (4.0, 2.0)
-    assert clock.finding.outcome is Outcome.NOTE
+    assert clock.diagnostic.outcome is Outcome.NOTE
     old = encode_answer(streams_answer(), []).replace(b',"unix_ms":1700000000000', b"")
     length = int.from_bytes(old[:4], "little") - len(b',"unix_ms":1700000000000')
     _, answer = judge_answer("plant-a", length.to_bytes(4, "little") + old[4:])
@@ -94,12 +98,12 @@ def test_a_peer_that_tells_no_time() -> None:
     [
         (["a", "b"], ["a", "b"], Outcome.GOOD, "exports a (1 to 9), b (1 to 9)"),
         (["a", "b"], ["a"], Outcome.NOTE, "not pulled: b"),
-        (["a"], ["a", "b"], Outcome.BAD, "does not export b to us"),
+        (["a"], ["a", "b"], Outcome.BAD, "does not export b, which"),
         ([], [], Outcome.GOOD, "exports nothing"),
     ],
 )
 def test_streams(exported: list[str], pulled: list[str], outcome: Outcome, says: str) -> None:
     """What we pull must be exported; more than that is only worth knowing."""
     step = judge_streams("plant-a", streams_answer(*exported), pulled)
-    assert step.finding.outcome is outcome
-    assert says in step.finding.what
+    assert step.diagnostic.outcome is outcome
+    assert says in step.diagnostic.what

@@ -14,10 +14,9 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker import peer_test
-from agent.replication.broker.diagnostic import Outcome
-from agent.replication.broker.peer_diagnosis import Step
+from agent.replication.broker.diagnosis import Outcome, Step
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.session import Access
+from agent.replication.broker.session import BrokerTarget
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import HOST, Mosquitto, free_port
 
@@ -29,23 +28,23 @@ ALL_STEPS += ["clock", "streams"]
 PLANT = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
 
 
-def access(broker: Mosquitto, zone: str = "idmz") -> Access:
+def access(broker: Mosquitto, zone: str = "idmz") -> BrokerTarget:
     """How the zone enters, for a check."""
     mine = broker.identity(zone)
-    return Access(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
+    return BrokerTarget(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
 
 
-def tried(wanted: Access, peer: Peer = PLANT) -> list[Step]:
+def tried(wanted: BrokerTarget, peer: Peer = PLANT) -> list[Step]:
     """Every step told."""
     return list(check_peer(wanted, peer))
 
 
 def last_bad(steps: list[Step]) -> tuple[str, str]:
     """Name and words of the step that failed, which ends with what to do."""
-    bad = [step for step in steps if step.finding.outcome is Outcome.BAD]
+    bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
     assert len(bad) == 1, steps
-    assert bad[0].finding.hint
-    return bad[0].name, bad[0].finding.what
+    assert bad[0].diagnostic.hint
+    return bad[0].name, bad[0].diagnostic.what
 
 
 def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
@@ -59,7 +58,7 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
             await plant.append(1, 100)
             steps = await asyncio.to_thread(tried, access(broker))
             assert [step.name for step in steps] == ALL_STEPS
-            assert {step.finding.outcome for step in steps} == {Outcome.GOOD}
+            assert {step.diagnostic.outcome for step in steps} == {Outcome.GOOD}
             figures = {name: value for step in steps for name, value in step.figures.items()}
             assert figures["epoch"] == plant.store.epoch.hex()
             assert figures["packet_bytes_max"] == 1_048_576
@@ -79,29 +78,29 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
     """Nothing is asked of it; our right to answer is tried, and where to look for the rest is said."""
     steps = tried(access(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
-    assert [step.finding.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
-    assert steps[-1].finding.hint == "try the other direction there: bsfg peer test idmz"
+    assert [step.diagnostic.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
+    assert steps[-1].diagnostic.hint == "test the other direction at enterprise: bsfg peer test idmz"
 
 
-def _ended(wanted: Access, folder: Path, _: Mosquitto) -> Access:
+def _ended(wanted: BrokerTarget, folder: Path, _: Mosquitto) -> BrokerTarget:
     site = Path(shutil.copytree(wanted.ca_file.parent, folder / "site"))
     issued = pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True)
     return replace(wanted, cert_file=issued.cert_file, key_file=issued.key_file)
 
 
-def _no_name(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+def _no_name(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, host="nowhere.invalid")
 
 
-def _nobody_there(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+def _nobody_there(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, port=free_port())
 
 
-def _other_name(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+def _other_name(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, host="127.1")  # the same place under a name that no certificate has
 
 
-def _stranger(wanted: Access, folder: Path, _: Mosquitto) -> Access:
+def _stranger(wanted: BrokerTarget, folder: Path, _: Mosquitto) -> BrokerTarget:
     pki.create_authority(folder / "other", NOW)
     issued = pki.issue_zone(folder / "other", "idmz", NOW)
     both = folder / "both.pem"
@@ -109,29 +108,33 @@ def _stranger(wanted: Access, folder: Path, _: Mosquitto) -> Access:
     return replace(wanted, ca_file=both, cert_file=issued.cert_file, key_file=issued.key_file)
 
 
-def _not_connected(wanted: Access, _folder: Path, _: Mosquitto) -> Access:
+def _not_connected(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return wanted
 
 
 @pytest.mark.parametrize(
     "change,step,says",
     [
-        (_ended, "configuration", "the certificate ended at"),
-        (_no_name, "name", "its name is unknown"),
+        (_ended, "configuration", "the certificate expired at"),
+        (_no_name, "name", "its name cannot be resolved"),
         (_nobody_there, "tcp", "cannot be reached"),
-        (_other_name, "tls", "is not the broker we trust"),
-        (_stranger, "identity", "an authority that the broker does not know"),
+        (_other_name, "tls", "is not trusted"),
+        (_stranger, "identity", "its authority is not known to the broker"),
         (_not_connected, "rights", "no node of plant-a is connected"),
     ],
 )
 def test_the_step_that_fails_is_the_last_and_is_named(
-    broker: Mosquitto, tmp_path: Path, change: Callable[[Access, Path, Mosquitto], Access], step: str, says: str
+    broker: Mosquitto,
+    tmp_path: Path,
+    change: Callable[[BrokerTarget, Path, Mosquitto], BrokerTarget],
+    step: str,
+    says: str,
 ) -> None:
     """Everything before it is good; nothing after it is guessed."""
     steps = tried(change(access(broker), tmp_path, broker))
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
-    assert steps[-1].finding.outcome is Outcome.BAD
+    assert steps[-1].diagnostic.outcome is Outcome.BAD
     assert [each.name for each in steps[:-1]] == ALL_STEPS[: ALL_STEPS.index(step)]
 
 
@@ -139,7 +142,7 @@ def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
     """The access list forbids asking: that is configuration, told as such."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as lacking:
         name, what = last_bad(tried(access(lacking)))
-        assert (name, what) == ("rights", "may ask plant-a: no, not authorized")
+        assert (name, what) == ("rights", "may not send requests to plant-a: not authorized")
 
 
 def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +164,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
     assert (name, "did not answer" in what) == ("answer", True)
     steps = asyncio.run(run({"idmz": ["facts.other"]}))
     name, what = last_bad(steps)
-    assert (name, what) == ("streams", f"plant-a does not export {STREAM} to us, which we pull")
+    assert (name, what) == ("streams", f"plant-a does not export {STREAM}, which this node pulls")
     assert [step.name for step in steps] == ALL_STEPS
 
 

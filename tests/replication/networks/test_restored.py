@@ -40,7 +40,14 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
         plant = plant_at(broker, tmp_path)
         await plant.append(0, 100)
         plant.store.close()
-        image = shutil.copy(tmp_path / "plant-a.db", tmp_path / "image")
+        files = (
+            "plant-a.db",
+            "plant-a.db.witness",
+        )  # an image of the machine: with the witness, so that only a peer can tell
+        image = tmp_path / "image"
+        image.mkdir()
+        for file in files:
+            shutil.copy(tmp_path / file, image)
         plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)
         await plant.append(100, 100)
         puller = idmz.pull("plant-a", receiver=IMPATIENT)
@@ -48,7 +55,8 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
             async with plant.running():
                 await idmz.wait_end(200)
             plant.store.close()
-            shutil.copy(image, tmp_path / "plant-a.db")
+            for file in files:
+                shutil.copy(image / file, tmp_path)
             plant = plant_at(broker, tmp_path)
             await plant.append(1_000, 300, 70)
             old = plant.store.epoch

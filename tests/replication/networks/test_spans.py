@@ -13,6 +13,7 @@ import pytest
 
 from agent.lease import LeaseClaim
 from agent.message import Envelope
+from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
     AcquireLease,
@@ -47,7 +48,7 @@ from agent.replication.serving.consumer_effects import StartConfirm
 from agent.replication.serving.operations.consumers import BootstrapSpans, Consumers
 from agent.replication.serving.operations.context import Context
 from agent.telemetry import Side, Span, SpanStatistics, Telemetry
-from tests.replication.nodes import STORE_ERRORS, STREAM, Node
+from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -252,7 +253,7 @@ def test_the_log_tells_each_step_on_both_sides(
         plant.serve({"idmz": [STREAM]})
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
         settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
+        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
         await plant.append(0, 1_000, 50)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)

@@ -13,9 +13,9 @@ import pytest
 from agent.file_hints import WatchTimes
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.link import UNACCEPTED_TOLD, Link
+from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, Link
 from agent.replication.mqtt.transport import Connection
-from agent.replication.pki.identity import Identity, IdentityWatch
+from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.protocol.errors import ConnectionRefused
 from tests.replication.nodes import STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
@@ -39,7 +39,7 @@ class Files:
         self.identity = Identity("private", zone, self.ca, self.cert, self.key)
         wanted = Access("private", zone, broker.host, broker.port, self.identity.context)
         self.link = Link(wanted, identity=self.identity)
-        self.watch = IdentityWatch([self.identity], EAGER)
+        self.watch = IdentityWatcher([self.identity], EAGER)
 
     def bring(self, issued: pki.Issued) -> None:
         """As somebody copies them: first the one, then the other."""
@@ -148,15 +148,15 @@ def _all_of_another_authority(files: Files) -> None:
 @pytest.mark.parametrize(
     "spoil,says",
     [
-        (_half, "the key does not fit"),
-        (_ended, "the certificate ended at"),
-        (_not_begun, "the certificate begins at"),
+        (_half, "the key does not match"),
+        (_ended, "the certificate expired at"),
+        (_not_begun, "the certificate is valid from"),
         (_another_zone, "its common name is 'plant-b'"),
         (_another_authority, "was signed by"),
         (_a_servers, "not for a client (extended key usage)"),
         (_gone, "No such file"),
-        (_open_to_others, "open to others"),
-        (_all_of_another_authority, "an authority that the broker does not know"),
+        (_open_to_others, "accessible to others"),
+        (_all_of_another_authority, "its authority is not known to the broker"),
     ],
 )
 def test_bad_files_change_nothing_and_are_named(
@@ -194,9 +194,9 @@ def test_bad_files_change_nothing_and_are_named(
 @pytest.mark.parametrize(
     "make,says",
     [
-        (lambda site: pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True), "it has ended"),
+        (lambda site: pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True), "it has expired"),
         (lambda site: pki.issue_zone(site, "idmz", NOW + timedelta(days=2), force=True), "not yet valid"),
-        (lambda site: pki.issue_broker(site, "idmz", ["localhost"], NOW), "not meant for a client"),
+        (lambda site: pki.issue_broker(site, "idmz", ["localhost"], NOW), "not a client certificate"),
     ],
     ids=["ended", "not begun", "a server's"],
 )
@@ -237,7 +237,7 @@ def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.Lo
             link = Link(Access("b", "idmz", broker.host, port, door.make_context), chance=lambda: 0.0)
             async with asyncio.TaskGroup() as group:
                 linking = group.create_task(link.run())
-                await wait_until_async(lambda: link.statistics().failures > UNACCEPTED_TOLD, "several refusals")
+                await wait_until_async(lambda: link.statistics().failures > REFUSALS_UNTIL_ERROR, "several refusals")
                 linking.cancel()
 
     asyncio.run(run())
@@ -250,5 +250,5 @@ def test_expired_in_use_says_so_before_connecting(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, NOW - timedelta(days=10))
     issued = pki.issue_zone(tmp_path, "idmz", NOW - timedelta(days=9), days=5)
     identity = Identity("b", "idmz", issued.ca_file, issued.cert_file, issued.key_file)
-    with pytest.raises(pki.PkiError, match=r"the certificate ended at .* the clock here says"):
+    with pytest.raises(pki.PkiError, match=r"the certificate expired at .* the clock here says"):
         identity.context()

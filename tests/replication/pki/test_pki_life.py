@@ -114,7 +114,7 @@ def _lose_previous(folder: Path) -> datetime:
 
 @pytest.mark.parametrize(
     "spoil,says",
-    [(_expire, "ended at"), (_revoke_previous, "was revoked at"), (_lose_previous, "no identity of idmz from before")],
+    [(_expire, "expired at"), (_revoke_previous, "was revoked at"), (_lose_previous, "no previous identity of idmz")],
 )
 def test_rollback_refuses_what_is_not_good(folder: Path, spoil: Callable[[Path], datetime], says: str) -> None:
     """An identity that has ended or was revoked does not come back; what is in force stays."""
@@ -234,8 +234,8 @@ def _foreign(folder: Path) -> None:
 @pytest.mark.parametrize(
     "spoil,says",
     [
-        (_missing, "what was revoked is unknown"),
-        (_older, "list 3 was made already"),
+        (_missing, "the revocation list is missing or damaged"),
+        (_older, "list 3 exists"),
         (_foreign, "not this authority's"),
     ],
 )
@@ -254,7 +254,11 @@ def test_nothing_is_signed_on_a_wrong_list(folder: Path, spoil: Callable[[Path],
 
 @pytest.mark.parametrize(
     "what,says",
-    [("nobody", "never issued anything"), ("00ff", "never issued anything"), ("b1", "never issued anything")],
+    [
+        ("nobody", "never issued a certificate"),
+        ("00ff", "never issued a certificate"),
+        ("b1", "never issued a certificate"),
+    ],
 )
 def test_revoke_of_the_unknown(folder: Path, what: str, says: str) -> None:
     """A name or number that was never issued changes nothing; a broker's name is not a zone's."""
@@ -266,7 +270,7 @@ def test_revoke_of_the_unknown(folder: Path, what: str, says: str) -> None:
 def test_revoke_twice(folder: Path) -> None:
     """What is revoked already is told, and no list is made for it."""
     pki.revoke(folder, "idmz", NOW)
-    with pytest.raises(PkiError, match="revoked or has ended already"):
+    with pytest.raises(PkiError, match="is already revoked or has expired"):
         pki.revoke(folder, "idmz", NOW)
     assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW).number == 2
 
@@ -307,7 +311,7 @@ def test_import_refuses_what_could_not_be_used(made: Path, tmp_path: Path) -> No
         pki.import_identity(into, name, source / cert, source / key, source / "ca.pem", NOW, crl_file=source / "ca.crl")
 
     for name, cert, key, says in (
-        ("plant-a", "zones/plant-a.pem", "zones/idmz.key", "does not fit"),
+        ("plant-a", "zones/plant-a.pem", "zones/idmz.key", "does not match"),
         ("plant-b", "zones/plant-a.pem", "zones/plant-a.key", "common name"),
         ("idmz", "zones/idmz.pem", "zones/idmz.key", "was revoked"),
     ):

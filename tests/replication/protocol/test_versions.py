@@ -15,9 +15,9 @@ import pytest
 
 from agent.cli import status as status_command
 from agent.health.snapshot import NodeSnapshot, PeerFigures
-from agent.replication.broker.diagnostic import Outcome
+from agent.replication.broker.diagnosis import Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.session import Access
+from agent.replication.broker.session import BrokerTarget
 from agent.replication.mqtt import requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import GetBounds, ListStreams
@@ -133,13 +133,13 @@ def test_another_major_version_is_named_to_who_asks(
         assert both in reason
         assert "Update the older of the two nodes." in reason
         mine = broker.identity("idmz")
-        access = Access(HOST, broker.port, "idmz", mine.ca_file, mine.cert_file, mine.key_file)
+        access = BrokerTarget(HOST, broker.port, "idmz", mine.ca_file, mine.cert_file, mine.key_file)
         peer = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
         steps = await asyncio.to_thread(lambda: list(check_peer(access, peer)))
-        bad = [step for step in steps if step.finding.outcome is Outcome.BAD]
+        bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
         assert [step.name for step in bad] == ["protocol"]
-        assert both in bad[0].finding.what
-        assert bad[0].finding.hint == "Update the older of the two nodes."
+        assert both in bad[0].diagnostic.what
+        assert bad[0].diagnostic.hint == "Update the older of the two nodes."
         figures = NodeSnapshot(
             "idmz", "e", 0, 0, None, peers=(PeerFigures("plant-a", STREAM, False, 0, 0, trouble=reason),)
         )

@@ -22,16 +22,17 @@ from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.store import FactStore
 from agent.local_socket import local_socket
 from agent.node import compare
+from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import PeerPosition, ReceivedDefinition
 from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.pulling.token_bucket import Bandwidth, Share
 from agent.telemetry import Span, Telemetry
-from tests.replication.nodes import STORE_ERRORS, STREAM, Node, access, sealed
+from tests.replication.nodes import STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -49,7 +50,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> Comparer:
     """Compares the stream of a node with a peer's."""
     settings = CompareSettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
-    return Comparer(PayingAsker(node.asker(peer)), node.store, settings, STORE_ERRORS, chance=lambda: chance)
+    return Comparer(PayingAsker(node.asker(peer)), node.store, settings, COMPARISON_ERRORS, chance=lambda: chance)
 
 
 def flip(path: Path, batch: bytes) -> None:
@@ -108,7 +109,7 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
         settings = CompareSettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
         limit = Bandwidth(1_000_000)
         comparing = Comparer(
-            PayingAsker(idmz.asker("plant-a"), limit), idmz.store, settings, STORE_ERRORS, telemetry=telemetry
+            PayingAsker(idmz.asker("plant-a"), limit), idmz.store, settings, COMPARISON_ERRORS, telemetry=telemetry
         )
         await comparing.compare(STREAM, repair=False)
         assert ends() == (1, 1, 0, 0)
@@ -146,7 +147,7 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
         limit = Counting()
         settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
         asker = PayingAsker(idmz.asker("plant-a"), limit, Share.REPAIR)
-        found = await Comparer(asker, idmz.store, settings, STORE_ERRORS).compare(STREAM, repair=True, scan=True)
+        found = await Comparer(asker, idmz.store, settings, COMPARISON_ERRORS).compare(STREAM, repair=True, scan=True)
         assert found.repaired_facts == 100
         assert limit.spent == found.bytes > len(flipped)
 
@@ -423,7 +424,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
             with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
                 assert sealed(store)[:10] == before
                 link = Link(access(broker, "idmz"))
-                known = compare.comparers(load(config), store, {"plant-a": Asker(link, "plant-a")}, {})
+                known = compare.comparers(load(config), store, {"plant-a": Requester(link, "plant-a")}, {})
                 door = local_socket.Door(store, partial(compare.compare, known))
                 tasks = [asyncio.create_task(one) for one in (link.run(), local_socket.serve(door, tmp_path / "state"))]
                 await link.wait_up()

@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import ArtifactMismatch, ArtifactMissing, ArtifactRefused, ArtifactTooLarge
+from agent.fact_store.log.errors import ArtifactMissing
 from agent.fact_store.log.settings import StoreSettings
 from agent.message import Envelope, Fact, Message, canonical_json
+from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.pulling.token_bucket import Bandwidth
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STORE_ERRORS, STREAM, Node
+from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -31,12 +32,6 @@ ELSEWHERE = "facts.elsewhere"
 SMALL = b"a small report"
 LARGE = random.Random(18).randbytes(20 * 1024 * 1024 + 5)
 LARGE_CHUNKS = -(-len(LARGE) // CHUNK_BYTES_MAX)
-REFUSALS = {
-    ArtifactMismatch: "artifact_mismatch",
-    ArtifactMissing: "unknown_artifact",
-    ArtifactRefused: "bad_request",
-    ArtifactTooLarge: "artifact_too_large",
-}
 
 
 def name_of(blob: bytes) -> str:
@@ -89,7 +84,7 @@ def asked_for(node: Node) -> int:
 def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozenset[str]] | None = None) -> None:
     """As a node serves, with the store's refusals in the protocol's words."""
     named = {zone: frozenset(streams) for zone, streams in exports.items()}
-    node.server = Server(node.link, node.store, named, STORE_ERRORS, REFUSALS, appends=appends)
+    node.server = Server(node.link, node.store, named, STORE_ERRORS, REFUSAL_CODES, appends=appends)
 
 
 def test_an_artifact_travels_before_its_fact_whatever_goes_away(tmp_path: Path) -> None:
@@ -173,7 +168,7 @@ def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path)
         serve(plant, {"idmz": [STREAM]})
         idmz.pull("plant-a")
         settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
+        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
         put(plant, SMALL)
         await file_report(plant, SMALL)
         for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):

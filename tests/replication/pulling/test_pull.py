@@ -16,8 +16,8 @@ from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.log.settings import StreamSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample
+from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.replication.protocol.pull_events import Asking, Settings
-from agent.replication.protocol.settings import BYTES_PER_SECOND_MIN
 from agent.replication.pulling.token_bucket import Bandwidth
 from tests.replication.nodes import STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto

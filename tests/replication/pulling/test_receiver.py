@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.pages import LastBatch
-from agent.replication.protocol.backoff import delay_ms
+from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.protocol.pull_events import (
     Append,
     Appended,
@@ -350,7 +350,7 @@ def test_definitions_without_end_are_refused() -> None:
 @given(st.integers(0, 100), st.floats(0, 1))
 def test_delay(tries: int, chance: float) -> None:
     """Never above the limit, never below half of what is due."""
-    assert min(100 << min(tries, 16), 5_000) // 2 <= delay_ms(100, 5_000, tries, chance) <= 5_000
+    assert min(100 << min(tries, 16), 5_000) // 2 <= backoff_ms(100, 5_000, tries, chance) <= 5_000
 
 
 offsets = st.integers(0, 40)

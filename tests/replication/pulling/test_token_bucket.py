@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.replication.protocol.pull_events import (
     Appended,
     ArrivedPage,
@@ -18,7 +19,6 @@ from agent.replication.protocol.pull_events import (
     Settings,
     Tick,
 )
-from agent.replication.protocol.settings import BYTES_PER_SECOND_MIN
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.token_bucket import (
     OVERDRAWN_MS_MAX,

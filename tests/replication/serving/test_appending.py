@@ -14,8 +14,7 @@ from agent.batch import open_messages, parse
 from agent.fact_store.log.settings import StreamSettings
 from agent.local_socket import local_socket
 from agent.message import Envelope, Fact, Message
-from agent.replication.mqtt.one_shot import ask_once
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester, ask_once
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
     AcquireLease,
@@ -40,7 +39,7 @@ STREAMS = (
     StreamSettings(PLANS, write_class="strong", acks="all", acks_timeout_ms=50),
     StreamSettings(PRIVATE, write_class="local"),
 )
-Scenario = Callable[[Node, Asker], Awaitable[None]]
+Scenario = Callable[[Node, Requester], Awaitable[None]]
 
 
 def message(
@@ -58,7 +57,7 @@ def request(*messages: NewMessage, stream: str = ORDERS, **asked: Any) -> Append
     return AppendFact(stream=stream, messages=list(messages), **asked)
 
 
-async def outcomes(asker: Asker, asked: AppendFact) -> list[AppendedEntry]:
+async def outcomes(asker: Requester, asked: AppendFact) -> list[AppendedEntry]:
     """What became of each."""
     answer = (await asker.ask(asked, 5)).answer
     assert isinstance(answer, AppendAnswer)
@@ -83,7 +82,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario, streams: Sequence
 def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
     """Of one request each message has its own outcome, in order; what is stored lies in that order and names the appender's zone."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         first = await outcomes(
             asker, request(message("a", b"1"), message("b", b"2"), message("a", b"1"), message("a", b"3"))
         )
@@ -110,15 +109,15 @@ def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Pat
         found = await asyncio.wrap_future(plant.store.append_messages(ORDERS, messages))
         return [(one.outcome, one.offset) for one in found]
 
-    async def from_idmz(asker: Asker, *messages: NewMessage) -> list[tuple[str, int]]:
+    async def from_idmz(asker: Requester, *messages: NewMessage) -> list[tuple[str, int]]:
         return [(one.outcome, one.offset) for one in await outcomes(asker, request(*messages))]
 
-    async def take(plant: Node, asker: Asker) -> None:
+    async def take(plant: Node, asker: Requester) -> None:
         assert await from_idmz(asker, message("a", b"1")) == [("applied", 1)]
         assert await at_home(plant, own("a", b"2"), own("b", b"2")) == [("applied", 2), ("applied", 3)]
         assert await from_idmz(asker, message("b", b"1")) == [("applied", 4)]
 
-    async def again(plant: Node, asker: Asker) -> None:
+    async def again(plant: Node, asker: Requester) -> None:
         noop, conflict = "noop_already_applied", "conflicting_duplicate"
         assert await from_idmz(asker, message("a", b"1"), message("b", b"1")) == [(noop, 1), (noop, 4)]
         assert await at_home(plant, own("a", b"2"), own("b", b"2")) == [(noop, 2), (noop, 3)]
@@ -144,7 +143,7 @@ def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_p
         (PLANS, message("a", base_offset=0)), (PLANS, message("b", b"2", base_offset=0)),
     ]  # fmt: skip
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         there = [(await outcomes(asker, request(one, stream=stream)))[0] for stream, one in asked]
         here = Node.open(broker, "plant-a", tmp_path / "other", streams=STREAMS)
         door = local_socket.Door(here.store)
@@ -167,7 +166,7 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
     """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks after an epoch that is
     in force no more gets none, and fences nobody."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         epochs = []
         for _ in range(2):
             answer = (await asker.ask(AcquireLease(stream=ORDERS, producer="idmz.mes"), 5)).answer
@@ -214,7 +213,7 @@ def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_stored(
 ) -> None:
     """One wrong message refuses its whole request, naming it; the next request is carried out."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         with pytest.raises(PeerRefused) as refused:
             await asker.ask(wrong, 5)
         assert (refused.value.code, refused.value.retryable) == (code, False)
@@ -279,12 +278,12 @@ def test_a_full_store_says_so_and_may_be_asked_again(broker: Mosquitto, tmp_path
     """At its limit a stream refuses with `store_full`, which is worth another try later; what was stored before stays."""
     full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")
 
-    async def fill(asker: Asker, limit: int) -> None:
+    async def fill(asker: Requester, limit: int) -> None:
         for number in range(limit):
             noise = f'"{os.urandom(28_000).hex()}"'.encode()
             await outcomes(asker, request(message(f"m{number}", noise)))
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         with pytest.raises(PeerRefused) as refused:
             await fill(asker, 100)
         assert (refused.value.code, refused.value.retryable) == ("store_full", True)

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from agent.message import Json, Sample, TagDefinition
+from agent.node.store_errors import STORE_ERRORS
 from agent.query.latest.rows import shown
 from agent.query.latest.searching import latest
 from agent.query.scan import Scanner
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, TagKey
 from agent.replication.serving.latest_page import (
@@ -29,13 +30,13 @@ from agent.replication.serving.latest_page import (
 )
 from agent.replication.serving.operations.latest import WAITING_MAX
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STORE_ERRORS, STREAM, Node
+from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 BASE_NS = 1_700_000_000_000_000_000
 VALUES = (1.5, math.nan, -math.inf, 2**53 + 1, 2**64 - 1, True, "gr\u00fcn\n", b"\x00\xff", Json(b'{"a":[1,2]}'), None)
-Scenario = Callable[[Node, Asker], Awaitable[None]]
+Scenario = Callable[[Node, Requester], Awaitable[None]]
 
 
 def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
@@ -65,7 +66,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
     asyncio.run(run())
 
 
-async def ask(asker: Asker, **asked: Any) -> LatestAnswer:
+async def ask(asker: Requester, **asked: Any) -> LatestAnswer:
     """One page."""
     answer = (await asker.ask(GetLatest(stream=STREAM, **asked), 5)).answer
     assert isinstance(answer, LatestAnswer)
@@ -83,7 +84,7 @@ def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
 def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_path: Path) -> None:
     """Every kind of value, its quality, times and staleness; tags without a value there, and those of other streams, are not named."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         answer = await ask(asker)
         found = latest(Scanner(plant.store.reader), BASE_NS, streams=frozenset([STREAM]))
         rows = [dict(shown(row)) for row in found.rows if row.known]
@@ -103,7 +104,7 @@ def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_p
 def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits: dict[str, int]) -> None:
     """Asked on after the last of each page, in small pages by number or by bytes, the values are those of one large page, once."""
 
-    async def scenario(_plant: Node, asker: Asker) -> None:
+    async def scenario(_plant: Node, asker: Requester) -> None:
         whole = await ask(asker)
         values, pages, after = list[LatestEntry](), 0, None
         while True:
@@ -124,7 +125,7 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
     """A value appended between two pages is not in the second, which names the end of the log as it was; the next first page has it. One
     that asks for another page of a question never asked is searched for."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         first = await ask(asker, limit=3)
         newer = Sample(5, BASE_NS + 1_000_000_000, 5.0)
         await asyncio.wrap_future(plant.store.append_samples(STREAM, [newer]))
@@ -142,7 +143,7 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
 def test_what_is_asked_for_narrows_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
     """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by name."""
 
-    async def scenario(_plant: Node, asker: Asker) -> None:
+    async def scenario(_plant: Node, asker: Requester) -> None:
         named = await ask(asker, subjects=["tag:line1/t3", "tag:line1/t0", "tag:line2/secret"])
         assert [each.subject for each in named.values] == ["tag:line1/t0", "tag:line1/t3"]
         assert (await ask(asker, prefix="tag:line2/")).values == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.lease import LeaseClaim
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
 from agent.replication.protocol.pull_events import Asking, Settings
@@ -224,7 +224,7 @@ def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_
     asyncio.run(scenario())
 
 
-async def told(asker: Asker, request: FetchFacts) -> tuple[int | None, int | None]:
+async def told(asker: Requester, request: FetchFacts) -> tuple[int | None, int | None]:
     """The lease that an answer brings, and the one that it says is in force; with that one nothing else."""
     answer = (await asker.ask(request, 10)).answer
     assert isinstance(answer, FetchAnswer)
@@ -232,7 +232,7 @@ async def told(asker: Asker, request: FetchFacts) -> tuple[int | None, int | Non
     return answer.lease, answer.lease_in_force
 
 
-async def refusal(asker: Asker, request: FetchFacts | ConfirmReceipt) -> str:
+async def refusal(asker: Requester, request: FetchFacts | ConfirmReceipt) -> str:
     """The code with which a request is refused for good."""
     with pytest.raises(PeerRefused) as raised:
         await asker.ask(request, 10)

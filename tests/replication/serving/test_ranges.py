@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.batch import Origin, open_samples, parse
 from agent.fact_store.log.settings import StoreSettings
 from agent.pages import Hole, Page, StoredBatch
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.codec import decode_request, encode_request
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import FetchRange, RangeAnswer
@@ -106,7 +106,7 @@ def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Pa
     """Three tasks read a third each, over the real broker, cutting batches of 100 where their ranges end; nobody is registered.
     Beyond the log they are refused, and at its end there is nothing yet."""
 
-    async def read(asker: Asker, first: int, last: int) -> list[float]:
+    async def read(asker: Requester, first: int, last: int) -> list[float]:
         values = list[float]()
         while first <= last:
             reply = await asker.ask(FetchRange(stream=STREAM, first_offset=first, last_offset=last, limit=70), 5)

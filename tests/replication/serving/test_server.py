@@ -15,7 +15,7 @@ from agent.batch import open_samples, parse
 from agent.fact_store.log.errors import StoreForked
 from agent.fact_store.log.settings import StoreSettings
 from agent.replication.mqtt.carrier import Incoming
-from agent.replication.mqtt.requester import Asker
+from agent.replication.mqtt.requester import Requester
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import MessageTooLarge, NotAuthorized, PeerAbsent, PeerRefused
@@ -42,7 +42,7 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 NAME = f"idmz.{STREAM}"
-Scenario = Callable[[Node, Asker], Awaitable[None]]
+Scenario = Callable[[Node, Requester], Awaitable[None]]
 
 
 def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
@@ -67,7 +67,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
 def test_operations(broker: Mosquitto, tmp_path: Path) -> None:
     """Each operation answers what the store holds; a consumer is registered by its first fetch."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         async def ask(request: Request) -> object:
             return (await asker.ask(request, 5)).answer
 
@@ -103,7 +103,7 @@ def test_operations(broker: Mosquitto, tmp_path: Path) -> None:
 def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, tmp_path: Path) -> None:
     """With `after_offset` the page comes while its confirmation is on the way to disk, and tells of none that is not there."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
         confirm, on_its_way = plant.store.confirm, Future[int]()
         plant.store.confirm = lambda *_, **__: on_its_way  # type: ignore[method-assign]
@@ -123,7 +123,7 @@ def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, t
 def test_small_limits_slice(broker: Mosquitto, tmp_path: Path) -> None:
     """A small limit gets a slice that can be read: the facts asked for, and no others."""
 
-    async def scenario(_plant: Node, asker: Asker) -> None:
+    async def scenario(_plant: Node, asker: Requester) -> None:
         found = []
         for after in range(0, 300, 7):
             request = FetchFacts(consumer_name=NAME, stream=STREAM, limit=7, after_offset=after)
@@ -144,7 +144,7 @@ def slice_of(after: int, limit: int) -> range:
 def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> None:
     """A parked fetch is answered by the next commit, or empty when its patience ends; a newer one takes its place."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         def request(wait_ms: int) -> FetchFacts:
             return FetchFacts(consumer_name=NAME, stream=STREAM, limit=10_000, after_offset=300, wait_ms=wait_ms)
 
@@ -169,7 +169,7 @@ def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> 
 def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_path: Path) -> None:
     """Offsets beyond the end are refused; named together with the present epoch, they say that this store is an old copy."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         ahead = FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, after_offset=301, epoch=plant.store.epoch.hex())
         with pytest.raises(PeerRefused) as refused:
             await asker.ask(ahead, 5)
@@ -204,7 +204,7 @@ def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_pat
 def test_refusals(broker: Mosquitto, tmp_path: Path, request_: Request, code: str) -> None:
     """What may not be had is refused with the code of the table, and nothing is registered on the way."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         await asyncio.wrap_future(plant.store.register_consumer("plant-a.own", "plant-a", STREAM))
         with pytest.raises(PeerRefused) as raised:
             await asker.ask(request_, 5)
@@ -269,7 +269,7 @@ LIST = b'{"protocol":"bsfg.replication","version":"1.0","operation":"ListStreams
 def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: bytes, code: str, said: str) -> None:
     """Malformed, of another version or too large: answered with a code, and served on."""
 
-    async def scenario(_plant: Node, _asker: Asker) -> None:
+    async def scenario(_plant: Node, _asker: Requester) -> None:
         async with intruder(broker, "idmz", MINE) as idmz:
             answer = await idmz.answer(await idmz.publish(ASK, payload, MINE))
             assert isinstance(answer, ErrorAnswer)
@@ -282,7 +282,7 @@ def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: bytes, c
 def test_confused_deputy(broker: Mosquitto, tmp_path: Path) -> None:
     """A request whose answer should go elsewhere is dropped and counted: no answer there, none to the asker."""
 
-    async def scenario(plant: Node, _asker: Asker) -> None:
+    async def scenario(plant: Node, _asker: Requester) -> None:
         server = plant.server
         assert server is not None
         async with intruder(broker, "idmz", MINE) as idmz, intruder(broker, "enterprise", "bsfg/#") as victim:
@@ -308,7 +308,7 @@ def test_confused_deputy(broker: Mosquitto, tmp_path: Path) -> None:
 def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
     """No zone can ask as another, read another's answers, or serve as another: the broker says no, or delivers nothing."""
 
-    async def scenario(plant: Node, asker: Asker) -> None:
+    async def scenario(plant: Node, asker: Requester) -> None:
         async with (
             intruder(broker, "enterprise", "#", "bsfg/1/plant-a/+/rsp/+", "bsfg/1/+/+/req") as enterprise,
             intruder(broker, "plant-b", "#", "bsfg/1/plant-a/+/req") as plant_b,
@@ -336,11 +336,11 @@ def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
 def test_unasked_answers_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
     """A peer that answers what nobody asked is heard by nobody: the correlation is not known."""
 
-    async def scenario(_plant: Node, asker: Asker) -> None:
+    async def scenario(_plant: Node, asker: Requester) -> None:
         async with intruder(broker, "plant-a") as plant:
             for correlation in (b"", b"x" * 16):
                 plant.connection.publish_answer(asker._response_topic, b"\x00" * 8, correlation)
-            await wait_until_async(lambda: asker.link.statistics().strangers == 2, "both to be counted")
+            await wait_until_async(lambda: asker.link.statistics().unsolicited == 2, "both to be counted")
 
     serve(broker, tmp_path, scenario)
 

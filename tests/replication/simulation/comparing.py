@@ -126,7 +126,7 @@ class _Asker:
         return pages_max
 
     async def ask(self, request: Request, timeout_s: float) -> Reply:
-        """As `Asker.ask`."""
+        """As `Requester.ask`."""
         node, peer, world = self._pull.node, self._pull.peer, self._pull.node.world
         payload, life, answered = encode_request(request), node.life, Future[bytes]()
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from agent.fact_store.log.errors import StoreError
+from agent.ingest.opcua.session import _REFUSALS
 from agent.lease import Lease, LeaseClaim
-from agent.node.node import _REFUSALS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_request
 from agent.replication.protocol.errors import MalformedMessage

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from agent.append_contract import append_answer, check_producer
 from agent.message import MessageError
-from agent.replication.protocol import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
+from agent.replication.protocol.messages import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.appends import not_allowed, parse_append, refuse_message
 from agent.replication.serving.operations.context import Context

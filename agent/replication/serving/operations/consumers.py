@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from agent.pages import Consumer
-from agent.replication.protocol import ERRORS, ConfirmReceipt, FetchFacts, GetCursor
+from agent.replication.protocol.errors import ERRORS
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.consumer_effects import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict, TypeVar
 
 from agent.replication.mqtt import Link
-from agent.replication.protocol import ServingStore
+from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.telemetry import Telemetry

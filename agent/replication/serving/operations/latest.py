@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agent.replication.protocol import GetLatest, LatestAnswer, LatestEntry
+from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
 from agent.replication.serving.operations.context import Context

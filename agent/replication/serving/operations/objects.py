@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.replication.protocol import GetObject, ObjectAnswer, PutAnswer, PutObject
+from agent.replication.protocol.messages import GetObject, ObjectAnswer, PutAnswer, PutObject
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply

@@ -6,7 +6,7 @@ slice of it.
 
 from __future__ import annotations
 
-from agent.replication.protocol import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
+from agent.replication.protocol.messages import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
 from agent.replication.serving.admission import Caller, LogView, admit_range, admit_sequences
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply

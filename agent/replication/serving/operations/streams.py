@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 
-from agent.replication.protocol import (
+from agent.replication.protocol.digest_diff import spread
+from agent.replication.protocol.messages import (
     BoundsAnswer,
     DigestsAnswer,
     GetBounds,
@@ -17,7 +18,6 @@ from agent.replication.protocol import (
     StreamEntry,
     StreamsAnswer,
     origin_named,
-    spread,
 )
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.operations.context import Context

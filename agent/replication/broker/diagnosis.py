@@ -1,0 +1,151 @@
+"""Core: results of checks, and what the measurements of a peer test mean to an operator.
+
+A check yields one `Diagnostic` for each thing it tried, in that order. The `judge_*` functions evaluate what `peer_test` measured:
+the peer's answer, round trips, clocks, exported streams. How long an answer was under way is known to half a round trip only, so
+a clock difference is reported with that uncertainty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from agent.replication.protocol.codec import PROTOCOL, VERSION, decode_answer
+from agent.replication.protocol.errors import ERRORS, MalformedMessage
+from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer
+
+CLOCK_NOTE_MS = 1_000
+"""Above this difference, times of two zones cannot be compared to the second."""
+CLOCK_BAD_MS = 60_000
+"""Above this difference one clock is wrong, and certificate checks may fail next."""
+ROUND_TRIP_NOTE_MS = 500
+"""Reading ahead hides longer round trips from replication, but commands feel them."""
+
+Figures = dict[str, float | str | int | list[str] | None]
+
+
+class Outcome(Enum):
+    """What a result means: in order, worth knowing, must be corrected."""
+
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """The result of one check; `hint` says what to do if it is bad."""
+
+    outcome: Outcome
+    what: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A result under the name of its step, with figures for programs."""
+
+    name: str
+    diagnostic: Diagnostic
+    figures: Figures = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """One request and its answer: the time it took, our clock half way, and the peer's clock from the answer."""
+
+    took_ms: float
+    middle_unix_ms: float
+    peer_unix_ms: int | None
+
+
+def judge_answer(zone: str, payload: bytes) -> tuple[Step, StreamsAnswer | None]:
+    """Evaluate the answer to ListStreams. Returns the answer too, unless it is an error or cannot be read."""
+    try:
+        answer, _ = decode_answer(payload)
+    except MalformedMessage as error:
+        hint = ERRORS["unsupported_version"].hint if error.code == "unsupported_version" else "is the peer a bsfg node?"
+        return Step(
+            "protocol", Diagnostic(Outcome.BAD, f"{zone} sent an answer that cannot be read: {error}", hint)
+        ), None
+    if isinstance(answer, ErrorAnswer):
+        what = f"{zone} refused: {answer.error.code}: {answer.error.message}"
+        return Step("protocol", Diagnostic(Outcome.BAD, what, answer.error.hint)), None
+    assert isinstance(answer, StreamsAnswer)
+    theirs = json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])["version"]
+    figures: Figures = {
+        "version": VERSION,
+        "peer_version": theirs,
+        "store_zone": answer.store_zone,
+        "epoch": answer.epoch,
+    }
+    if answer.store_zone != zone:
+        what = f"the node that answers for {zone} has the store of {answer.store_zone}"
+        return Step("protocol", Diagnostic(Outcome.BAD, what, "correct [node] zone in its node.toml"), figures), None
+    what = f"{PROTOCOL} {theirs} there, {VERSION} here; store of {answer.store_zone}, epoch {answer.epoch}"
+    return Step("protocol", Diagnostic(Outcome.GOOD, what), figures), answer
+
+
+def judge_timeout(zone: str, own_zone: str, wait_s: float) -> Step:
+    """The broker delivered a request, but no answer came within `wait_s` seconds."""
+    what = f"{zone} is connected but did not answer within {wait_s:g} s"
+    hint = (
+        f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? Does the broker's access list let {own_zone} read the answers "
+        f"(bsfg broker config)? The log of {zone} names dropped requests"
+    )
+    return Step("answer", Diagnostic(Outcome.BAD, what, hint))
+
+
+def judge_round_trips(trips: Sequence[RoundTrip]) -> Iterator[Step]:
+    """Response times, and the clock difference computed from the fastest round trip."""
+    assert trips
+    took = sorted(trip.took_ms for trip in trips)
+    middle = took[len(took) // 2]
+    figures: Figures = {
+        "round_trip_ms_p50": round(middle, 3),
+        "round_trip_ms_min": round(took[0], 3),
+        "trips": len(took),
+    }
+    outcome = Outcome.NOTE if middle > ROUND_TRIP_NOTE_MS else Outcome.GOOD
+    hint = "is the network or the peer overloaded?" if outcome is Outcome.NOTE else ""
+    what = f"round trip {middle:.1f} ms (median of {len(took)}), {took[0]:.1f} to {took[-1]:.1f} ms"
+    yield Step("round trip", Diagnostic(outcome, what, hint), figures)
+    yield _judge_clock(min(trips, key=lambda trip: trip.took_ms))
+
+
+def _judge_clock(best: RoundTrip) -> Step:
+    if best.peer_unix_ms is None:
+        what = "the peer sends no time (an older version), so the clocks were not compared"
+        return Step("clock", Diagnostic(Outcome.NOTE, what))
+    ahead_ms, give = best.peer_unix_ms - best.middle_unix_ms, best.took_ms / 2
+    figures: Figures = {"clock_ahead_ms": round(ahead_ms, 1), "clock_uncertain_ms": round(give, 1)}
+    apart = abs(ahead_ms) - give
+    way = "ahead of" if ahead_ms > 0 else "behind"
+    what = f"the peer's clock is {_span(abs(ahead_ms))} {way} ours (+/- {give:.1f} ms)"
+    if apart <= CLOCK_NOTE_MS:
+        return Step("clock", Diagnostic(Outcome.GOOD, what), figures)
+    hint = "correct the wrong clock (timedatectl on both); facts carry the time of their node"
+    return Step("clock", Diagnostic(Outcome.BAD if apart > CLOCK_BAD_MS else Outcome.NOTE, what, hint), figures)
+
+
+def judge_streams(zone: str, answer: StreamsAnswer, pulls: Collection[str]) -> Step:
+    """Compare the peer's exports with the streams that this node pulls."""
+    exported = [entry.name for entry in answer.streams]
+    figures: Figures = {"exports": exported, "pulls": sorted(pulls)}
+    if missing := sorted(set(pulls) - set(exported)):
+        what = f"{zone} does not export {', '.join(missing)}, which this node pulls"
+        hint = f"add it to the exports for this zone in the node.toml of {zone}, or remove it from pulls here"
+        return Step("streams", Diagnostic(Outcome.BAD, what, hint), figures)
+    unused = sorted(set(exported) - set(pulls))
+    held = ", ".join(f"{entry.name} ({entry.first_offset:,} to {entry.end_offset:,})" for entry in answer.streams)
+    what = f"{zone} exports {held or 'nothing'}" + (f"; not pulled: {', '.join(unused)}" if unused else "")
+    return Step("streams", Diagnostic(Outcome.NOTE if unused else Outcome.GOOD, what), figures)
+
+
+def _span(ms: float) -> str:
+    for unit, length_ms in (("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if ms >= 2 * length_ms:
+            return f"{ms / length_ms:.1f} {unit}"
+    return f"{ms:.1f} ms"

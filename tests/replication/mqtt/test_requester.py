@@ -1,0 +1,230 @@
+"""Link and requester decide to whom an answer is delivered: only on its own topic, with its own correlation, once, in time.
+
+The connection is replaced by one that records what is published; everything above it is the product's.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+import pytest
+
+from agent.replication.mqtt.carrier import Access, Incoming
+from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.requester import REQUESTS_KNOWN_MAX, Reply, Requester
+from agent.replication.mqtt.transport import Connection
+from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_answer, encode_error
+from agent.replication.protocol.errors import ConnectionLost, MalformedMessage, PeerRefused, TransportError
+from agent.replication.protocol.messages import ListStreams, StreamsAnswer
+from agent.replication.protocol.topics import request_topic, response_topic
+
+EPOCH = "0" * 32
+
+
+class Published(NamedTuple):
+    """A request as it went to the broker."""
+
+    topic: str
+    response_topic: str
+    correlation: bytes
+
+
+class RecordingConnection:
+    """Takes the place of `Connection`: acknowledges each request at once and records it."""
+
+    def __init__(self, on_message: Callable[[Incoming], None]) -> None:
+        self.deliver = on_message
+        self.published: list[Published] = []
+        self.subscribed: list[str] = []
+        self.closed: asyncio.Future[TransportError] = asyncio.get_running_loop().create_future()
+
+    async def subscribe(self, topics: list[str]) -> None:
+        self.subscribed += topics
+
+    async def close(self) -> None:
+        pass
+
+    def publish_request(
+        self, topic: str, _payload: bytes, response_topic: str, correlation: bytes, _expiry_s: int
+    ) -> asyncio.Future[None]:
+        self.published.append(Published(topic, response_topic, correlation))
+        acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        acknowledged.set_result(None)
+        return acknowledged
+
+
+class Scene(NamedTuple):
+    """A requester of zone idmz that asks plant-a, over a recorded connection."""
+
+    requester: Requester
+    connection: RecordingConnection
+
+    def deliver(self, sent: Published, payload: bytes, **change: Any) -> None:
+        """The broker delivers an answer to `sent`, with these fields changed."""
+        incoming = Incoming(sent.response_topic, payload, None, sent.correlation, None, is_retained=False)
+        self.connection.deliver(incoming._replace(**change))
+
+    @property
+    def unsolicited(self) -> int:
+        return self.requester.link.statistics().unsolicited
+
+    async def ask(self, timeout_s: float = 5.0) -> tuple[asyncio.Task[Reply], Published]:
+        """A question under way, and what went to the broker."""
+        known = len(self.connection.published)
+        asking = asyncio.get_running_loop().create_task(self.requester.ask(ListStreams(), timeout_s))
+        await asyncio.sleep(0)
+        assert len(self.connection.published) == known + 1
+        return asking, self.connection.published[-1]
+
+
+def answer_of(zone: str = "plant-a") -> bytes:
+    """A good answer to ListStreams."""
+    return encode_answer(StreamsAnswer(store_zone=zone, epoch=EPOCH, streams=[]), [])
+
+
+def play(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario while the link is connected."""
+
+    async def run() -> None:
+        opened: list[RecordingConnection] = []
+
+        async def open_(_access: Access, on_message: Callable[[Incoming], None]) -> RecordingConnection:
+            opened.append(RecordingConnection(on_message))
+            return opened[-1]
+
+        monkeypatch.setattr(Connection, "open", open_)
+        link = Link(Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed")))
+        requester = Requester(link, "plant-a")
+        async with link.connected():
+            await scenario(Scene(requester, opened[0]))
+
+    asyncio.run(run())
+
+
+def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request goes to the peer's topic; two open requests get their own answers, in whichever order these come."""
+
+    async def scenario(scene: Scene) -> None:
+        (first, one), (second, two) = await scene.ask(), await scene.ask()
+        assert one.topic == two.topic == request_topic("plant-a", "idmz")
+        assert scene.connection.subscribed == [one.response_topic]
+        assert one.response_topic.startswith("bsfg/1/plant-a/idmz/rsp/")
+        assert one.correlation != two.correlation
+        scene.deliver(two, answer_of("second"))
+        scene.deliver(one, answer_of("first"))
+        assert ((await first).answer.store_zone, (await second).answer.store_zone) == ("first", "second")
+        assert scene.unsolicited == 0
+
+    play(monkeypatch, scenario)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topic": response_topic("plant-b", "idmz", "other")},
+        {"topic": response_topic("plant-a", "enterprise", "other")},
+        {"topic": request_topic("plant-a", "idmz")},
+        {"correlation": b"x" * 16},
+        {"correlation": b""},
+        {"correlation": None},
+        {"is_retained": True},
+    ],
+    ids=str,
+)
+def test_a_foreign_answer_is_not_delivered(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
+    """On another zone's topic, with another correlation, or retained: it is counted, and the request stays open."""
+
+    async def scenario(scene: Scene) -> None:
+        asking, sent = await scene.ask()
+        scene.deliver(sent, answer_of("foreign"), **change)
+        await asyncio.sleep(0)
+        assert not asking.done()
+        assert scene.unsolicited == 1
+        scene.deliver(sent, answer_of())
+        assert (await asking).answer.store_zone == "plant-a"
+
+    play(monkeypatch, scenario)
+
+
+def test_an_answer_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated answer is counted as unsolicited and does not reach the next request."""
+
+    async def scenario(scene: Scene) -> None:
+        first, one = await scene.ask()
+        scene.deliver(one, answer_of("first"))
+        scene.deliver(one, answer_of("again"))
+        assert (await first).answer.store_zone == "first"
+        assert scene.unsolicited == 1
+
+    play(monkeypatch, scenario)
+
+
+def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its time-out a request is over: its answer changes nothing, and the next request waits for its own."""
+
+    async def scenario(scene: Scene) -> None:
+        late, one = await scene.ask(timeout_s=0.001)
+        with pytest.raises(TransportError, match="no answer in"):
+            await late
+        following, two = await scene.ask()
+        scene.deliver(one, answer_of("late"))
+        await asyncio.sleep(0)
+        assert not following.done()
+        scene.deliver(two, answer_of("in-time"))
+        assert (await following).answer.store_zone == "in-time"
+
+    play(monkeypatch, scenario)
+
+
+def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than REQUESTS_KNOWN_MAX requests are remembered; the answer to a forgotten one is unsolicited."""
+
+    async def scenario(scene: Scene) -> None:
+        answers: list[bytes] = []
+        for _ in range(REQUESTS_KNOWN_MAX + 1):
+            scene.requester.send(ListStreams(), answers.append, 5)
+        oldest, second, *_ = scene.connection.published
+        scene.deliver(oldest, b"forgotten")
+        scene.deliver(second, b"known")
+        assert answers == [b"known"]
+        assert scene.unsolicited == 1
+
+    play(monkeypatch, scenario)
+
+
+@pytest.mark.parametrize("size", [ANSWER_BYTES_MAX + 1, 3], ids=["too large", "too small"])
+def test_an_answer_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A payload larger than any answer of the protocol is refused by its size, whatever its first bytes say."""
+
+    async def scenario(scene: Scene) -> None:
+        asking, sent = await scene.ask()
+        scene.deliver(sent, answer_of().ljust(size, b"\x00")[:size])
+        with pytest.raises(MalformedMessage, match=f"answer of {size} bytes"):
+            await asking
+
+    play(monkeypatch, scenario)
+
+
+def test_an_error_answer_becomes_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code, hint and whether to retry come from the peer's answer."""
+
+    async def scenario(scene: Scene) -> None:
+        asking, sent = await scene.ask()
+        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "busy", "nine requests wait"))
+        with pytest.raises(PeerRefused, match=r"plant-a refused \(busy\): nine requests wait") as raised:
+            await asking
+        assert raised.value.retryable
+
+    play(monkeypatch, scenario)
+
+
+def test_nothing_is_sent_while_the_link_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request without a connection fails at once with the link's reason."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.requester.link.connection = None
+        with pytest.raises(ConnectionLost, match="not connected yet"):
+            await scene.requester.ask(ListStreams(), 1)
+        assert scene.connection.published == []
+
+    play(monkeypatch, scenario)

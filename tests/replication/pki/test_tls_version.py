@@ -1,0 +1,79 @@
+"""TLS 1.3 is the lowest version that a node offers and that the generated broker configuration allows.
+
+The handshakes run in memory, so no port and no broker is needed. `test_broker.py` tries the same against a real Mosquitto.
+"""
+
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from agent.replication import pki
+from agent.replication.broker.config import BrokerPlan, PeerLink, render_config
+from agent.replication.broker.config_lint import check_config, parse_config
+
+HOST = "broker.plant"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority with one zone and one broker."""
+    made = tmp_path_factory.mktemp("pki")
+    now = datetime.now(UTC)
+    pki.create_authority(made, now)
+    pki.issue_zone(made, "idmz", now)
+    pki.issue_broker(made, "site", [HOST], now)
+    return made
+
+
+def server_context(folder: Path, version: ssl.TLSVersion) -> ssl.SSLContext:
+    """A server with the broker's certificate that speaks `version` and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "brokers/site.pem", folder / "brokers/site.key")
+    context.load_verify_locations(folder / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = context.maximum_version = version
+    return context
+
+
+def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> str | None:
+    """The version on which both sides agree; ssl.SSLError where they do not."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname=HOST),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(10):
+        unfinished = []
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                unfinished.append(side)
+        if not unfinished:
+            return sides[0].version()
+    raise AssertionError("the handshake does not end")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_node_refuses_a_broker_below_tls_1_3(folder: Path, version: ssl.TLSVersion) -> None:
+    """A broker that offers at most TLS 1.2 gets no session, although certificate, authority and host name are right."""
+    mine = pki.client_context(folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key")
+    server = server_context(folder, version)
+    if version is ssl.TLSVersion.TLSv1_3:
+        assert handshake(mine, server) == "TLSv1.3"
+    else:
+        with pytest.raises(ssl.SSLError, match=r"(?i)version|protocol"):
+            handshake(mine, server)
+
+
+def test_the_generated_configuration_allows_tls_1_3_only() -> None:
+    """The listener names TLS 1.3 as its version; the check before a reload names a lower version and a missing one."""
+    plan = BrokerPlan(links=(PeerLink("plant-a", "idmz"),), folder="/etc/mosquitto/bsfg")
+    settings = parse_config(render_config(plan))
+    assert settings["tls_version"] == "tlsv1.3"
+    assert list(check_config(settings)) == []
+    for spoiled in ({**settings, "tls_version": "tlsv1.2"}, {k: v for k, v in settings.items() if k != "tls_version"}):
+        (problem,) = check_config(spoiled)
+        assert "tls_version" in problem.what
