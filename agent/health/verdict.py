@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.health.snapshot import (
-    BrokerFigures,
-    ConsumerFigures,
-    IntegrityFigures,
+    BrokerStatus,
+    ConsumerStatus,
+    IntegrityStatus,
     NodeSnapshot,
-    PeerFigures,
-    SourceFigures,
-    StoreFigures,
+    PeerStatus,
+    SourceStatus,
+    StoreStatus,
 )
 
 
@@ -177,7 +177,7 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         yield from _judge("hours_until_full", hours, "store", text, hint)
 
 
-def _artifact_reasons(store: StoreFigures) -> Iterator[Reason]:
+def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
     """An artifact waits for room that nobody but a person, or retention in its time, makes; the facts behind it wait with it."""
     if store.artifact_bytes_lacking and store.artifact_bytes_max is not None:
         taken = f"artifacts take {store.artifact_bytes / 1e6:,.1f} of {store.artifact_bytes_max / 1e6:,.1f} MB"
@@ -186,7 +186,7 @@ def _artifact_reasons(store: StoreFigures) -> Iterator[Reason]:
         yield Reason(Level.FULL, alert=True, subject="artifacts", text=text, hint=hint)
 
 
-def _integrity_reasons(integrity: IntegrityFigures) -> Iterator[Reason]:
+def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
     """One changed bit is one too many: the disk that made it makes more."""
     if integrity.damages:
         text = f"{integrity.damages} places are damaged; the rest is served"
@@ -198,7 +198,7 @@ def _integrity_reasons(integrity: IntegrityFigures) -> Iterator[Reason]:
         yield Reason(Level.BROKEN, alert=True, subject="store", text=text, hint=hint)
 
 
-def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]:
+def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
     subject = f"source {source.name}"
     if source.tags_problem:
         hint = "the tags before are read on; bsfg check prints every problem of the file"
@@ -221,7 +221,7 @@ def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]
     )
 
 
-def _broker_reasons(broker: BrokerFigures) -> Iterator[Reason]:
+def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
     if not broker.connected:
         trouble = " ".join(broker.trouble.split()).rstrip(". ")  # several problems come as lines
         text = "not connected" + (f": {trouble}" if trouble else "")
@@ -231,14 +231,14 @@ def _broker_reasons(broker: BrokerFigures) -> Iterator[Reason]:
         yield Reason(Level.BROKEN, broker.needs_person, f"broker {broker.name}", text, hint)
 
 
-def _identity_reasons(broker: BrokerFigures) -> Iterator[Reason]:
+def _identity_reasons(broker: BrokerStatus) -> Iterator[Reason]:
     if broker.identity_trouble:
         text = f"its new certificate is not in force: {broker.identity_trouble}"
         hint = "the one before is used on; put the right files in place, or the old ones back (bsfg check)"
         yield Reason(Level.BROKEN, False, f"broker {broker.name}", text, hint)
 
 
-def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
+def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
     subject, lag = f"peer {peer.zone}/{peer.stream}", peer.lag_seconds
     if peer.fenced:
         text = f"fenced: another instance of this node pulls in its place, and this one has stopped ({peer.trouble.rstrip('. ')})"
@@ -246,15 +246,15 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
         yield Reason(Level.BROKEN, True, subject, text, hint)
         return
     if not peer.connected:
-        what = "it stands" if peer.stands else "no answer yet" if lag is None else "no answer"
+        what = "blocked" if peer.blocked else "no answer yet" if lag is None else "no answer"
         text = what + (f": {peer.trouble.rstrip('. ')}" if peer.trouble else "")
         hint = "facts wait at the peer and are lost only by their time to live"
-        if peer.stands:
+        if peer.blocked:
             hint = (
                 f"somebody has to put that right (docs/operate/peers.md); it is asked again once a minute, and {hint}"
             )
-        yield Reason(Level.BROKEN, peer.stands, subject, text, hint)
-        if peer.stands:
+        yield Reason(Level.BROKEN, peer.blocked, subject, text, hint)
+        if peer.blocked:
             return  # how far behind it is, is no news beside that
     if peer.page_waits:
         hint = "it is offered again by itself; nothing is lost, its facts stay at the peer"
@@ -268,14 +268,14 @@ def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
     yield from _judge("peer_lag", lag, subject, text, _lag_hint(peer))
 
 
-def _lag_hint(peer: PeerFigures) -> str:
+def _lag_hint(peer: PeerStatus) -> str:
     if peer.pacing is None or not peer.pacing.waits:
         return "it catches up by itself; look at the peer if this grows"
     limit = peer.pacing.bytes_per_second_max
     return f"it is held back by bytes_per_second_max = {limit} of this peer in node.toml; raise it if this grows"
 
 
-def _comparison_reasons(peer: PeerFigures) -> Iterator[Reason]:
+def _comparison_reasons(peer: PeerStatus) -> Iterator[Reason]:
     """What a comparison has found and could not repair. Nothing that waits gets worse by it, so a person looks by day."""
     if peer.compared is not None and peer.compared.is_equal is False:
         text = "the last comparison left ranges that differ from what the peer holds"
@@ -283,7 +283,7 @@ def _comparison_reasons(peer: PeerFigures) -> Iterator[Reason]:
         yield Reason(Level.BROKEN, False, f"peer {peer.zone}/{peer.stream}", text, hint)
 
 
-def _catching_up(peer: PeerFigures) -> str:
+def _catching_up(peer: PeerStatus) -> str:
     """How far a pull that is far behind has come, and how long it will take."""
     state = peer.catch_up
     if state is None:
@@ -293,7 +293,7 @@ def _catching_up(peer: PeerFigures) -> str:
     return f"; {state.percent:.0f} % caught up{pace}{left}"
 
 
-def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float | None) -> Iterator[Reason]:
+def _consumer_reasons(consumer: ConsumerStatus, ttl_hours: float | None) -> Iterator[Reason]:
     age, subject = consumer.oldest_unconfirmed_age_s, f"consumer {consumer.name}"
     if not consumer.behind_facts:
         return
@@ -319,7 +319,7 @@ def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float | None) -> Ite
         yield from _waits(catches_up or has_just_come, _judge("hours_until_ttl_loss", left, subject, text, hint))
 
 
-def _catches_up(consumer: ConsumerFigures) -> bool:
+def _catches_up(consumer: ConsumerStatus) -> bool:
     """It will have everything within the time after which a standstill would be an outage."""
     return consumer.seconds_left is not None and consumer.seconds_left < THRESHOLDS["consumer_age"].alert
 

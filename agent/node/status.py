@@ -19,21 +19,21 @@ from agent.config import NodeSettings
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace, StreamInfo
 from agent.health.behind import Behind
 from agent.health.snapshot import (
-    BrokerFigures,
-    CatchUpFigures,
-    ComparisonFigures,
-    ConsumerFigures,
-    IntegrityFigures,
+    BrokerStatus,
+    CatchUpStatus,
+    ComparisonStatus,
+    ConsumerStatus,
+    IntegrityStatus,
     Latency,
     NodeSnapshot,
-    PacingFigures,
-    PeerFigures,
-    RequestFigures,
-    ServingFigures,
-    SourceFigures,
-    SpanFigures,
-    StoreFigures,
-    StreamFigures,
+    PacingStatus,
+    PeerStatus,
+    RequestStatus,
+    ServingStatus,
+    SourceStatus,
+    SpanStatus,
+    StoreStatus,
+    StreamStatus,
 )
 from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
@@ -134,16 +134,16 @@ class Figures:
         counted = self._store.statistics()
         return [Progress("store writer", counted.commits + counted.appends_failed, counted.queue_facts > 0, STALL_S)]
 
-    def _integrity(self) -> IntegrityFigures:
+    def _integrity(self) -> IntegrityStatus:
         found = self._store.integrity()
-        return IntegrityFigures(
+        return IntegrityStatus(
             found.damages,
             found.batches_verified,
             found.last_full_pass_unix_ms,
             sum(size for _, size in found.set_aside),
         )
 
-    def _consumers(self) -> tuple[ConsumerFigures, ...]:
+    def _consumers(self) -> tuple[ConsumerStatus, ...]:
         figures = []
         space = self._remembered.space
         held = {} if space is None else {one.name: one for one in space.consumers}
@@ -152,7 +152,7 @@ class Figures:
             behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
             reads = self._behind.reads(consumer.name)
             figures.append(
-                ConsumerFigures(
+                ConsumerStatus(
                     name=consumer.name,
                     stream=consumer.stream,
                     zone=consumer.zone,
@@ -184,7 +184,7 @@ class Figures:
         since_s = (_now_unix_ms() - consumer.registered_unix_ms) / 1000
         return min([*known, since_s] if since_s >= 0 else known) if known else None  # a clock set back says nothing
 
-    def _peer(self, pull: PullStatistics) -> PeerFigures:
+    def _peer(self, pull: PullStatistics) -> PeerStatus:
         """Lag is the time since this pull last had everything: an upper bound that needs no clock but ours."""
         now_s = self._clock_s()
         caught = self._caught.setdefault((pull.peer_zone, pull.stream), _Caught(now_s))
@@ -193,7 +193,7 @@ class Figures:
             caught.level_s = now_s
         lag_s = now_s - caught.level_s
         caught.lag_s_max = max(caught.lag_s_max, lag_s)
-        return PeerFigures(
+        return PeerStatus(
             zone=pull.peer_zone,
             stream=pull.stream,
             connected=connected,
@@ -207,7 +207,7 @@ class Figures:
             pacing=_pacing(pull),
             page_waits=pull.page_waits,
             fenced=pull.asking is Asking.FENCED,
-            stands=pull.asking is Asking.BLOCKED,
+            blocked=pull.asking is Asking.BLOCKED,
             lease=pull.lease,
             facts_stored_total=pull.facts_stored,
             facts_duplicate_total=pull.facts_duplicate,
@@ -218,11 +218,11 @@ class Figures:
             restarts_total=pull.restarts,
         )
 
-    def _compared(self, zone: str, stream: str) -> ComparisonFigures | None:
+    def _compared(self, zone: str, stream: str) -> ComparisonStatus | None:
         for comparer in self._comparers:
             for one in comparer.statistics():
                 if (one.peer_zone, one.stream) == (zone, stream):
-                    return ComparisonFigures(
+                    return ComparisonStatus(
                         one.comparisons,
                         one.failures,
                         one.divergent_ranges,
@@ -233,11 +233,11 @@ class Figures:
                     )
         return None
 
-    def _requests(self) -> RequestFigures:
+    def _requests(self) -> RequestStatus:
         counted = self._store.statistics()
         asked = [server.statistics().requests for server in self._servers]
         latency = counted.append_latency
-        return RequestFigures(
+        return RequestStatus(
             fetches_total=sum(requests.get("FetchFacts", 0) for requests in asked),
             confirms_total=counted.confirms,
             appends_total=counted.appends,
@@ -245,10 +245,10 @@ class Figures:
             append_latency=Latency(latency.counts, latency.sum_s, latency.bounds_s),
         )
 
-    def _serving(self) -> ServingFigures:
+    def _serving(self) -> ServingStatus:
         """All brokers together."""
         counted = [server.statistics() for server in self._servers]
-        return ServingFigures(
+        return ServingStatus(
             requests=_sums(one.requests for one in counted),
             refusals=_sums(one.refusals for one in counted),
             drops=_sums(one.drops for one in counted),
@@ -257,9 +257,9 @@ class Figures:
             waiting=sum(one.parked for one in counted),
         )
 
-    def _store_figures(self) -> StoreFigures:
+    def _store_figures(self) -> StoreStatus:
         counted = self._store.statistics()
-        return StoreFigures(
+        return StoreStatus(
             facts_appended_total=counted.facts_appended,
             facts_received_total=counted.facts_received,
             facts_duplicate_total=counted.facts_duplicate,
@@ -304,19 +304,19 @@ class Figures:
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
 
 
-def _catch_up(pull: PullStatistics) -> CatchUpFigures | None:
+def _catch_up(pull: PullStatistics) -> CatchUpStatus | None:
     state = pull.catch_up
     if state is None:
         return None
-    return CatchUpFigures(state.from_offset, state.percent, state.facts_per_s, state.seconds_left)
+    return CatchUpStatus(state.from_offset, state.percent, state.facts_per_s, state.seconds_left)
 
 
-def _pacing(pull: PullStatistics) -> PacingFigures | None:
+def _pacing(pull: PullStatistics) -> PacingStatus | None:
     found = pull.pacing
     if found is None:
         return None
     waits = pull.asking is Asking.PACED
-    return PacingFigures(
+    return PacingStatus(
         found.bytes_per_second_max, waits, found.paced_ms / 1000, found.bytes_owed, found.bytes_waited_off
     )
 
@@ -329,8 +329,8 @@ def _fill_percent(space: StoreSpace | None) -> float | None:
     return max((fill for fill in fills if fill is not None), default=None)
 
 
-def _stream(info: StreamInfo, space: StoreSpace | None) -> StreamFigures:
-    figures = StreamFigures(info.name, info.first_offset, info.end_offset, info.bytes)
+def _stream(info: StreamInfo, space: StoreSpace | None) -> StreamStatus:
+    figures = StreamStatus(info.name, info.first_offset, info.end_offset, info.bytes)
     for one in () if space is None else space.streams:
         if one.name == info.name:
             return replace(
@@ -345,8 +345,8 @@ def _stream(info: StreamInfo, space: StoreSpace | None) -> StreamFigures:
     return figures
 
 
-def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
-    return BrokerFigures(
+def _broker(name: str, link: LinkStatistics) -> BrokerStatus:
+    return BrokerStatus(
         name=name,
         connected=link.is_up,
         connects_total=link.connects,
@@ -358,17 +358,17 @@ def _broker(name: str, link: LinkStatistics) -> BrokerFigures:
     )
 
 
-def _span(span: SpanStatistics) -> SpanFigures:
+def _span(span: SpanStatistics) -> SpanStatus:
     stopped = Latency(span.counts, span.sum_s, BOUNDS_S)
-    return SpanFigures(*span.step, span.started, span.failed, span.discarded, stopped)
+    return SpanStatus(*span.step, span.started, span.failed, span.discarded, stopped)
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sum((Counter(one) for one in counts), Counter[str]()))
 
 
-def _source(source: SourceStatistics) -> SourceFigures:
-    return SourceFigures(
+def _source(source: SourceStatistics) -> SourceStatus:
+    return SourceStatus(
         name=source.name,
         kind=source.kind,
         connected=source.connected,

@@ -11,17 +11,17 @@ from typing import Any
 
 from agent.health.metrics import families
 from agent.health.snapshot import (
-    BrokerFigures,
-    CatchUpFigures,
-    ComparisonFigures,
-    ConsumerFigures,
+    BrokerStatus,
+    CatchUpStatus,
+    ComparisonStatus,
+    ConsumerStatus,
     NodeSnapshot,
-    PacingFigures,
-    PeerFigures,
-    ServingFigures,
-    SourceFigures,
-    SpanFigures,
-    StreamFigures,
+    PacingStatus,
+    PeerStatus,
+    ServingStatus,
+    SourceStatus,
+    SpanStatus,
+    StreamStatus,
 )
 from agent.telemetry import STEPS
 
@@ -41,22 +41,22 @@ def everything() -> NodeSnapshot:
     return known(
         NodeSnapshot(
             *("idmz", "0" * 32, 0, 0, 0.0),
-            streams=(known(StreamFigures("s", 1, 1, 1)),),
-            consumers=(known(ConsumerFigures("c", "s", "z", "online", 1, 0)),),
-            brokers=(BrokerFigures("b", True),),
+            streams=(known(StreamStatus("s", 1, 1, 1)),),
+            consumers=(known(ConsumerStatus("c", "s", "z", "online", 1, 0)),),
+            brokers=(BrokerStatus("b", True),),
             peers=(
                 known(
-                    PeerFigures(
+                    PeerStatus(
                         *("p", "s", True, 1, 1),
-                        catch_up=CatchUpFigures(0, 1.0, 1.0, 1.0),
-                        compared=ComparisonFigures(1, 1, 1, 1, 1),
-                        pacing=PacingFigures(1, True, 1.0, 1, 1),
+                        catch_up=CatchUpStatus(0, 1.0, 1.0, 1.0),
+                        compared=ComparisonStatus(1, 1, 1, 1, 1),
+                        pacing=PacingStatus(1, True, 1.0, 1, 1),
                     )
                 ),
             ),
-            sources=(known(SourceFigures("o", "opcua", True)),),
-            serving=ServingFigures({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
-            spans=tuple(SpanFigures(span, side, "GetLatest") for span, side in STEPS),
+            sources=(known(SourceStatus("o", "opcua", True)),),
+            serving=ServingStatus({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
+            spans=tuple(SpanStatus(span, side, "GetLatest") for span, side in STEPS),
         )
     )
 

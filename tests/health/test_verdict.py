@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from agent.health.snapshot import (
-    ComparisonFigures,
-    ConsumerFigures,
-    IntegrityFigures,
+    ComparisonStatus,
+    ConsumerStatus,
+    IntegrityStatus,
     Latency,
     NodeSnapshot,
-    RequestFigures,
+    RequestStatus,
 )
 from agent.health.verdict import THRESHOLDS, Level, assess
 
@@ -43,9 +43,9 @@ CASES = [
     ("lag 2", {"peers": {"lag_seconds": 2.0}}, (Level.LATE, False, "peer plant/facts.telemetry")),
     ("lag 6", {"peers": {"lag_seconds": 6.0}}, (Level.LATE, True, "peer plant/facts.telemetry")),
     ("lag unknown", {"peers": {"lag_seconds": None}}, None),
-    ("equal", {"peers": {"compared": ComparisonFigures(1, 0, 1, 1, 9, 0, is_equal=True)}}, None),
+    ("equal", {"peers": {"compared": ComparisonStatus(1, 0, 1, 1, 9, 0, is_equal=True)}}, None),
     (
-        *("differs", {"peers": {"compared": ComparisonFigures(1, 0, 1, 0, 0, 0, is_equal=False)}}),
+        *("differs", {"peers": {"compared": ComparisonStatus(1, 0, 1, 0, 0, 0, is_equal=False)}}),
         (Level.BROKEN, False, "peer plant/facts.telemetry"),
     ),
     ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant/facts.telemetry")),
@@ -157,7 +157,7 @@ def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
         requests = replace(healthy.requests, append_failures_total=failures)
         (reason,) = assess(replace(healthy, requests=requests)).reasons
         assert (reason.level, reason.alert) == (Level.BROKEN, alert)
-    slow = RequestFigures(append_latency=Latency((*[0] * 8, 100, *[0] * 5), 20.0))
+    slow = RequestStatus(append_latency=Latency((*[0] * 8, 100, *[0] * 5), 20.0))
     (reason,) = assess(replace(healthy, requests=slow)).reasons
     assert (reason.level, reason.subject) == (Level.LATE, "store")
 
@@ -176,7 +176,7 @@ def test_worst_comes_first(healthy: NodeSnapshot) -> None:
 def test_one_bad_consumer_does_not_hide_another(healthy: NodeSnapshot) -> None:
     """Each consumer has its own reason."""
     both = tuple(
-        ConsumerFigures(name, "facts.telemetry", "enterprise", "offline", 0, 10, 3_700.0) for name in ("a", "b")
+        ConsumerStatus(name, "facts.telemetry", "enterprise", "offline", 0, 10, 3_700.0) for name in ("a", "b")
     )
     assert [reason.subject for reason in assess(replace(healthy, consumers=both)).reasons] == [
         "consumer a",
@@ -211,7 +211,7 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
 
 def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
     """One damaged place is enough, and a file set aside is named until somebody removes it."""
-    spoilt = replace(healthy, integrity=IntegrityFigures(damages=1, set_aside_bytes=7_000_000))
+    spoilt = replace(healthy, integrity=IntegrityStatus(damages=1, set_aside_bytes=7_000_000))
     verdict = assess(spoilt)
     assert (verdict.level, verdict.alert, len(verdict.reasons)) == (Level.BROKEN, True, 2)
     assert "7 MB" in str(verdict.reasons)
@@ -230,12 +230,12 @@ def test_a_pull_that_stands_is_an_alert(healthy: NodeSnapshot) -> None:
     """A stream that is not exported to us is nobody's outage that passes: somebody must act, and is told so at once, also where the
     stream never had an answer from which a lag could be told."""
     peer = replace(
-        healthy.peers[0], connected=False, lag_seconds=None, trouble="stream_not_exported: no. Add it.", stands=True
+        healthy.peers[0], connected=False, lag_seconds=None, trouble="stream_not_exported: no. Add it.", blocked=True
     )
     verdict = assess(replace(healthy, peers=(peer,)))
     assert (verdict.level, verdict.alert) == (Level.BROKEN, True)
-    assert verdict.summary().endswith("it stands: stream_not_exported: no. Add it")
-    assert not assess(replace(healthy, peers=(replace(peer, stands=False),))).alert
+    assert verdict.summary().endswith("blocked: stream_not_exported: no. Add it")
+    assert not assess(replace(healthy, peers=(replace(peer, blocked=False),))).alert
 
 
 def test_a_fenced_pull_is_an_alert(healthy: NodeSnapshot) -> None:

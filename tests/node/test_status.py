@@ -12,7 +12,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
-from agent.health.snapshot import PacingFigures
+from agent.health.snapshot import PacingStatus
 from agent.ingest.supervisor import Ingest, SourceStatistics, State
 from agent.local_socket import local_socket
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
@@ -125,7 +125,7 @@ def test_what_keeps_a_pull_is_told(tmp_path: Path) -> None:
         pacing = Pacing(50_000, 8_863, 1_831, 438_602)
         for asking in (Asking.PACED, Asking.WAITING):
             told = figures._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
-            assert told.pacing == PacingFigures(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
+            assert told.pacing == PacingStatus(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
             assert told.page_waits == "full"
         assert figures._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
 
