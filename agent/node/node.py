@@ -48,7 +48,7 @@ from agent.ingest.tags.tag_map import TagMap
 from agent.node import compare
 from agent.node.latest import look_up_in
 from agent.node.peer_latest_cache import heard_rows, is_kept, keep
-from agent.node.status import Figures
+from agent.node.status import StatusCollector
 from agent.replication.mqtt import Asker, Link
 from agent.replication.pki import IdentityWatch
 from agent.replication.protocol import ReceivingStore, ServingStore, Settings
@@ -121,7 +121,7 @@ class Node:
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._askers, self._bandwidths, self._telemetry)
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
-        self._figures = Figures(
+        self._status_collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
             comparers=self._comparers.values(),
         )
@@ -134,11 +134,13 @@ class Node:
             watching = [
                 group.create_task(self._until_the_store_fails(), name="store"),
                 group.create_task(_until(mistake), name="mistakes"),
-                group.create_task(self._figures.run(), name="figures"),
+                group.create_task(self._status_collector.run(), name="status"),
                 group.create_task(
-                    server.serve(health.listen_host, health.listen_port, self._figures.snapshot), name="health"
+                    server.serve(health.listen_host, health.listen_port, self._status_collector.snapshot), name="health"
                 ),
-                group.create_task(notify.watch(self._notifier, self._figures.progress, self._status), name="notify"),
+                group.create_task(
+                    notify.watch(self._notifier, self._status_collector.progress, self._status), name="notify"
+                ),
                 group.create_task(self._tell_ready(), name="ready"),
             ]
             if self._links:
@@ -215,7 +217,7 @@ class Node:
         log.info("node_ready", extra={"zone": self._store.zone})
 
     def _status(self) -> str:
-        return assess(self._figures.snapshot()).summary()
+        return assess(self._status_collector.snapshot()).summary()
 
 
 def _first_mistake(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
