@@ -50,7 +50,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
     "pyspark_bsfg": (*GROUND, "agent.fact_store"),  # reads only
     "agent.config": (*GROUND, *PARTS),  # the settings of each part
-    "agent.local_socket": (*GROUND, "agent.fact_store", "agent.config"),
+    "agent.local_socket": (*GROUND, "agent.fact_store", "agent.replication", "agent.config"),
     "agent.node": (*WHOLE, "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo"),

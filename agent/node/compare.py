@@ -74,12 +74,12 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
     peer = next((peer for peer in settings.peer if peer.zone == request.zone and peer.pulls), None)
     with local_socket.open_store(settings) as store:
         if peer is None:
-            return await local_socket.Door(store, partial(compare, {})).answer(request)
+            return await local_socket.RequestHandler(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone))
         known = comparers(settings, store, {peer.zone: Asker(link, peer.zone)}, bandwidths(settings))
-        door = local_socket.Door(store, partial(compare, known))
+        door = local_socket.RequestHandler(store, partial(compare, known))
         async with link.visit():
             return await door.answer(request)
 

@@ -150,7 +150,7 @@ class Node:
             pulling += [group.create_task(each.run(), name="compare") for each in self._comparers.values()]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
-            door = local_socket.Door(self._store, partial(compare.compare, self._comparers))
+            door = local_socket.RequestHandler(self._store, partial(compare.compare, self._comparers))
             serving.append(group.create_task(local_socket.serve(door, self._settings.node.state_dir), name="local"))
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
             await stop.wait()

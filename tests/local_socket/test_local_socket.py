@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent import local_socket
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import UnknownConsumer
-from agent.local_socket import local_socket
+from agent.local_socket.server import CONNECTIONS_MAX
+from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact
 from tests.waiting import wait_until_async
 
@@ -31,7 +33,7 @@ async def serving(folder: Path) -> AsyncIterator[FactStore]:
     """A store with its door open."""
     with FactStore.open(folder / "facts.db", "plant-a") as store:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(local_socket.serve(local_socket.Door(store), folder))
+            task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), folder))
             await wait_until_async((folder / local_socket.SOCKET).exists, "the socket")
             try:
                 yield store
@@ -41,7 +43,7 @@ async def serving(folder: Path) -> AsyncIterator[FactStore]:
 
 async def raw(folder: Path, payload: bytes) -> local_socket.Answer:
     """Send these bytes as a client might, and read the answer."""
-    with local_socket._address(folder) as address:
+    with socket_address(folder) as address:
         reader, writer = await asyncio.open_unix_connection(address)
     writer.write(payload)
     (length,) = struct.unpack("<I", await reader.readexactly(4))
@@ -176,7 +178,7 @@ def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) 
 
     async def scenario() -> None:
         async with serving(tmp_path):
-            with local_socket._address(tmp_path) as address:
+            with socket_address(tmp_path) as address:
                 reader, writer = await asyncio.open_unix_connection(address)
             writer.write(struct.pack("<I", 2**31) + bytes(1000))
             told = await reader.read()
@@ -192,7 +194,7 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path, ca
 
     async def scenario() -> None:
         async with serving(tmp_path):
-            with local_socket._address(tmp_path) as address:
+            with socket_address(tmp_path) as address:
                 reader, writer = await asyncio.open_unix_connection(address)
         assert await reader.read() == b""
         writer.close()
@@ -229,11 +231,11 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
-                task = group.create_task(local_socket.serve(local_socket.Door(store), tmp_path, idle_s=0.2))
+                task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path, idle_s=0.2))
                 await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
                 writers = []
-                for n in range(local_socket.CONNECTIONS_MAX):
-                    with local_socket._address(tmp_path) as address:
+                for n in range(CONNECTIONS_MAX):
+                    with socket_address(tmp_path) as address:
                         reader, writer = await asyncio.open_unix_connection(address)
                     writer.write(struct.pack("<I", 100)[: n % 5])
                     writers.append((reader, writer))
@@ -266,7 +268,7 @@ def test_acks_through_the_door(tmp_path: Path) -> None:
             StreamSettings("b", acks_timeout_ms=1),
         ]
         with FactStore.open(tmp_path / "facts.db", "plant-a", streams=streams) as store:
-            door = local_socket.Door(store)
+            door = local_socket.RequestHandler(store)
             refused = await door.answer(changed(request(), acks="all"))
             assert isinstance(refused, local_socket.Refused)
             assert "write class is local" in refused.message

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from agent import local_socket
 from agent.config import HealthSettings, IdentitySettings, NodeSettings
-from agent.local_socket import local_socket
+from agent.local_socket.transport import socket_address
 from agent.node.node import Node, _first_mistake
 from tests.waiting import wait_until_async
 
@@ -43,7 +44,7 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path) ->
         stop = asyncio.Event()
         running = asyncio.create_task(run(tmp_path, stop))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-        with local_socket._address(tmp_path) as address:
+        with socket_address(tmp_path) as address:
             reader, writer = await asyncio.open_unix_connection(address)
         stop.set()
         await running

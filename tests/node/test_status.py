@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import local_socket
 from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
@@ -14,7 +15,6 @@ from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.health.snapshot import CatchUpStatus, ComparisonStatus, PacingStatus
 from agent.ingest.supervisor import Ingest, SourceStatistics, State
-from agent.local_socket import local_socket
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.status import StatusCollector
 from agent.replication.protocol.pull_events import Asking
@@ -204,7 +204,7 @@ def test_the_figures_of_a_node_that_answers_locally(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         with with_a_consumer_behind(tmp_path) as store:
-            await local_socket.Door(store).answer(local_socket.ConfirmReceipt("mes", 1))
+            await local_socket.RequestHandler(store).answer(local_socket.ConfirmReceipt("mes", 1))
             assert collector_of(store, tmp_path).snapshot().requests.confirms_total == 1
 
     asyncio.run(scenario())

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from agent import local_socket
 from agent.batch import BatchError
 from agent.config import load
 from agent.fact_store.log.errors import StoreError
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
-from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
 from agent.node.latest import look_up_in
 from agent.node.node import _REFUSALS

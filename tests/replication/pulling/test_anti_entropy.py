@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agent import local_socket
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
@@ -21,7 +22,6 @@ from agent.fact_store.integrity.verifying import Verified, verify_store
 from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.log.records import PeerPosition, ReceivedDefinition
 from agent.fact_store.store import FactStore
-from agent.local_socket import local_socket
 from agent.node import compare
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Asker
@@ -424,7 +424,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
                 assert sealed(store)[:10] == before
                 link = Link(access(broker, "idmz"))
                 known = compare.comparers(load(config), store, {"plant-a": Asker(link, "plant-a")}, {})
-                door = local_socket.Door(store, partial(compare.compare, known))
+                door = local_socket.RequestHandler(store, partial(compare.compare, known))
                 tasks = [asyncio.create_task(one) for one in (link.run(), local_socket.serve(door, tmp_path / "state"))]
                 await link.wait_up()
                 output = await asyncio.to_thread(said, "bsfg peer compare plant-a --json")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agent import local_socket
 from agent.cli import bsfg
 from agent.config import load
-from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
 from agent.node.peer_latest_cache import FOLDER, heard_rows, is_kept, keep
 from agent.replication.protocol.messages import LatestEntry
