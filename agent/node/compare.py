@@ -10,9 +10,9 @@ from functools import partial
 from typing import cast
 
 from agent import local_socket
-from agent.batch import BatchError
 from agent.config import BrokerSettings, NodeSettings
-from agent.fact_store import FactStore, StoreError
+from agent.fact_store import FactStore
+from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt import Access, Asker, Link
 from agent.replication.pki import Identity
 from agent.replication.protocol import ReceivingStore
@@ -52,9 +52,10 @@ def comparers(
             origins = frozenset({peer.zone, *peer.relays})
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
-            errors = (StoreError, BatchError)
             asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
-            found[peer.zone] = Comparer(asker, cast("ReceivingStore", store), what, errors, telemetry=telemetry)
+            found[peer.zone] = Comparer(
+                asker, cast("ReceivingStore", store), what, COMPARISON_ERRORS, telemetry=telemetry
+            )
     return found
 
 

@@ -20,65 +20,27 @@ from typing import Any, cast
 from agent import local_socket
 from agent.config import NodeSettings
 from agent.errors import BsfgError
-from agent.fact_store import (
-    AcksRefused,
-    ArtifactMismatch,
-    ArtifactMissing,
-    ArtifactRefused,
-    ArtifactsFull,
-    ArtifactTooLarge,
-    ConfirmBeyondLog,
-    ConfirmRefused,
-    ConsumerFenced,
-    ConsumerNotYours,
-    ConsumerStreamMismatch,
-    FactsRefused,
-    FactStore,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StreamIsLocal,
-    UnknownConsumer,
-)
+from agent.fact_store import FactStore, StoreBusy, StoreFull
 from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest.supervisor import Ingest
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.node import compare
-from agent.node.latest import look_up_in
-from agent.node.peer_latest_cache import heard_rows, is_kept, keep
+from agent.node.latest import latest_lookup
+from agent.node.peer_latest_cache import has_peer_latest, peer_latest, save_peer_latest
 from agent.node.status import StatusCollector
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Asker, Link
 from agent.replication.pki import IdentityWatch
 from agent.replication.protocol import ReceivingStore, ServingStore, Settings
-from agent.replication.pulling import FirstValues, PayingAsker, Puller, PullSettings
+from agent.replication.pulling import LatestSeed, PayingAsker, Puller, PullSettings
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 _NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has failed ends the node by `ended`
-
-# What the store says to what a peer asked, in the words of the protocol. The server has looked before it asked the store, so
-# those about consumers are races: one that was removed meanwhile, a stream that may not leave. The rest is about appends.
-_REFUSALS: Mapping[type[Exception], str] = {
-    AcksRefused: "bad_request",
-    ArtifactMismatch: "artifact_mismatch",
-    ArtifactMissing: "unknown_artifact",
-    ArtifactRefused: "bad_request",
-    ArtifactTooLarge: "artifact_too_large",
-    FactsRefused: "bad_request",
-    StoreFull: "store_full",
-    ArtifactsFull: "store_full",
-    UnknownConsumer: "unknown_consumer",
-    ConsumerFenced: "fenced",
-    ConsumerNotYours: "consumer_not_yours",
-    ConsumerStreamMismatch: "consumer_stream_mismatch",
-    StreamIsLocal: "stream_not_exported",
-    ConfirmBeyondLog: "confirm_beyond_log",
-    ConfirmRefused: "bad_request",
-}
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -115,7 +77,7 @@ class Node:
         }
         self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
-        self._first_values: list[FirstValues] = []
+        self._latest_seeds: list[LatestSeed] = []
         self._askers = {peer.zone: Asker(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls}
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
@@ -146,7 +108,7 @@ class Node:
             if self._links:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
             pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
-            pulling += [group.create_task(each.run(), name="first values") for each in self._first_values]
+            pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
             pulling += [group.create_task(each.run(), name="compare") for each in self._comparers.values()]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
@@ -170,11 +132,11 @@ class Node:
             link,
             cast("ServingStore", self._store),
             {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
-            (StoreError,),
-            _REFUSALS,
+            STORE_ERRORS,
+            REFUSAL_CODES,
             appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
-            look_up=look_up_in(
-                self._store.reader, self._queue_depth, partial(heard_rows, self._settings.node.state_dir)
+            look_up=latest_lookup(
+                self._store.reader, self._queue_depth, partial(peer_latest, self._settings.node.state_dir)
             ),
             telemetry=self._telemetry,
         )
@@ -197,11 +159,11 @@ class Node:
                 start = peer.start_of(stream)
                 receiver = Settings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
-                puller = Puller(asker, store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry)
-                if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
-                    keep_here = partial(keep, self._settings.node.state_dir)
+                puller = Puller(asker, store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry)
+                if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
+                    keep_here = partial(save_peer_latest, self._settings.node.state_dir)
                     paying = PayingAsker(asker, bandwidth, telemetry=self._telemetry)
-                    self._first_values.append(FirstValues(paying, stream, origins, puller.begun, keep_here))
+                    self._latest_seeds.append(LatestSeed(paying, stream, origins, puller.begun, keep_here))
                 yield puller
 
     async def _until_the_store_fails(self) -> None:

@@ -1,0 +1,52 @@
+"""The store's exceptions as replication handles them: which types servers, pulls and comparisons catch, and the protocol's code for each.
+
+The store and the protocol do not import each other, so the table that joins them stands here. A server checks a request before it
+calls the store; the codes about consumers and streams are therefore for races, such as a consumer that was removed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.batch import BatchError
+from agent.fact_store import (
+    AcksRefused,
+    ArtifactMismatch,
+    ArtifactMissing,
+    ArtifactRefused,
+    ArtifactsFull,
+    ArtifactTooLarge,
+    ConfirmBeyondLog,
+    ConfirmRefused,
+    ConsumerFenced,
+    ConsumerNotYours,
+    ConsumerStreamMismatch,
+    FactsRefused,
+    StoreError,
+    StoreFull,
+    StreamIsLocal,
+    UnknownConsumer,
+)
+
+STORE_ERRORS: tuple[type[StoreError]] = (StoreError,)
+"""What a server and a pull catch of the store."""
+COMPARISON_ERRORS: tuple[type[StoreError], type[BatchError]] = (StoreError, BatchError)
+"""What a comparison catches: it also opens batches itself."""
+
+REFUSAL_CODES: Mapping[type[Exception], str] = {
+    AcksRefused: "bad_request",
+    ArtifactMismatch: "artifact_mismatch",
+    ArtifactMissing: "unknown_artifact",
+    ArtifactRefused: "bad_request",
+    ArtifactTooLarge: "artifact_too_large",
+    FactsRefused: "bad_request",
+    StoreFull: "store_full",
+    ArtifactsFull: "store_full",
+    UnknownConsumer: "unknown_consumer",
+    ConsumerFenced: "fenced",
+    ConsumerNotYours: "consumer_not_yours",
+    ConsumerStreamMismatch: "consumer_stream_mismatch",
+    StreamIsLocal: "stream_not_exported",
+    ConfirmBeyondLog: "confirm_beyond_log",
+    ConfirmRefused: "bad_request",
+}
