@@ -1,8 +1,8 @@
 """node.toml into frozen, typed settings, with every problem told at once.
 
-An operator who edits a file on a gateway at night gets one list of all that is wrong, each entry a path into the file, the
-value found and what to do, instead of one error per attempt. Nothing here opens a socket, a store or a certificate: `bsfg
-check` goes on from here to the things the settings name.
+An operator who edits a file on a gateway at night gets one list of all that is wrong, each entry a path into the file,
+the value found and what to do, instead of one error per attempt. Nothing here opens a socket, a store or a certificate:
+`bsfg check` goes on from here to the things the settings name.
 
 Each part of the product declares its own settings beside its code, with the default beside the field; this module reads
 them all by their types and holds the rules that span several parts. It decides nothing else.
@@ -103,8 +103,8 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True)
 class PullStart:
-    """Where a pull begins that has not begun yet: at the oldest fact the peer has, at its end, or at its end with the latest value of
-    each tag asked for beside it."""
+    """Where a pull begins that has not begun yet: at the oldest fact the peer has, at its end, or at its end with the
+    latest value of each tag asked for beside it."""
 
     stream: str
     at: Literal["oldest", "end", "latest"]
@@ -113,10 +113,11 @@ class PullStart:
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
     """[[peer]]: a node in another zone. `exports` are the streams it may fetch from us, `pulls` those we fetch from it,
-    `relays` the zones, besides its own, whose facts it may hand to us, `appends` the streams to which it may append here, also
-    such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled. `bytes_per_second_max`
-    bounds what is pulled from it, all streams together; 0 is no limit. `start` says where pulls begin that do not begin at the oldest
-    fact. `anti_entropy_hours`: how often what is pulled is compared with it and repaired; 0 only by hand (`peer compare`)."""
+    `relays` the zones, besides its own, whose facts it may hand to us, `appends` the streams to which it may append
+    here, also such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled.
+    `bytes_per_second_max` bounds what is pulled from it, all streams together; 0 is no limit. `start` says where pulls
+    begin that do not begin at the oldest fact. `anti_entropy_hours`: how often what is pulled is compared with it and
+    repaired; 0 only by hand (`peer compare`)."""
 
     zone: str
     broker: str
@@ -262,8 +263,8 @@ class _Reader:
         self.problems: list[Problem] = []
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
-        """One settings object from one table, or `_WRONG` when it cannot be made. Its rules are checked even so, with the
-        default in place of a plain value that is wrong, so that one mistake does not hide another."""
+        """One settings object from one table, or `_WRONG` when it cannot be made. Its rules are checked even so, with
+        the default in place of a plain value that is wrong, so that one mistake does not hide another."""
         if not isinstance(found, Mapping):
             self._wrong(path, found, "must be a table")
             return typing.cast(SettingsT, _WRONG)

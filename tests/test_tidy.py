@@ -137,7 +137,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/health/{name}.py"
         for name in (
-            "behind",
+            "consumer_lag",
             "hardware",
             "metrics",
             "page",

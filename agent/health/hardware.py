@@ -2,8 +2,8 @@
 
 A profile (hardware/*.toml) describes a class of gateway in figures that somebody looked up; a load is what the node's
 configuration will write. The answer is in what an engineer decides by: how many hours of facts fit, how many years the
-flash lasts, and whether the disk can sync often enough. It is an estimate from measured behaviour of the store's log, and
-says so; `FileCost` holds the measurement and can be replaced by one made on the gateway itself.
+flash lasts, and whether the disk can sync often enough. It is an estimate from measured behaviour of the store's log,
+and says so; `FileCost` holds the measurement and can be replaced by one made on the gateway itself.
 
     ProfileError            a profile cannot be used; the text lists every problem (whoever wrote it mends it)
 """
@@ -101,8 +101,9 @@ class Profile:
 class FileCost:
     """What a commit writes to the disk: a part for itself and a part for its bytes, log and checkpoint together.
 
-    Measured with the fact store of this release, bytes as the kernel counted them: commits of 250, 1,000 and 5,000 facts
-    (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB. The fixed part is pages: SQLite writes each page it touched, twice.
+    Measured with the fact store of this release, bytes as the kernel counted them: commits of 250, 1,000 and 5,000
+    facts (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB. The fixed part is pages: SQLite writes each page it
+    touched, twice.
     """
 
     bytes_per_commit: float = 33_000

@@ -1,7 +1,8 @@
 """Core: a snapshot as Prometheus metrics, under the names that the fields of its records declare (`snapshot.py`).
 
-Each scrape takes a snapshot and renders it with a new registry, so nothing is kept here and nothing is counted twice. The
-library's process metrics are left out: under the unit's ProcSubset=pid half of them cannot be read, and systemd has the rest.
+Each scrape takes a snapshot and renders it with a new registry, so nothing is kept here and nothing is counted twice.
+The library's process metrics are left out: under the unit's ProcSubset=pid half of them cannot be read, and systemd has
+the rest.
 """
 
 from __future__ import annotations

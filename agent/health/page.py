@@ -1,7 +1,8 @@
 """Core: a request's bytes and a snapshot in, an answer's bytes out, for /healthz and /metrics.
 
-Read-only by construction: GET is the only method known, paths are compared whole, headers are looked at only to find their
-end. What it will not do: keep a connection, read a body, compress, or tell anybody who asked what went wrong inside.
+Read-only by construction: GET is the only method known, paths are compared whole, headers are looked at only to find
+their end. What it will not do: keep a connection, read a body, compress, or tell anybody who asked what went wrong
+inside.
 """
 
 from __future__ import annotations

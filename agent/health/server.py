@@ -1,8 +1,8 @@
 """Shell around page.py: a small HTTP server on the node's own event loop.
 
-One request per connection, a limit on bytes, on time and on connections at once, so that a stuck or hostile client costs
-little and never holds up the node. It listens where it is told, on loopback by default, and knows no authentication:
-who may see it is decided by where it listens.
+One request per connection, a limit on bytes, on time and on connections at once, so that a stuck or hostile client
+costs little and never holds up the node. It listens where it is told, on loopback by default, and knows no
+authentication: who may see it is decided by where it listens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The status of a node at one moment, as the node takes it and health judges and shows it.
 
-Each value is declared here once: its JSON name at /healthz is the field's name, and its annotation names the Prometheus metric
-that shows it at /metrics (`metrics.py` renders from these annotations). A value that the node does not have is None, never a
-default number. Counters (`_total`) count since the process started. `_unix_ms` is wall clock time; ages are computed by the node.
+Each value is declared here once: its JSON name at /healthz is the field's name, and its annotation names the Prometheus
+metric that shows it at /metrics (`metrics.py` renders from these annotations). A value that the node does not have is
+None, never a default number. Counters (`_total`) count since the process started. `_unix_ms` is wall clock time; ages
+are computed by the node.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-# --- how a field becomes a metric ---------------------------------------------------------------------------------------
+# --- how a field becomes a metric
+# ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,8 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """The field is this metric. A text counts as 1 unless it is empty. `divisor` converts the unit; `labels`, if given, are the only
-    labels of the record that the metric has."""
+    """The field is this metric. A text counts as 1 unless it is empty. `divisor` converts the unit; `labels`, if given,
+    are the only labels of the record that the metric has."""
 
     name: str
     help: str
@@ -34,8 +36,8 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Gauge):
-    """As a gauge, for a number that only grows. `key` is the label of a mapping's keys, `event` the value of the label of that
-    name where several fields share one metric."""
+    """As a gauge, for a number that only grows. `key` is the label of a mapping's keys, `event` the value of the label
+    of that name where several fields share one metric."""
 
     key: str = ""
     event: str = ""
@@ -55,7 +57,8 @@ LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A histogram of durations: `counts[i]` of them were in (bounds_s[i - 1], bounds_s[i]], the last ones above all bounds."""
+    """A histogram of durations: `counts[i]` of them were in (bounds_s[i - 1], bounds_s[i]], the last ones above all
+    bounds."""
 
     counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
     sum_s: float = 0.0
@@ -81,15 +84,16 @@ class Latency:
         return None
 
 
-# --- the status ---------------------------------------------------------------------------------------------------------
+# --- the status
+# ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
     """A stream of the store: what it holds and how long its limits last.
 
-    `fill_percent` is the part of `bytes_max` that retention cannot free. An `hours_` field is None if nothing is expected to happen:
-    no limit, no inflow, no consumer behind, or another limit is met first.
+    `fill_percent` is the part of `bytes_max` that retention cannot free. An `hours_` field is None if nothing is
+    expected to happen: no limit, no inflow, no consumer behind, or another limit is met first.
     """
 
     name: Annotated[str, Label("stream")]
@@ -120,8 +124,9 @@ class StreamStatus:
 class ConsumerStatus:
     """A registered consumer of a stream, how far it is behind, and what the store keeps for it.
 
-    `oldest_unconfirmed_age_s` is the time since its oldest unconfirmed fact came to this store, or since the consumer registered if
-    that was later. `facts_per_s` is None while it confirms nothing, `seconds_left` while its backlog does not shrink.
+    `oldest_unconfirmed_age_s` is the time since its oldest unconfirmed fact came to this store, or since the consumer
+    registered if that was later. `facts_per_s` is None while it confirms nothing, `seconds_left` while its backlog does
+    not shrink.
     """
 
     name: Annotated[str, Label("consumer")]
@@ -183,8 +188,8 @@ class CatchUpStatus:
 
 @dataclass(frozen=True, slots=True)
 class PacingStatus:
-    """The effect of a peer's `bytes_per_second_max` on a pull: whether the limit delays the next request now, and for how long in
-    all. The byte counts are of all streams of the peer together, because they share the limit."""
+    """The effect of a peer's `bytes_per_second_max` on a pull: whether the limit delays the next request now, and for
+    how long in all. The byte counts are of all streams of the peer together, because they share the limit."""
 
     bytes_per_second_max: Annotated[
         int, Gauge("bsfg_peer_bandwidth_limit_bytes_per_second", "What the peer may send.", labels=("peer",))
@@ -205,8 +210,8 @@ class PacingStatus:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonStatus:
-    """What comparisons with a peer have found and repaired since the start. `is_equal`: whether the last comparison left no
-    difference; None before the first."""
+    """What comparisons with a peer have found and repaired since the start. `is_equal`: whether the last comparison
+    left no difference; None before the first."""
 
     comparisons_total: Annotated[int, Counter("bsfg_comparisons_total", "Comparisons with this peer.")]
     failures_total: Annotated[int, Counter("bsfg_comparison_failures_total", "Comparisons that failed.")]
@@ -223,9 +228,9 @@ class ComparisonStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A stream pulled from another zone. `lag_seconds` is the time since the pull last had everything: an upper bound of the age of
-    the oldest fact that is at the peer and not here. It is 0 if nothing is outstanding, grows while the peer is away, and is None
-    before the first answer."""
+    """A stream pulled from another zone. `lag_seconds` is the time since the pull last had everything: an upper bound
+    of the age of the oldest fact that is at the peer and not here. It is 0 if nothing is outstanding, grows while the
+    peer is away, and is None before the first answer."""
 
     zone: Annotated[str, Label("peer")]
     stream: Annotated[str, Label("stream")]
@@ -241,7 +246,8 @@ class PeerStatus:
     trouble: str = ""
     fenced: Annotated[bool, Gauge("bsfg_peer_fenced", "1 if another instance of this node took over the pull.")] = False
     blocked: bool = False
-    """Refused for good by the peer or by this store. The pull asks rarely, and goes on once an operator has removed the cause."""
+    """Refused for good by the peer or by this store. The pull asks rarely, and goes on once an operator has removed the
+    cause."""
     catch_up: CatchUpStatus | None = None
     lease: Annotated[int, Gauge("bsfg_peer_lease_epoch", "Lease epoch of this pull at the peer, 0 for none.")] = 0
     facts_stored_total: Annotated[int, Counter("bsfg_peer_facts_stored_total", "Facts received and stored.")] = 0
@@ -386,7 +392,8 @@ class SpanStatus:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityStatus:
-    """Damage found since the start, batches verified in the background, and the size of damaged files that were set aside."""
+    """Damage found since the start, batches verified in the background, and the size of damaged files that were set
+    aside."""
 
     damages: Annotated[int, Gauge("bsfg_store_damages", "Damaged places found since the start.")] = 0
     batches_verified: Annotated[

@@ -1,12 +1,12 @@
 """Core: whether the watchdog may be fed, from proof of work alone.
 
-A timer that feeds the watchdog proves that timers work. So every part that must not hang is represented by a counter that
-it moves itself, and by whether it has anything to do: a part with work whose counter stands still for longer than it may
-is stalled, and one stalled part withholds the food. systemd then ends the process with a traceback of every thread and
-starts it again; the store recovers by itself.
+A timer that feeds the watchdog proves that timers work. So every part that must not hang is represented by a counter
+that it moves itself, and by whether it has anything to do: a part with work whose counter stands still for longer than
+it may is stalled, and one stalled part withholds the food. systemd then ends the process with a traceback of every
+thread and starts it again; the store recovers by itself.
 
-What does not count: a device that is away. A source's counter is moved by its supervisor's turns, also by those that fail,
-so that one dead PLC never restarts the others.
+What does not count: a device that is away. A source's counter is moved by its supervisor's turns, also by those that
+fail, so that one dead PLC never restarts the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One part: how far it has come, whether it has work, and how long it may stand still with work before it is stalled."""
+    """One part: how far it has come, whether it has work, and how long it may stand still with work before it is
+    stalled."""
 
     name: str
     counter: int

@@ -1,6 +1,7 @@
 """The node's local socket: applications and commands on the same machine append, confirm and administer through it.
 
-`messages` has the requests and answers, `client` asks, `server` serves the socket, `handler` carries requests out on the store.
+`messages` has the requests and answers, `client` asks, `server` serves the socket, `handler` carries requests out on
+the store.
 """
 
 from agent.local_socket.client import ask

@@ -22,10 +22,11 @@ _ANSWER = msgspec.json.Decoder(Answer)
 
 
 async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:
-    """Ask the node that runs on this state folder. `waits_ms` is the time for which the request itself may wait for others (acks).
+    """Ask the node that runs on this state folder. `waits_ms` is the time for which the request itself may wait for
+    others (acks).
 
-    Raises FileNotFoundError or ConnectionRefusedError when no node runs, StateFolderUnusable when the folder cannot be entered, and
-    LocalError when the node ends before it answers or does not answer in time.
+    Raises FileNotFoundError or ConnectionRefusedError when no node runs, StateFolderUnusable when the folder cannot be
+    entered, and LocalError when the node ends before it answers or does not answer in time.
     """
     try:
         with socket_address(state_dir) as address:

@@ -1,8 +1,8 @@
 """Carries out the requests of the local socket on the node's store.
 
-A store has one writer. While a node runs, the node is it, and commands and applications of the same user ask it through the socket.
-While none runs, a command opens the store itself and uses the same `RequestHandler`, so a request means the same both ways. Reading
-needs neither: any process may read the store's file.
+A store has one writer. While a node runs, the node is it, and commands and applications of the same user ask it through
+the socket. While none runs, a command opens the store itself and uses the same `RequestHandler`, so a request means the
+same both ways. Reading needs neither: any process may read the store's file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
 
 
 class RequestHandler:
-    """Carries out requests on a store that this process owns. `compare` reaches peers; None where no link to a peer is open."""
+    """Carries out requests on a store that this process owns. `compare` reaches peers; None where no link to a peer is
+    open."""
 
     def __init__(self, store: FactStore, compare: Compare | None = None) -> None:
         self._store = store

@@ -1,7 +1,8 @@
-"""Requests and answers of the local socket, as they go over it in JSON: `operation` and the fields here, bytes as base64.
+"""Requests and answers of the local socket, as they go over it in JSON: `operation` and the fields here, bytes as
+base64.
 
-Requests that peers make too have the same names as in `agent.replication`. Those declare more: an asking zone, a store epoch and
-a consumer's lease, none of which a program on this machine has.
+Requests that peers make too have the same names as in `agent.replication`. Those declare more: an asking zone, a store
+epoch and a consumer's lease, none of which a program on this machine has.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from agent.replication.protocol import AppendedEntry
 
 
 class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
-    """Append one message to a stream. The same message_id with the same content is stored once and answered with its offset."""
+    """Append one message to a stream. The same message_id with the same content is stored once and answered with its
+    offset."""
 
     stream: str
     envelope: Envelope
     fact: Fact
     acks: Acks | None = None
-    # Conditions: no newer lease is in force under this producer's name, and no fact about the subject is newer than base_offset.
+    # Conditions: no newer lease is in force under this producer's name, and no fact about the subject is newer than
+    # base_offset.
     producer: str | None = None
     lease_epoch: int | None = None
     base_offset: int | None = None
@@ -56,7 +59,8 @@ class RemoveConsumer(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_fiel
 
 
 class ComparePeer(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):
-    """Compare every stream pulled from a peer with that peer. `repair`: fetch what differs. `scan`: verify all batches here first."""
+    """Compare every stream pulled from a peer with that peer. `repair`: fetch what differs. `scan`: verify all batches
+    here first."""
 
     zone: str
     repair: bool = False
@@ -81,9 +85,9 @@ class PutObject(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operati
 
 
 class Appended(AppendedEntry, frozen=True, omit_defaults=False, tag="AppendFact", tag_field="operation"):
-    """The outcome: applied, noop_already_applied, conflicting_duplicate (nothing changed, `offset` is the other message's),
-    superseded (nothing changed, `offset` is the newer fact's), rejected_fenced (nothing changed, `lease_epoch` is in force), or
-    queued (not yet stored as `acks` asks; `warning` says why)."""
+    """The outcome: applied, noop_already_applied, conflicting_duplicate (nothing changed, `offset` is the other
+    message's), superseded (nothing changed, `offset` is the newer fact's), rejected_fenced (nothing changed,
+    `lease_epoch` is in force), or queued (not yet stored as `acks` asks; `warning` says why)."""
 
 
 class LeaseAcquired(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):
@@ -100,8 +104,8 @@ class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field=
 
 
 class ConsumerEntry(msgspec.Struct, frozen=True):
-    """A consumer. `held_bytes` counts whole batches from the first it has not confirmed; `held_hours` is the age of the newest fact
-    in that batch."""
+    """A consumer. `held_bytes` counts whole batches from the first it has not confirmed; `held_hours` is the age of the
+    newest fact in that batch."""
 
     name: str
     stream: str
@@ -133,8 +137,9 @@ class Removed(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="oper
 
 
 class ComparedStream(msgspec.Struct, frozen=True):
-    """What comparing one stream found. `missing` and `damaged` here are (origin, first, last sequence), `damaged_definitions`
-    (origin, first number), at most a thousand each. `refused`: what the peer offered as a repair and failed the checks."""
+    """What comparing one stream found. `missing` and `damaged` here are (origin, first, last sequence),
+    `damaged_definitions` (origin, first number), at most a thousand each. `refused`: what the peer offered as a repair
+    and failed the checks."""
 
     stream: str
     compared_facts: int

@@ -1,7 +1,7 @@
 """Serves the local socket of a running node: reads requests, hands them to the handler, writes the answers.
 
-At most CONNECTIONS_MAX clients at once; a client that is silent for too long is disconnected, so that silent clients cannot keep
-others out.
+At most CONNECTIONS_MAX clients at once; a client that is silent for too long is disconnected, so that silent clients
+cannot keep others out.
 """
 
 from __future__ import annotations

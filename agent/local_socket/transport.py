@@ -1,4 +1,5 @@
-"""Where the local socket lies, and how a message is framed on it: a little-endian u32 length and that many bytes of JSON.
+"""Where the local socket lies, and how a message is framed on it: a little-endian u32 length and that many bytes of
+JSON.
 
 The socket lies in the state folder and only its owner may open it, so the operating system decides who may append.
 
@@ -41,7 +42,8 @@ class StateFolderUnusable(BsfgError):
 
 @contextlib.contextmanager
 def socket_address(state_dir: Path) -> Iterator[str]:
-    """A path to the socket that fits the kernel's limit of 108 bytes, however deep the state folder lies. Raises OSError."""
+    """A path to the socket that fits the kernel's limit of 108 bytes, however deep the state folder lies. Raises
+    OSError."""
     folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{SOCKET}"

@@ -1,7 +1,9 @@
-"""One node: its parts made from the settings, started and stopped in order; its status; its comparisons with peers; latest values.
+"""One node: its parts made from the settings, started and stopped in order; its status; its comparisons with peers;
+latest values.
 
-`node` puts the parts together, `status` takes the snapshot that health shows, `compare` makes and runs comparisons, `latest` and
-`peer_latest_cache` join query and replication, `store_errors` maps the store's errors to the protocol's codes.
+`node` puts the parts together, `status` takes the snapshot that health shows, `compare` makes and runs comparisons,
+`latest` and `peer_latest_cache` join query and replication, `store_errors` maps the store's errors to the protocol's
+codes.
 """
 
 from agent.node.compare import compare_alone

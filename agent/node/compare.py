@@ -1,4 +1,5 @@
-"""A node's comparisons with its peers: made from its settings, asked for at its door, or by a command while no node runs.
+"""A node's comparisons with its peers: made from its settings, asked for at its door, or by a command while no node
+runs.
 
 What is compared and how stands in `agent.replication.pulling.anti_entropy`; here is only who compares with whom.
 """
@@ -60,7 +61,8 @@ def comparers(
 
 
 async def compare(known: Mapping[str, Comparer], request: local_socket.ComparePeer) -> local_socket.Compared:
-    """Compare all streams pulled from a peer. Raises LocalError where it is none, and what `Comparer.compare` raises."""
+    """Compare all streams pulled from a peer. Raises LocalError where it is none, and what `Comparer.compare`
+    raises."""
     comparer = known.get(request.zone)
     if comparer is None:
         others = f"; it pulls from {', '.join(sorted(known))}" if known else ""

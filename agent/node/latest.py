@@ -1,7 +1,8 @@
 """Answers a peer that asks for latest values: searches them with `query`, in the form that `replication` sends.
 
-`query` and `replication` do not import each other; here they meet. A search reads the store as any reader does, so it blocks no
-writer. Tags without a value are left out, because a peer that may read one stream must not learn the tags of others.
+`query` and `replication` do not import each other; here they meet. A search reads the store as any reader does, so it
+blocks no writer. Tags without a value are left out, because a peer that may read one stream must not learn the tags of
+others.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def latest_lookup(
     queue_depth: Callable[[str], int],
     from_peers: Callable[[str], Sequence[ShownRow]] = _nothing,
 ) -> LookUp:
-    """How the server looks latest values up. `queue_depth`: facts of a stream that are known to be at peers and not yet here;
-    `from_peers`: values of a stream that peers sent. Searches share what they have read of tags, so only one may run at a time."""
+    """How the server looks latest values up. `queue_depth`: facts of a stream that are known to be at peers and not yet
+    here; `from_peers`: values of a stream that peers sent. Searches share what they have read of tags, so only one may
+    run at a time."""
     absent = Absent()
     dictionary = Dictionary(reader)  # definitions never change, and reading ten thousand takes half a second
 

@@ -1,9 +1,9 @@
 """One node: the only place where the parts are put together, started in order, and stopped in order.
 
-Start: store, then everything else at once in one TaskGroup; a broker that is away delays nobody but the word "ready". Stop:
-first the sources (stop taking, drain, see it committed), then the pulls, then what serves others, then the store. A part that
-ends by itself ends the node, and systemd starts it again; the one thing that may fail alone is a source, and it has its own
-supervisor.
+Start: store, then everything else at once in one TaskGroup; a broker that is away delays nobody but the word "ready".
+Stop: first the sources (stop taking, drain, see it committed), then the pulls, then what serves others, then the store.
+A part that ends by itself ends the node, and systemd starts it again; the one thing that may fail alone is a source,
+and it has its own supervisor.
 
 Nothing is decided here: which parts exist follows from the settings, everything else from the parts.
 """
@@ -61,8 +61,8 @@ async def run_node(settings: NodeSettings) -> None:
 class Node:
     """The parts of one node and their lives.
 
-    The casts: store and replication each name their own records of the same shape, and a Future of one is no Future of the
-    other to a type checker. That the store is what the ports ask for, the pull tests prove.
+    The casts: store and replication each name their own records of the same shape, and a Future of one is no Future of
+    the other to a type checker. That the store is what the ports ask for, the pull tests prove.
     """
 
     def __init__(self, settings: NodeSettings, store: FactStore, tag_maps: Mapping[str, TagMap]) -> None:
@@ -89,7 +89,8 @@ class Node:
         )
 
     async def run(self, stop: asyncio.Event, mistake: asyncio.Future[None]) -> None:
-        """Run all parts until `stop`, then end them in order. `mistake` fails when an assertion did outside of any task."""
+        """Run all parts until `stop`, then end them in order. `mistake` fails when an assertion did outside of any
+        task."""
         health = self._settings.health
         async with asyncio.TaskGroup() as group:
             ingest = group.create_task(self._ingest.run(), name="ingest")
@@ -183,7 +184,8 @@ class Node:
 
 
 def _first_mistake(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-    """Fails with the first AssertionError of a callback, which asyncio would log and forget, leaving a part standing still."""
+    """Fails with the first AssertionError of a callback, which asyncio would log and forget, leaving a part standing
+    still."""
     mistake: asyncio.Future[None] = loop.create_future()
 
     def noticed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,8 +1,10 @@
-"""Latest values that a peer sent when a pull of its stream began at the end: kept in the state folder, never in the store.
+"""Latest values that a peer sent when a pull of its stream began at the end: kept in the state folder, never in the
+store.
 
-A fact is in the log, in a batch that proves its origin. These values have no such proof. They are shown until the log has a value of
-the tag itself, and each names the peer and its staleness. There is one file for each peer and stream, replaced atomically. A file
-that cannot be read counts as missing, and the values are asked for again when the node starts.
+A fact is in the log, in a batch that proves its origin. These values have no such proof. They are shown until the log
+has a value of the tag itself, and each names the peer and its staleness. There is one file for each peer and stream,
+replaced atomically. A file that cannot be read counts as missing, and the values are asked for again when the node
+starts.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def has_peer_latest(state_dir: Path, peer: str, stream: str) -> bool:
 
 
 def peer_latest(state_dir: Path, stream: str | None = None) -> list[ShownRow]:
-    """The values that peers sent, of one stream or of all. `via` names the peer; `offset` is None, because it was the peer's."""
+    """The values that peers sent, of one stream or of all. `via` names the peer; `offset` is None, because it was the
+    peer's."""
     records = list[ShownRow]()
     for file in sorted((state_dir / FOLDER).glob("*.json")):
         sent = _read(file)

@@ -1,8 +1,8 @@
 """The status of a node, taken from its parts as one frozen snapshot, for the health page and the status line.
 
-Most values are read from memory. Those that cost a read from disk (space, artifacts, the end of a certificate) are refreshed in a
-thread every second or minute and kept, so a request for the status never slows the node down. A value that cannot be read is
-logged once and is missing; it never ends the node.
+Most values are read from memory. Those that cost a read from disk (space, artifacts, the end of a certificate) are
+refreshed in a thread every second or minute and kept, so a request for the status never slows the node down. A value
+that cannot be read is logged once and is missing; it never ends the node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from agent.config import NodeSettings
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
-from agent.health.behind import Behind
+from agent.health.consumer_lag import ConsumerLag
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
@@ -95,7 +95,7 @@ class StatusCollector:
         self._started_unix_ms = _now_unix_ms()
         self._lags: dict[tuple[str, str], _PullLag] = {}
         self._from_disk = _FromDisk()
-        self._behind = Behind()
+        self._consumer_lag = ConsumerLag()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
 
@@ -105,7 +105,7 @@ class StatusCollector:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._from_disk.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
-            self._look_at_consumers()
+            self._sample_consumers()
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
@@ -150,31 +150,32 @@ class StatusCollector:
         )
 
     def progress(self) -> list[Progress]:
-        """Proof of work for the watchdog: commits, or refusals by a full disk, while something waits for one. That this runs
-        is the event loop's own proof."""
+        """Proof of work for the watchdog: commits, or refusals by a full disk, while something waits for one. That this
+        runs is the event loop's own proof."""
         counted = self._store.statistics()
         return [Progress("store writer", counted.commits + counted.appends_failed, counted.queue_facts > 0, STALL_S)]
 
     def _consumer(self, consumer: ConsumerState, space: ConsumerSpace | None) -> ConsumerStatus:
         behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
-        reads = self._behind.reads(consumer.name)
+        rate = self._consumer_lag.rate(consumer.name)
         return _status(
-            *(ConsumerStatus, consumer, space, reads),
+            *(ConsumerStatus, consumer, space, rate),
             state=consumer.lifecycle.value,
             behind_facts=behind,
             oldest_unconfirmed_age_s=self._age_s(consumer, space) if behind else None,
-            seconds_left=reads.seconds_left if reads and behind else None,
+            seconds_left=rate.seconds_left if rate and behind else None,
         )
 
-    def _look_at_consumers(self) -> None:
+    def _sample_consumers(self) -> None:
         ends = {stream.name: stream.end_offset for stream in self._store.streams()}
         frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers() if one.stream in ends}
-        self._behind.look(self._clock_s(), ends, frontiers)
+        self._consumer_lag.sample(self._clock_s(), ends, frontiers)
 
     def _age_s(self, consumer: ConsumerState, space: ConsumerSpace | None) -> float | None:
-        """How long its oldest unconfirmed fact has waited: since the fact came here, or the consumer, if that was later."""
+        """How long its oldest unconfirmed fact has waited: since the fact came here, or the consumer, if that was
+        later."""
         bounds = [
-            self._behind.age_s(consumer.stream, consumer.frontier, self._clock_s()),
+            self._consumer_lag.age_s(consumer.stream, consumer.frontier, self._clock_s()),
             None if space is None else space.hours_held * 3600,
         ]
         known = [one for one in bounds if one is not None]
@@ -236,7 +237,8 @@ class StatusCollector:
             artifact_bytes_max=self._store.artifacts.bytes_max,
         )
 
-    # ---------------------------------------------------------------------------------------------- in a thread, from disk
+    # ---------------------------------------------------------------------------------------------- in a thread, from
+    # disk
 
     def _read_from_disk(self) -> StoreSpace | None:
         try:
@@ -259,15 +261,17 @@ class StatusCollector:
             self._unreadable.pop(what, None)
 
     def _certificate_days_left(self) -> float | None:
-        """Of the certificate in use that ends first; None when none can be used, which the broker's own status reports."""
+        """Of the certificate in use that ends first; None when none can be used, which the broker's own status
+        reports."""
         now = datetime.now(UTC)
         ends = [link.statistics().identity_ends for link in self._links.values()]
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
 
 
 def _status(kind: type[T], *parts: object, **given: object) -> T:
-    """A record of the status from what parts of the node say: each field is `given`, or the attribute of that name of the first part
-    that has one (a counter's without `_total`). While a part says nothing (None), a field that only it has keeps its default."""
+    """A record of the status from what parts of the node say: each field is `given`, or the attribute of that name of
+    the first part that has one (a counter's without `_total`). While a part says nothing (None), a field that only it
+    has keeps its default."""
     found = dict[str, Any](given)
     for field in fields(kind):  # type: ignore[arg-type]
         names = (field.name, field.name.removesuffix("_total"))

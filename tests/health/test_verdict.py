@@ -148,7 +148,7 @@ def test_a_stream_nobody_reads_fills_the_store(healthy: NodeSnapshot) -> None:
     unread = spoilt(replace(healthy, consumers=()), "streams", hours_until_full=3.0, inflow_bytes_per_s=12_000.0)
     (reason,) = assess(unread).reasons
     assert (reason.level, reason.alert) == (Level.FULL, True)
-    assert reason.text == "facts.telemetry is full in 3 h at 12.0 kB/s unless somebody confirms"
+    assert reason.text == "facts.telemetry is full in 3 h at 12.0 kB/s unless its consumers confirm"
 
 
 def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:

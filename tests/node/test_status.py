@@ -63,14 +63,14 @@ def test_a_consumer_that_reads_says_how_fast(tmp_path: Path) -> None:
         settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
         ingest = Ingest("plant-a", (), {}, store, ())
         collector = StatusCollector(settings, store, {}, (), (), ingest, Telemetry(), clock_s=lambda: now_s)
-        collector._look_at_consumers()
+        collector._sample_consumers()
         messages = [
             Message(Envelope(f"m{n}", "plant-a", "*", 1), Fact("batch:B-1", "done", b"1")) for n in range(2, 12)
         ]
         store.append_messages(STREAM, messages).result(20)
         store.confirm("mes", 5).result(20)
         now_s = 102.0
-        collector._look_at_consumers()
+        collector._sample_consumers()
         (consumer,) = collector.snapshot().consumers
         assert (consumer.facts_per_s, consumer.behind_facts) == (2.5, 6)
         assert consumer.seconds_left is None, "it has more before it than at the first look"
