@@ -8,16 +8,16 @@ import pytest
 from agent import local_socket
 from agent.config import HealthSettings, IdentitySettings, NodeSettings
 from agent.local_socket.transport import socket_address
-from agent.node.node import Node, _first_mistake
+from agent.node.node import Node, _first_assertion
 from tests.waiting import wait_until_async
 
 
 async def run(folder: Path, stop: asyncio.Event) -> None:
     """A node without peers and sources."""
     settings = NodeSettings(IdentitySettings("plant-a", folder), health=HealthSettings(listen_port=0))
-    mistake = _first_mistake(asyncio.get_running_loop())
+    failed_assertion = _first_assertion(asyncio.get_running_loop())
     with local_socket.open_store(settings) as store:
-        await Node(settings, store, {}).run(stop, mistake)
+        await Node(settings, store, {}).run(stop, failed_assertion)
 
 
 def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
