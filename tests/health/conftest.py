@@ -27,9 +27,7 @@ def healthy() -> NodeSnapshot:
         started_unix_ms=NOW_MS - 3_600_000,
         store_fill_percent=3.5,
         streams=(StreamStatus("facts.telemetry", 1, 12_000, 96_000),),
-        consumers=(
-            ConsumerStatus("enterprise.facts.telemetry", "facts.telemetry", "enterprise", "online", 12_000, 0),
-        ),
+        consumers=(ConsumerStatus("enterprise.facts.telemetry", "facts.telemetry", "enterprise", "online", 12_000, 0),),
         brokers=(BrokerStatus("site", True, 1),),
         peers=(PeerStatus("plant", "facts.telemetry", True, 12_000, 12_000, 0.0, 0.4),),
         sources=(SourceStatus("line1", "opcua", True, NOW_MS - 500, 9_000, 0),),

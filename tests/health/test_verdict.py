@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.health.snapshot import (
+    CatchUpStatus,
     ComparisonStatus,
     ConsumerStatus,
     IntegrityStatus,
@@ -34,6 +35,8 @@ CASES = [
     ("fill 81", {"store_fill_percent": 81.0}, (Level.FULL, True, "store")),
     ("certificate 31", {"certificate_days_left": 31.0}, None),
     ("certificate 29", {"certificate_days_left": 29.0}, (Level.BROKEN, False, "certificate")),
+    ("certificate 8", {"certificate_days_left": 8.0}, (Level.BROKEN, False, "certificate")),
+    ("certificate 6", {"certificate_days_left": 6.0}, (Level.BROKEN, True, "certificate")),
     ("certificate over", {"certificate_days_left": -1.0}, (Level.BROKEN, True, "certificate")),
     ("certificate unknown", {"certificate_days_left": None}, None),
     ("broker gone", {"brokers": {"connected": False}}, (Level.BROKEN, False, "broker site")),
@@ -49,6 +52,10 @@ CASES = [
         (Level.BROKEN, False, "peer plant/facts.telemetry"),
     ),
     ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant/facts.telemetry")),
+    (
+        *("blocked and late", {"peers": {"connected": False, "blocked": True, "lag_seconds": 9.0}}),
+        (Level.BROKEN, True, "peer plant/facts.telemetry"),
+    ),
     ("source gone", {"sources": {"connected": False}}, (Level.BROKEN, True, "source line1")),
     (
         "never a value",
@@ -57,6 +64,10 @@ CASES = [
     ),
     ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.BROKEN, False, "source line1")),
     ("all tags bad", {"sources": {"tags": 40, "tags_bad": 40}}, (Level.BROKEN, True, "source line1")),
+    (
+        *("gone with bad tags", {"sources": {"connected": False, "tags": 40, "tags_bad": 3}}),
+        (Level.BROKEN, True, "source line1"),
+    ),
     ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, False, "source line1")),
     ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
     (
@@ -90,6 +101,14 @@ def test_facts_near_their_time_to_live_are_an_alert(healthy: NodeSnapshot) -> No
     verdict = assess(late)
     assert verdict.alert
     assert "dropped unconfirmed in 20 h, after 200 h" in " ".join(reason.text for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize("left, alert", [(75.0, None), (71.0, False), (25.0, False), (23.0, True)])
+def test_hours_until_the_first_loss(healthy: NodeSnapshot, left: float, alert: bool | None) -> None:  # noqa: FBT001
+    """A weekend before unconfirmed facts are dropped is a warning, a working day an alert."""
+    late = spoilt(healthy, "streams", ttl_hours=200.0)
+    late = spoilt(late, "consumers", behind_facts=7, oldest_unconfirmed_age_s=7200.0, hours_until_ttl_loss=left)
+    assert [reason.alert for reason in assess(late).reasons if "dropped" in reason.text] == [alert][: alert is not None]
 
 
 def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> None:
@@ -151,15 +170,36 @@ def test_a_stream_nobody_reads_fills_the_store(healthy: NodeSnapshot) -> None:
     assert reason.text == "facts.telemetry is full in 3 h at 12.0 kB/s unless its consumers confirm"
 
 
+def test_the_stream_that_is_full_first_is_named(healthy: NodeSnapshot) -> None:
+    """Of two streams that fill, the one with fewer hours left is reported."""
+    later, sooner = (
+        replace(healthy.streams[0], name=name, hours_until_full=hours, inflow_bytes_per_s=1.0)
+        for name, hours in (("facts.later", 9.0), ("facts.sooner", 4.0))
+    )
+    (reason,) = assess(replace(healthy, consumers=(), streams=(later, sooner))).reasons
+    assert reason.text.startswith("facts.sooner is full in 4 h")
+
+
+def test_a_pull_whose_peer_went_away_while_catching_up_is_an_alert(healthy: NodeSnapshot) -> None:
+    """While the peer is away the pull does not catch up, so its lag counts again."""
+    state = CatchUpStatus(0, 50.0, 100.0, 60.0)
+    for connected, alert in ((True, False), (False, True)):
+        away = spoilt(healthy, "peers", connected=connected, lag_seconds=900.0, catch_up=state)
+        assert assess(away).alert is alert
+
+
 def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
     """One failure in a hundred is a warning, two are an alert; a p99 above 100 ms points at the disk."""
     for failures, alert in ((1, False), (2, True)):
         requests = replace(healthy.requests, append_failures_total=failures)
         (reason,) = assess(replace(healthy, requests=requests)).reasons
         assert (reason.level, reason.alert) == (Level.BROKEN, alert)
-    slow = RequestStatus(append_latency=Latency((*[0] * 8, 100, *[0] * 5), 20.0))
-    (reason,) = assess(replace(healthy, requests=slow)).reasons
-    assert (reason.level, reason.subject) == (Level.LATE, "store")
+    for bucket, alert in ((8, False), (9, False), (10, True)):  # up to 0.25, 0.5 and 1 s
+        counts = [0] * 14
+        counts[bucket] = 100
+        slow = RequestStatus(append_latency=Latency(tuple(counts), 20.0))
+        (reason,) = assess(replace(healthy, requests=slow)).reasons
+        assert (reason.level, reason.subject, reason.alert) == (Level.LATE, "store", alert)
 
 
 def test_worst_comes_first(healthy: NodeSnapshot) -> None:
