@@ -195,8 +195,8 @@ def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
         (reason,) = assess(replace(healthy, requests=requests)).reasons
         assert (reason.level, reason.alert) == (Level.BROKEN, alert)
     for bucket, alert in ((8, False), (9, False), (10, True)):  # up to 0.25, 0.5 and 1 s
-        counts = [0] * 14
-        counts[bucket] = 100
+        counts = [98, *[0] * 13]
+        counts[bucket] = 2
         slow = RequestStatus(append_latency=Latency(tuple(counts), 20.0))
         (reason,) = assess(replace(healthy, requests=slow)).reasons
         assert (reason.level, reason.subject, reason.alert) == (Level.LATE, "store", alert)
