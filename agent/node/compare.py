@@ -1,5 +1,5 @@
-"""A node's comparisons with its peers: which peers are compared, on a request at the local socket, or by a command while no
-node runs.
+"""A node's comparisons with its peers: which peers are compared, on a request at the local socket, or by a command
+while no node runs.
 
 How a stream is compared and repaired is in `agent.replication.pulling.anti_entropy`.
 """
@@ -61,7 +61,8 @@ def comparers(
 
 
 async def compare(known: Mapping[str, Comparer], request: local_socket.ComparePeer) -> local_socket.Compared:
-    """Compare all streams pulled from a peer. Raises LocalError if nothing is pulled from it, and what `Comparer.compare` raises."""
+    """Compare all streams pulled from a peer. Raises LocalError if nothing is pulled from it, and what
+    `Comparer.compare` raises."""
     comparer = known.get(request.zone)
     if comparer is None:
         others = f"; it pulls from {', '.join(sorted(known))}" if known else ""

@@ -26,7 +26,7 @@ from agent.health.snapshot import (
 from agent.telemetry import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
-TABLE = re.compile(r"(<!-- metrics: from agent/health/metrics.py -->\n)\n*(?:\|[^\n]*\n)*\n*")
+TABLE = re.compile(r"(<!-- metrics: from agent/health/snapshot.py -->\n)\n*(?:\|[^\n]*\n)*\n*")
 
 
 def known(figures: Any) -> Any:
