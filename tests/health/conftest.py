@@ -1,4 +1,4 @@
-"""A node in good health, to be spoilt by each test in its own way."""
+"""The snapshot of a healthy node, which each test changes."""
 
 import pytest
 

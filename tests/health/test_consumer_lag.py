@@ -16,7 +16,8 @@ def watched(ends: list[int], frontiers: list[int]) -> ConsumerLag:
 
 
 def test_age_is_since_a_fact_came_here() -> None:
-    """To the second, by where the stream ended; unknown for facts that were here before the first sample that is still kept."""
+    """To the second, by where the stream ended; unknown for facts that were here before the first sample that is still
+    kept."""
     lag = watched([10, 20, 30, 30], [0, 0, 0, 0])
     assert [lag.age_s(STREAM, frontier, 4.5) for frontier in (9, 10, 19, 20, 29, 30)] == [
         None,
@@ -52,7 +53,8 @@ def test_age_is_since_a_fact_came_here() -> None:
     ],
 )
 def test_rate_and_time_left(what: str, ends: list[int], frontiers: list[int], expected: ReadRate | None) -> None:
-    """The rate counts confirmed facts; the time left allows for the growth of the log, and is None if the backlog does not shrink."""
+    """The rate counts confirmed facts; the time left allows for the growth of the log, and is None if the backlog does
+    not shrink."""
     assert watched(ends, frontiers).rate("idmz") == expected, what
 
 

@@ -1,4 +1,4 @@
-"""The node as a whole where no peer and no source is needed: it starts, says why it ends, and stops."""
+"""The whole node, without peers and sources: it starts, reports why it ends, and stops."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ async def run(folder: Path, stop: asyncio.Event) -> None:
 
 
 def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
-    """asyncio logs what a callback raises and goes on; a part that stands still for it must not look alive."""
+    """asyncio only logs what a callback raises; the node must end rather than go on with a part that stands still."""
 
     async def scenario() -> None:
         def mistaken() -> None:
@@ -38,7 +38,7 @@ def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
 
 
 def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path) -> None:
-    """At the socket and at the health page alike: SIGTERM ends the node whoever is connected."""
+    """SIGTERM ends the node although a silent client is connected to its socket."""
 
     async def scenario() -> None:
         stop = asyncio.Event()

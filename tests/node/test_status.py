@@ -1,4 +1,4 @@
-"""The node's collector: what cannot be read is missing and told once, and never ends the node."""
+"""The node's status: a value that cannot be read is missing, logged once, and never ends the node."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ STREAM = "facts.operational"
 
 
 def collector_of(store: FactStore, folder: Path) -> StatusCollector:
-    """StatusCollector of a node without peers and sources."""
+    """The collector of a node without peers and sources."""
     settings = NodeSettings(IdentitySettings("plant-a", folder))
     return StatusCollector(settings, store, {}, (), (), Ingest("plant-a", (), {}, store, ()), Telemetry())
 
@@ -42,7 +42,8 @@ def with_a_consumer_behind(folder: Path) -> FactStore:
 
 
 def test_the_age_of_a_consumer_is_the_time_it_had(tmp_path: Path) -> None:
-    """Not the source time of what it lacks, years ago, nor for how long that lay here before the consumer came."""
+    """Not since the source time of the facts, years ago, and not the time they were here before the consumer
+    registered."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.define([TagDefinition("tag:line1/t1")]).result(20)
         store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)], awaited=True).result(20)
@@ -76,10 +77,10 @@ def test_a_consumer_that_reads_says_how_fast(tmp_path: Path) -> None:
         assert consumer.seconds_left is None, "it has more before it than at the first look"
 
 
-def test_room_that_cannot_be_read_costs_no_node(
+def test_space_that_cannot_be_read_does_not_end_the_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk in trouble costs the collector of room, said once; the others are told."""
+    """A disk error costs the values about space and is logged once; the others are there."""
     with with_a_consumer_behind(tmp_path) as store:
 
         def in_trouble() -> StoreSpace:
@@ -94,8 +95,8 @@ def test_room_that_cannot_be_read_costs_no_node(
     assert [record.message for record in caplog.records] == ["status_unreadable"]
 
 
-def test_what_a_consumer_holds_back_is_told(tmp_path: Path) -> None:
-    """Room, fill and hours come from the store's own limits and the stream's own time to live."""
+def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
+    """Space, fill level and hours come from the store's own limits and the stream's own time to live."""
     limits = [StreamSettings(STREAM, keep_hours=1.0, ttl_hours=10.0, bytes_max=1024 * 1024)]
     with_a_consumer_behind(tmp_path).close()
     settings = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
@@ -115,20 +116,20 @@ def test_what_a_consumer_holds_back_is_told(tmp_path: Path) -> None:
 
 
 def pull_statistics(**some: object) -> PullStatistics:
-    """A pull of which only this is known."""
+    """The statistics of a pull, 0 where not given."""
     names = [each.name for each in fields(PullStatistics)]
     return PullStatistics(**(dict.fromkeys(names, 0) | {"peer_zone": "plant-b", "catch_up": None} | some))  # type: ignore[arg-type]
 
 
-def test_what_keeps_a_pull_is_told(tmp_path: Path) -> None:
-    """Its peer's bandwidth, with seconds for milliseconds and whether it waits now, and its own store; nothing where nothing does."""
+def test_what_delays_a_pull(tmp_path: Path) -> None:
+    """The peer's bandwidth limit, in seconds and with whether it delays the pull now, and why a page is not stored."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
         pacing = Pacing(50_000, 8_863, 1_831, 438_602)
         for asking in (Asking.PACED, Asking.WAITING):
-            told = collector._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
-            assert told.pacing == PacingStatus(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
-            assert told.page_waits == "full"
+            found = collector._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
+            assert found.pacing == PacingStatus(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
+            assert found.page_waits == "full"
         assert collector._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
 
 
@@ -151,8 +152,8 @@ def test_what_a_pull_and_its_comparisons_count_is_in_the_status(tmp_path: Path) 
     assert status.compared == ComparisonStatus(1, 2, 3, 4, 5, 6, is_equal=False)
 
 
-def test_what_a_source_lost_is_told(tmp_path: Path) -> None:
-    """Every figure of a source that its supervisor keeps reaches the picture, each under its own name."""
+def test_counts_of_a_source(tmp_path: Path) -> None:
+    """Every count that a supervisor keeps reaches the status under its own name."""
     counted = {"tags": 40, "tags_bad": 3, "connects_total": 2, "duplicates_total": 4, "out_of_order_total": 5}
     counted |= {"polls_missed_total": 6, "store_refused_total": 7, "values_total": 8, "errors_total": 9}
     names = [each.name for each in fields(SourceStatistics)]
@@ -160,14 +161,14 @@ def test_what_a_source_lost_is_told(tmp_path: Path) -> None:
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
         collector._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
-        (told,) = collector.snapshot().sources
-    assert {name: getattr(told, name) for name in counted} == counted
-    assert told.lost_total == 10
-    assert told.connected
+        (found,) = collector.snapshot().sources
+    assert {name: getattr(found, name) for name in counted} == counted
+    assert found.lost_total == 10
+    assert found.connected
 
 
-def test_artifacts_at_their_limit_are_told(tmp_path: Path) -> None:
-    """What they take, what they may, and what is lacking for the one that was refused."""
+def test_artifacts_at_their_limit(tmp_path: Path) -> None:
+    """Their size, their limit, and the room that is missing for the one that was refused."""
     settings = StoreSettings(artifacts_total_bytes_max=100)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings) as store:
         digests = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in (b"a" * 80, b"b" * 30)]
@@ -176,8 +177,8 @@ def test_artifacts_at_their_limit_are_told(tmp_path: Path) -> None:
             store.artifacts.put_chunk(digests[1], 30, 0, b"b" * 30)
         collector = collector_of(store, tmp_path)
         collector._read_from_disk()
-        told = collector.snapshot().store
-        assert (told.artifact_bytes, told.artifact_bytes_max, told.artifact_bytes_lacking) == (80, 100, 10)
+        found = collector.snapshot().store
+        assert (found.artifact_bytes, found.artifact_bytes_max, found.artifact_bytes_lacking) == (80, 100, 10)
 
 
 def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
@@ -190,8 +191,8 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
         assert after.counter > before.counter
 
 
-def test_samples_nobody_waits_for_are_counted(tmp_path: Path) -> None:
-    """They stay out of the latency, not out of the count."""
+def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
+    """They are in the count, but not in the latency."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.define([TagDefinition("tag:line1/t1")]).result(20)
         store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result(20)
@@ -199,8 +200,8 @@ def test_samples_nobody_waits_for_are_counted(tmp_path: Path) -> None:
         assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
 
 
-def test_the_figures_of_a_node_that_answers_locally(tmp_path: Path) -> None:
-    """An append at the local door moves what the health page tells."""
+def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
+    """A confirmation at the local socket is counted."""
 
     async def scenario() -> None:
         with with_a_consumer_behind(tmp_path) as store:
