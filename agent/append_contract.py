@@ -1,6 +1,6 @@
 """What an application is told of its append, and in whose name it may append: the same words at every door of a node.
 
-A program of the zone appends through the node's socket (`agent.local_socket.local_socket`), one of another zone through the broker
+A program of the zone appends through the node's socket (`agent.local_socket`), one of another zone through the broker
 (`agent.replication`). Both doors hand the message to the same store and ask it the same way; what the store says of it becomes
 the fields of an answer here, and what may stand in `from_zone` and `producer` is decided here, so that no door is wider than
 the other. The outcomes themselves are those of the store (`fact_store.admission`).

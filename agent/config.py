@@ -1,13 +1,13 @@
-"""node.toml into frozen, typed settings, with every problem told at once.
+"""Reads node.toml into frozen, typed settings, and reports all problems of the file at once.
 
-An operator who edits a file on a gateway at night gets one list of all that is wrong, each entry a path into the file, the
-value found and what to do, instead of one error per attempt. Nothing here opens a socket, a store or a certificate: `bsfg
-check` goes on from here to the things the settings name.
+Each problem names its path in the file, the value found and what to do, so an operator corrects the file in one
+attempt. Nothing here opens a socket, a store or a certificate; `bsfg check` does that afterwards with what the settings
+name.
 
-Each part of the product declares its own settings beside its code, with the default beside the field; this module reads
-them all by their types and holds the rules that span several parts. It decides nothing else.
+Each part of the product declares its own settings beside its code, with the default beside the field. This module reads
+them all by their types, and holds the rules that concern several parts.
 
-    ConfigError             node.toml cannot be used; `problems` holds every reason (the operator's to mend, never retried)
+    ConfigError     node.toml cannot be used; `problems` lists every reason (the operator corrects them; no retry)
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 
 SettingsT = TypeVar("SettingsT")
-_WRONG: Any = object()  # a value that was reported and must not be used
-_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+_WRONG: Any = object()  # stands for a value that was reported as a problem
+_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in node.toml: where (`broker[0].port`), what stood there, and why that will not do."""
+    """One problem of node.toml: its path (`broker[0].port`), the value found, and why it cannot be used."""
 
     path: str
     value: object
@@ -49,7 +49,7 @@ class Problem:
 
 
 class ConfigError(BsfgError):
-    """node.toml cannot be used as it stands; the text lists every problem."""
+    """node.toml cannot be used; the text lists every problem."""
 
     def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
         self.file = file
@@ -61,15 +61,15 @@ class ConfigError(BsfgError):
 
 @runtime_checkable
 class Checked(Protocol):
-    """Settings that have rules beyond their types."""
+    """Settings with rules beyond the types of their fields."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(field, why) for each rule that does not hold."""
+        """(field, why) for each rule that is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentitySettings:
-    """[node]: which zone this node is, and where it keeps its state."""
+    """[node]: the zone of this node, and the folder of its state."""
 
     zone: str
     state_dir: Path = Path("state")
@@ -83,7 +83,7 @@ class IdentitySettings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """[[broker]]: an MQTT 5 broker this node attaches to, with the identity it shows there."""
+    """[[broker]]: an MQTT 5 broker that this node connects to, and the certificate it uses there."""
 
     name: str
     host: str
@@ -103,8 +103,8 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True)
 class PullStart:
-    """Where a pull begins that has not begun yet: at the oldest fact the peer has, at its end, or at its end with the latest value of
-    each tag asked for beside it."""
+    """Where the first pull of a stream begins: at the peer's oldest fact, at its end, or at its end after a request for
+    the latest value of each tag."""
 
     stream: str
     at: Literal["oldest", "end", "latest"]
@@ -112,11 +112,15 @@ class PullStart:
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """[[peer]]: a node in another zone. `exports` are the streams it may fetch from us, `pulls` those we fetch from it,
-    `relays` the zones, besides its own, whose facts it may hand to us, `appends` the streams to which it may append here, also
-    such as never leave this node. `asks`: our commands ask it (`append --to`), though nothing is pulled. `bytes_per_second_max`
-    bounds what is pulled from it, all streams together; 0 is no limit. `start` says where pulls begin that do not begin at the oldest
-    fact. `anti_entropy_hours`: how often what is pulled is compared with it and repaired; 0 only by hand (`peer compare`)."""
+    """[[peer]]: a node in another zone.
+
+    `exports` are the streams that it may fetch from us, `pulls` those that we fetch from it, and `relays` the zones
+    besides its own whose facts we accept from it. `appends` are the streams to which it may append here, including
+    those that never leave this node. `asks`: commands of this node send it requests (`append --to`) although nothing is
+    pulled. `bytes_per_second_max` limits all pulls from it together; 0 is no limit. `start` names the pulls that do not
+    begin at the oldest fact. `anti_entropy_hours` is the time between two comparisons with it; 0 leaves them to `peer
+    compare`.
+    """
 
     zone: str
     broker: str
@@ -130,7 +134,7 @@ class PeerSettings:
     anti_entropy_hours: float = 24.0
 
     def start_of(self, stream: str) -> Literal["oldest", "end", "latest"]:
-        """Where the pull of a stream begins."""
+        """Where the first pull of a stream begins."""
         return next((one.at for one in self.start if one.stream == stream), "oldest")
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -150,7 +154,7 @@ class PeerSettings:
         if self.bytes_per_second_max and not self.pulls:
             yield (
                 "bytes_per_second_max",
-                "limits what is pulled, and nothing is pulled here; set it where the facts are pulled",
+                "this limits pulls, and nothing is pulled from this peer; set it where the facts are pulled",
             )
         named = [one.stream for one in self.start]
         if missing := sorted(set(named) - set(self.pulls)):
@@ -158,9 +162,9 @@ class PeerSettings:
         if len(set(named)) < len(named):
             yield "start", "names a stream twice"
         if not 0 <= self.anti_entropy_hours < float("inf"):
-            yield "anti_entropy_hours", "hours between two comparisons, or 0 for none"
+            yield "anti_entropy_hours", "must be the hours between two comparisons, or 0 for none"
         if not (self.exports or self.pulls or self.appends or self.asks):
-            why = "this peer neither gets nor gives anything; name streams in exports, pulls or appends, or remove it"
+            why = "nothing is exchanged with this peer; name streams in exports, pulls or appends, or remove it"
             yield "zone", f"{why} (asks = true if only commands of this node ask it)"
 
 
@@ -173,14 +177,14 @@ class HealthSettings:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.listen_host:
-            yield "listen_host", "must not be empty; 0.0.0.0 listens everywhere, and shows the page to everybody"
+            yield "listen_host", "must not be empty; 0.0.0.0 listens on all interfaces, without authentication"
         if not 0 <= self.listen_port <= 65_535:
             yield "listen_port", "a TCP port is 0 to 65535"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """All of node.toml. Relative paths in it have been resolved against the folder it lies in."""
+    """All of node.toml. Relative paths have been resolved against the folder of the file."""
 
     node: IdentitySettings
     store: StoreSettings = field(default_factory=StoreSettings)
@@ -192,7 +196,7 @@ class NodeSettings:
     health: HealthSettings = field(default_factory=HealthSettings)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """The rules that span several sections."""
+        """Broken rules that concern several sections."""
         brokers = {broker.name for broker in self.broker}
         for index, peer in enumerate(self.peer):
             if peer.broker not in brokers:
@@ -214,7 +218,7 @@ class NodeSettings:
 
     @property
     def sources(self) -> tuple[SourceSettings, ...]:
-        """All sources, whatever they speak."""
+        """The sources of all protocols."""
         return (*self.opcua, *self.modbus)
 
     @property
@@ -237,7 +241,7 @@ def load(file: Path) -> NodeSettings:
 
 
 def read(table: Mapping[str, object], file: Path) -> NodeSettings:
-    """The settings in a parsed file. Relative paths count from the folder of `file`. Raises ConfigError."""
+    """The settings in a parsed file. Relative paths start at the folder of `file`. Raises ConfigError."""
     reader = _Reader(file.parent.absolute())
     settings = reader.table(NodeSettings, table, "")
     if reader.problems:
@@ -255,15 +259,15 @@ def _twice(named: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 class _Reader:
-    """Walks tables and dataclasses side by side and collects every problem on the way."""
+    """Reads tables by the fields of dataclasses, and collects the problems."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[Problem] = []
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
-        """One settings object from one table, or `_WRONG` when it cannot be made. Its rules are checked even so, with the
-        default in place of a plain value that is wrong, so that one mistake does not hide another."""
+        """The settings in one table, or `_WRONG`. Rules are checked even if a plain value is wrong, with its default in
+        place of it, so that one problem does not hide another."""
         if not isinstance(found, Mapping):
             self._wrong(path, found, "must be a table")
             return typing.cast(SettingsT, _WRONG)
@@ -283,7 +287,7 @@ class _Reader:
                 given[name] = self.folder / setting.default
         wrong = {name for name, value in given.items() if value is _WRONG}
         if any(known[name].default is MISSING or isinstance(known[name].default, tuple) for name in wrong):
-            return typing.cast(SettingsT, _WRONG)  # nothing can stand in for these
+            return typing.cast(SettingsT, _WRONG)  # these have no default to check the rules with
         settings = kind(**{name: value for name, value in given.items() if name not in wrong})
         if isinstance(settings, Checked):
             for name, why in settings.problems():
@@ -310,7 +314,7 @@ class _Reader:
             return self.folder / found
         if kind is float and type(found) is int:
             return float(found)
-        return found if type(found) is kind else self._wrong(path, found, f"must be {_WORDS.get(kind, kind)}")
+        return found if type(found) is kind else self._wrong(path, found, f"must be {_TYPE_NAMES.get(kind, kind)}")
 
     def _wrong(self, path: str, found: object, why: str) -> Any:
         self.problems.append(Problem(path, found, why))

@@ -1,4 +1,4 @@
-"""node.toml: every problem at once, each with path, value and why; and a sample file that tells the truth."""
+"""node.toml: all problems at once, each with path, value and reason; and a sample file that agrees with the code."""
 
 import dataclasses
 import re
@@ -91,7 +91,7 @@ def test_the_sample_works_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_every_commented_line_is_valid(tmp_path: Path) -> None:
-    """With every comment of the sample opened, the only problems left are those the prose announces."""
+    """With every setting of the sample uncommented, the only problems are those that its prose names."""
     text = re.sub(r"(?m)^# ", "", node_toml("plant-a"))
     found = problems_of_text(text, tmp_path)
     assert set(found) == {"peer[0].zone", "opcua[0].user_name"}  # no streams named; a password without a user
@@ -106,9 +106,9 @@ def problems_of_text(text: str, folder: Path) -> dict[str, str]:
     return {}
 
 
-def test_all_problems_are_told_together() -> None:
-    """Nine mistakes in five sections are nine lines: neither a wrong type nor a misspelt name hides a broken rule beside
-    it."""
+def test_all_problems_are_reported_together() -> None:
+    """Nine mistakes in five sections are nine lines: neither a wrong type nor a misspelt name hides a broken rule
+    beside it."""
     found = problems_of(
         {
             "node": {"zone": "Plant A", "stat_dir": "x"},
@@ -127,7 +127,7 @@ def test_all_problems_are_told_together() -> None:
     assert found["modbus[0].address_base"].startswith("must be 0")
 
 
-def test_a_rule_across_sections_is_told_beside_other_problems() -> None:
+def test_a_rule_across_sections_is_reported_beside_other_problems() -> None:
     """A peer at a broker that does not exist is named although another section breaks a rule of its own."""
     found = problems_of(
         {"node": {"zone": "A"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}], "health": {"listen_host": ""}}
@@ -220,9 +220,9 @@ def test_every_section_is_covered_here() -> None:
     assert set(hints) == set(SECTIONS)
 
 
-def test_what_streams_may_not_be() -> None:
-    """Rules of a stream are told by name: a strong stream that waits for nobody, one kept longer than its time to live, a
-    local one that a peer may fetch, and two of one name."""
+def test_rules_of_streams() -> None:
+    """A strong stream without in-sync consumers to wait for, one kept longer than its time to live, a local one that a
+    peer may fetch, and two of one name are problems."""
     alone = [{"name": "facts.audit", "write_class": "strong"}, {"name": "facts.b", "keep_hours": 200, "bytes_max": 5}]
     found = problems_of({"node": {"zone": "p"}, "stream": alone})
     assert set(found) == {"stream[0].acks", "stream[1].keep_hours", "stream[1].bytes_max"}
@@ -233,7 +233,8 @@ def test_what_streams_may_not_be() -> None:
 
 
 def test_a_peer_may_only_append_or_only_be_asked() -> None:
-    """A peer that neither gets nor gives is a mistake; one that only appends, also to a local stream, or that only commands ask, is not."""
+    """A peer without any exchange is a problem; one that only appends, or that only commands send requests to, is
+    none."""
     table = {"node": {"zone": "p"}, "stream": [{"name": "facts.private", "write_class": "local"}], "broker": [BROKER]}
     idle = {"zone": "idmz", "broker": "b"}
     assert set(problems_of({**table, "peer": [idle]})) == {"peer[0].zone"}
@@ -243,7 +244,7 @@ def test_a_peer_may_only_append_or_only_be_asked() -> None:
 
 
 def test_where_pulls_begin() -> None:
-    """Each pull may begin elsewhere than at the oldest fact; a stream that is not pulled, or named twice, is a mistake."""
+    """Each pull may begin at another place; a stream that is not pulled, or named twice, is a problem."""
     peer = {"zone": "idmz", "broker": "b", "pulls": ["facts.a", "facts.b"]}
     table = {"node": {"zone": "p"}, "broker": [BROKER]}
     start = [{"stream": "facts.b", "at": "latest"}]
@@ -256,7 +257,7 @@ def test_where_pulls_begin() -> None:
 
 
 def test_the_page_on_retention_shows_the_defaults() -> None:
-    """What docs/operate/retention.md says may be set is what is set without a word, and it names the streams' settings rightly."""
+    """The settings shown in docs/operate/retention.md are the defaults."""
     page = (Path(__file__).resolve().parents[1] / "docs" / "operate" / "retention.md").read_text()
     (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     found = tomllib.loads(shown)

@@ -52,7 +52,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
     "pyspark_bsfg": (*GROUND, "agent.fact_store"),  # reads only
     "agent.config": (*GROUND, *PARTS),  # the settings of each part
-    "agent.local_socket": (*GROUND, "agent.fact_store", "agent.config"),
+    "agent.local_socket": (*GROUND, "agent.fact_store", "agent.replication", "agent.config"),
     "agent.node": (*WHOLE, "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo"),
@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
-    *("agent", "agent.replication", "agent.query", "agent.health", "agent.ingest", "agent.node", "agent.demo", "bench"),
+    *("agent", "agent.replication", "agent.query", "agent.health", "agent.ingest", "agent.demo", "bench"),
     "agent.replication.protocol",  # a module each subject; `messages` has a face
     *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
     *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags", "agent.demo.plant"),
@@ -141,7 +141,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/health/{name}.py"
         for name in (
-            "behind",
+            "consumer_lag",
             "hardware",
             "metrics",
             "page",

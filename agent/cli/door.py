@@ -53,7 +53,7 @@ def ask(settings: NodeSettings, request: local_socket.Request, waits_ms: int = 0
 
     async def be_the_node() -> local_socket.Answer:
         with local_socket.open_store(settings) as store:
-            return await local_socket.Door(store).answer(request)
+            return await local_socket.RequestHandler(store).answer(request)
 
     try:
         answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, waits_ms))

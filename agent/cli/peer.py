@@ -93,7 +93,7 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
 @json_option
 def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Compare what is pulled from ZONE with what ZONE holds, by digests. Exit status 1 when something differs and is not repaired."""
-    from agent.node.compare import compare_alone
+    from agent.node import compare_alone
 
     settings = load(config_file)
     request = local_socket.ComparePeer(name, repair, scan)

@@ -55,6 +55,6 @@ def run(config_file: Path) -> None:
     """Run the node until it is told to stop."""
     settings = load(config_file)
     set_up_logging()
-    from agent.node.node import run_node  # the protocol drivers weigh 40 MB; a config error must not wait for them
+    from agent.node import run_node  # the protocol drivers weigh 40 MB; a config error must not wait for them
 
     asyncio.run(run_node(settings))

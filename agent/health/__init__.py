@@ -1,5 +1,7 @@
-"""How a node is: figures in, a verdict out, told to people, to Prometheus and to systemd.
+"""The health of a node: its status as one snapshot, a verdict on it, and both shown to operators, Prometheus and
+systemd.
 
-This package reads and judges; it never changes anything. Everything it knows arrives as one frozen `NodeSnapshot` that
-the node fills in. DESIGN.md beside this file says why.
+The node fills in the `NodeSnapshot`; this package judges and shows it and never changes anything. DESIGN.md has the
+reasons. Import the modules: `bsfg status` needs only `client` and `verdict`, and must not wait for the Prometheus
+library that `metrics` loads.
 """

@@ -1,4 +1,4 @@
-"""Shell: asks a running node for its health, for commands and for whoever watches several nodes at once."""
+"""Shell: asks a running node for its health, for commands and for the view of the demonstration."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ _HTTP_S_MAX = 2.0
 
 
 class NodeSilent(BsfgError):
-    """Nobody answers at the health page."""
+    """No node answers at the health page."""
 
     hint = "is it running? `bsfg run --config FILE`, or `systemctl status bsfg@ZONE`"
 
 
 def ask_health(host: str, port: int) -> dict[str, Any]:
-    """What /healthz of a node says, whether it is well (200) or not (503). Raises NodeSilent."""
+    """The body of a node's /healthz, with status 200 or 503. Raises NodeSilent."""
     if port == 0:
-        silent = NodeSilent("listen_port of [health] is 0: the node listens at a free port, which nobody else knows")
-        silent.hint = (
-            "set listen_port and start the node anew; its log names the port it has now (health_page_listening)"
-        )
+        silent = NodeSilent("listen_port of [health] is 0: the node listens on a free port that is not known here")
+        silent.hint = "set listen_port and restart the node; its log names the current port (health_page_listening)"
         raise silent
     connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S_MAX)
     try:
@@ -34,5 +32,5 @@ def ask_health(host: str, port: int) -> dict[str, Any]:
     finally:
         connection.close()
     if not isinstance(found, dict):
-        raise NodeSilent(f"{host} port {port} answers, but is no bsfg node")
+        raise NodeSilent(f"{host} port {port} answers, but is not a bsfg node")
     return found

@@ -1,11 +1,11 @@
-"""Core: what a gateway's storage bears, from its profile and the load put on it.
+"""Core: whether a gateway's storage bears a load, from the gateway's profile and what the node's configuration will
+write.
 
-A profile (hardware/*.toml) describes a class of gateway in figures that somebody looked up; a load is what the node's
-configuration will write. The answer is in what an engineer decides by: how many hours of facts fit, how many years the
-flash lasts, and whether the disk can sync often enough. It is an estimate from measured behaviour of the store's log, and
-says so; `FileCost` holds the measurement and can be replaced by one made on the gateway itself.
+A profile (hardware/*.toml) describes a class of gateway. The answer is in units an engineer decides by: hours of facts
+that fit, years that the flash lasts, and whether the disk can sync often enough. It is an estimate from measurements of
+the store's log (`FileCost`), which can be replaced by a measurement on the gateway itself.
 
-    ProfileError            a profile cannot be used; the text lists every problem (whoever wrote it mends it)
+    ProfileError            a profile cannot be used; the text lists every problem (its author corrects them)
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Watchdog:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One gateway class. `figures_from` says of each figure where it comes from."""
+    """One gateway class. `figures_from` has the source of each number."""
 
     gateway: Gateway
     storage: Storage
@@ -101,8 +101,9 @@ class Profile:
 class FileCost:
     """What a commit writes to the disk: a part for itself and a part for its bytes, log and checkpoint together.
 
-    Measured with the fact store of this release, bytes as the kernel counted them: commits of 250, 1,000 and 5,000 facts
-    (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB. The fixed part is pages: SQLite writes each page it touched, twice.
+    Measured with the fact store of this release, bytes as the kernel counted them: commits of 250, 1,000 and 5,000
+    facts (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB. The fixed part is pages: SQLite writes each page it
+    touched, twice.
     """
 
     bytes_per_commit: float = 33_000
@@ -111,10 +112,10 @@ class FileCost:
 
 @dataclass(frozen=True)  # without slots, so that a command line can name its defaults
 class Load:
-    """What a node will write: facts that pass report by exception, their size in a batch, how often it commits."""
+    """What a node will write: facts after report by exception, their size in a batch, and the time between commits."""
 
     facts_per_s: float
-    bytes_per_fact: float = 9.0  # the house's limit at rest in batches of 1000 noisy floats
+    bytes_per_fact: float = 9.0  # the limit at rest in batches of 1000 noisy floats
     commit_interval_ms: float = 250.0
 
 
@@ -133,7 +134,7 @@ class Fit:
 
 
 def assess(profile: Profile, load: Load, cost: FileCost | None = None) -> Fit:
-    """How the load fits the gateway."""
+    """Whether and how the load fits the gateway."""
     assert load.facts_per_s > 0, "a load without facts wears nothing"
     assert load.bytes_per_fact > 0
     assert load.commit_interval_ms > 0
@@ -195,7 +196,7 @@ _OPTIONAL = {field.name for field in fields(Profile) if field.default is not MIS
 
 
 def _read(kind: Any, found: object, path: str, problems: list[str]) -> Any:
-    """A value of the kind a field declares; what will not do is told in `problems`."""
+    """A value of the type of a field; what cannot be used is added to `problems`."""
     if found is MISSING:
         if path.partition(".")[0] not in _OPTIONAL:
             problems.append(f"{path}: is missing")
@@ -211,7 +212,7 @@ def _read(kind: Any, found: object, path: str, problems: list[str]) -> Any:
     if kind is float and type(found) is int:
         found = float(found)
     if type(found) is not kind or (isinstance(found, int | float) and found < 0) or found == "":
-        problems.append(f"{path}: {found!r} will not do")
+        problems.append(f"{path}: {found!r} cannot be used")
     return found
 
 
@@ -229,7 +230,7 @@ def _read_record(kind: type, found: dict[str, object], path: str, problems: list
 
 
 def _unsourced(table: dict[str, Any]) -> Iterator[str]:
-    """Every number in the single tables says where it comes from, and nothing else is explained."""
+    """Problems of `figures_from`: it must name the source of each number in the single tables, and nothing else."""
     numbers = {
         f"{part}.{key}"
         for part, found in table.items()
@@ -237,7 +238,7 @@ def _unsourced(table: dict[str, Any]) -> Iterator[str]:
         for key, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    told = table.get("figures_from", {})
-    told = set(told) if isinstance(told, dict) else set()
-    yield from (f"figures_from: does not say where {key} comes from" for key in sorted(numbers - told))
-    yield from (f"figures_from: {key} is not a figure of this profile" for key in sorted(told - numbers))
+    sourced = table.get("figures_from", {})
+    sourced = set(sourced) if isinstance(sourced, dict) else set()
+    yield from (f"figures_from: does not say where {key} comes from" for key in sorted(numbers - sourced))
+    yield from (f"figures_from: {key} is not a number of this profile" for key in sorted(sourced - numbers))

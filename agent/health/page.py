@@ -1,7 +1,7 @@
-"""Core: a request's bytes and a snapshot in, an answer's bytes out, for /healthz and /metrics.
+"""Core: the bytes of a request and a snapshot in, the bytes of an answer out, for /healthz and /metrics.
 
-Read-only by construction: GET is the only method known, paths are compared whole, headers are looked at only to find their
-end. What it will not do: keep a connection, read a body, compress, or tell anybody who asked what went wrong inside.
+It can only read: GET is the only method, paths are compared whole, and of the headers only their end is looked for. It
+never keeps a connection, reads a body, compresses, or puts internal errors into an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATHS = ("/healthz", "/metrics")
 
 
 def answer(request: bytes, snapshot: Callable[[], NodeSnapshot]) -> bytes:
-    """The whole answer to a whole request, whatever its bytes are. The snapshot is taken only when it is asked for."""
+    """The answer to a request of any bytes. The snapshot is taken only for a path that needs it."""
     line, _, _ = request.partition(b"\r\n")
     words = line.split(b" ")
     if len(request) > REQUEST_BYTES_MAX:
@@ -38,7 +38,7 @@ def answer(request: bytes, snapshot: Callable[[], NodeSnapshot]) -> bytes:
     try:
         taken = snapshot()
     except BsfgError as error:
-        return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"the node's figures cannot be read: {error}\n")
+        return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"the node's status cannot be read: {error}\n")
     return _metrics(taken) if path == "/metrics" else _healthz(taken)
 
 
@@ -50,10 +50,10 @@ def _healthz(snapshot: NodeSnapshot) -> bytes:
 
 
 def health_json(snapshot: NodeSnapshot, verdict: Verdict) -> dict[str, object]:
-    """What /healthz says: the verdict first, then the figures it rests on."""
+    """The body of /healthz: the verdict, then the snapshot."""
     reasons = [{name: _plain_value(value) for name, value in asdict(reason).items()} for reason in verdict.reasons]
-    told = {"verdict": verdict.level.value, "alert": verdict.alert, "summary": verdict.summary(), "reasons": reasons}
-    return told | snapshot.to_json()
+    judged = {"verdict": verdict.level.value, "alert": verdict.alert, "summary": verdict.summary(), "reasons": reasons}
+    return judged | snapshot.to_json()
 
 
 def _plain_value(value: object) -> object:

@@ -1,8 +1,8 @@
 """Shell around page.py: a small HTTP server on the node's own event loop.
 
-One request per connection, a limit on bytes, on time and on connections at once, so that a stuck or hostile client costs
-little and never holds up the node. It listens where it is told, on loopback by default, and knows no authentication:
-who may see it is decided by where it listens.
+One request per connection, with limits on bytes, time and connections, so that a stuck or hostile client costs little
+and never delays the node. It listens on loopback by default and has no authentication: `listen_host` decides who can
+reach it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.errors import BsfgError
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.snapshot import NodeSnapshot
 
-CONNECTIONS_MAX = 16  # a scraper, a load balancer and a few people
+CONNECTIONS_MAX = 16  # a scraper, a load balancer and a few operators
 REQUEST_TIMEOUT_S = 5.0
 BACKLOG_MAX = 16
 
@@ -29,7 +29,8 @@ class HealthPageUnavailable(BsfgError):
 async def serve(
     listen_host: str, port: int, snapshot: Callable[[], NodeSnapshot], ready: Callable[[int], None] | None = None
 ) -> None:
-    """Serve until cancelled. `ready` is told the port once it listens (port 0 takes a free one)."""
+    """Serve until cancelled. `ready` is called with the port once it listens (port 0 takes a free one). Raises
+    HealthPageUnavailable."""
     open_connections: set[asyncio.StreamWriter] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,7 +65,7 @@ async def serve(
 async def _exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, snapshot: Callable[[], NodeSnapshot]
 ) -> None:
-    """One request and its answer; a client that goes, stalls or talks too long ends only itself."""
+    """One request and its answer. A client that leaves, stalls or sends too much affects only its own connection."""
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             try:
@@ -72,7 +73,9 @@ async def _exchange(
             except asyncio.IncompleteReadError as error:
                 request = error.partial
             except asyncio.LimitOverrunError:
-                request = await reader.read(REQUEST_BYTES_MAX) + bytes(REQUEST_BYTES_MAX)  # too long, and says so
+                request = await reader.read(REQUEST_BYTES_MAX) + bytes(
+                    REQUEST_BYTES_MAX
+                )  # above the limit, so the answer says that it is too long
             if request:
                 writer.write(answer(request, snapshot))
                 await writer.drain()

@@ -1,23 +1,64 @@
-"""What health reads: one frozen picture of a node, taken by the node, judged and shown here.
+"""The status of a node at one moment, as the node takes it and health judges and shows it.
 
-The picture is the port between health and everything else. No part of the product is known here, only figures; a figure
-that the node cannot know is None, never a made-up number. Counters count since the process started. Times ending in
-`_unix_ms` are wall clock, ages are already ages, because only the node knows which clock to trust.
+Each value is declared here once: its JSON name at /healthz is the field's name, and its annotation names the Prometheus
+metric that shows it at /metrics (`metrics.py` renders from these annotations). A value that the node does not have is
+None, never a default number. Counters (`_total`) count since the process started. `_unix_ms` is wall clock time; ages
+are computed by the node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-# From a tenth of an fsync on good flash to the time after which a caller has long given up.
+# --- how a field becomes a metric
+# ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The field is this label of every metric in its record, and in the records below it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """The field is this metric. A text counts as 1 unless it is empty. `divisor` converts the unit; `labels`, if given,
+    are the only labels of the record that the metric has."""
+
+    name: str
+    help: str
+    divisor: int = 1
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Gauge):
+    """As a gauge, for a number that only grows. `key` is the label of a mapping's keys, `event` the value of the label
+    of that name where several fields share one metric."""
+
+    key: str = ""
+    event: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The field, a `Latency`, is this metric."""
+
+    name: str
+    help: str
+
+
+# From a tenth of an fsync on good flash to the time after which every caller has given up.
 LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A histogram: `counts[i]` durations lay above bounds_s[i - 1] and not above bounds_s[i]; the last, above them all."""
+    """A histogram of durations: `counts[i]` of them were in (bounds_s[i - 1], bounds_s[i]], the last ones above all
+    bounds."""
 
     counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
     sum_s: float = 0.0
@@ -43,242 +84,356 @@ class Latency:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFigures:
-    """A stream of the store: what it holds, from the first offset kept to the last one written, and what is to be expected.
-
-    `fill_percent` is what would not yield to new facts, of `bytes_max`. Hours are None where nothing is to be expected: no
-    limit, no inflow, nobody behind, or the other end comes first.
-    """
-
-    name: str
-    first_offset: int
-    end_offset: int
-    bytes: int
-    bytes_max: int | None = None
-    fill_percent: float | None = None
-    inflow_bytes_per_s: float | None = None
-    hours_until_full: float | None = None
-    ttl_hours: float | None = None
-    hours_until_ttl_loss: float | None = None
+# --- the status
+# ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerFigures:
-    """A registered reader of a stream, how far it is behind, and what is kept for it alone or among others.
+class StreamStatus:
+    """A stream of the store: what it holds and how long its limits last.
 
-    `oldest_unconfirmed_age_s` is for how long the oldest fact that it lacks has waited for it here, whatever its source time;
-    `facts_per_s` what it confirms, None while it stands still; `seconds_left` until it has everything, None where it does not close in.
+    `fill_percent` is the part of `bytes_max` that retention cannot free. An `hours_` field is None if nothing is
+    expected to happen: no limit, no inflow, no consumer behind, or another limit is met first.
     """
 
-    name: str
-    stream: str
-    zone: str
+    name: Annotated[str, Label("stream")]
+    first_offset: Annotated[int, Gauge("bsfg_first_offset", "Oldest offset kept.")]
+    end_offset: Annotated[int, Gauge("bsfg_end_offset", "Newest offset written.")]
+    bytes: Annotated[int, Gauge("bsfg_store_bytes", "Bytes of batches kept.")]
+    bytes_max: Annotated[int | None, Gauge("bsfg_store_bytes_max", "Bytes of batches the stream may keep.")] = None
+    fill_percent: Annotated[
+        float | None, Gauge("bsfg_store_stream_fill_percent", "Part of the stream's limit that retention cannot free.")
+    ] = None
+    inflow_bytes_per_s: Annotated[
+        float | None,
+        Gauge(
+            "bsfg_store_inflow_bytes_per_second",
+            "Bytes of batches stored, over the last hour, without history that a peer had kept.",
+        ),
+    ] = None
+    hours_until_full: Annotated[
+        float | None, Gauge("bsfg_store_hours_until_full", "Until the limit, if no consumer confirms from now on.")
+    ] = None
+    ttl_hours: Annotated[float | None, Gauge("bsfg_store_ttl_hours", "Time to live of unconfirmed facts.")] = None
+    hours_until_ttl_loss: Annotated[
+        float | None, Gauge("bsfg_store_hours_until_ttl_loss", "Until the first fact is dropped unconfirmed.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """A registered consumer of a stream, how far it is behind, and what the store keeps for it.
+
+    `oldest_unconfirmed_age_s` is the time since its oldest unconfirmed fact came to this store, or since the consumer
+    registered if that was later. `facts_per_s` is None while it confirms nothing, `seconds_left` while its backlog does
+    not shrink.
+    """
+
+    name: Annotated[str, Label("consumer")]
+    stream: Annotated[str, Label("stream")]
+    zone: Annotated[str, Label("zone")]
     state: str
-    frontier: int
-    behind_facts: int
-    oldest_unconfirmed_age_s: float | None = None
-    bytes_held: int | None = None
-    hours_held: float | None = None
-    hours_until_ttl_loss: float | None = None
-    facts_per_s: float | None = None
-    seconds_left: float | None = None
+    frontier: Annotated[int, Gauge("bsfg_frontier_offset", "Confirmed frontier.")]
+    behind_facts: Annotated[int, Gauge("bsfg_consumer_behind_facts", "Facts not confirmed.")]
+    oldest_unconfirmed_age_s: Annotated[
+        float | None,
+        Gauge("bsfg_consumer_oldest_unconfirmed_seconds", "How long its oldest unconfirmed fact has waited."),
+    ] = None
+    bytes_held: Annotated[int | None, Gauge("bsfg_consumer_held_bytes", "Bytes of batches it has not confirmed.")] = (
+        None
+    )
+    hours_held: Annotated[
+        float | None,
+        Gauge("bsfg_consumer_held_hours", "Age of its oldest unconfirmed fact, as its time to live counts it."),
+    ] = None
+    hours_until_ttl_loss: Annotated[
+        float | None, Gauge("bsfg_consumer_hours_until_ttl_loss", "Until its oldest fact is dropped unconfirmed.")
+    ] = None
+    facts_per_s: Annotated[
+        float | None, Gauge("bsfg_consumer_facts_per_second", "Facts confirmed per second, over the last minute.")
+    ] = None
+    seconds_left: Annotated[
+        float | None, Gauge("bsfg_consumer_catch_up_seconds_left", "Until it has confirmed everything, at that rate.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerFigures:
-    """A broker where this node meets its peers: without it nobody can pull from here, nor we from anybody."""
+class BrokerStatus:
+    """A broker over which this node and its peers pull from each other."""
 
-    name: str
-    connected: bool
-    connects_total: int = 0
-    failures_total: int = 0  # tries that came to no connection
-    strangers_total: int = 0  # messages that nobody here had asked for
+    name: Annotated[str, Label("broker")]
+    connected: Annotated[bool, Gauge("bsfg_broker_up", "1 while connected.")]
+    connects_total: Annotated[int, Counter("bsfg_broker_connects_total", "Connections made.")] = 0
+    failures_total: Annotated[int, Counter("bsfg_broker_connect_failures_total", "Failed attempts to connect.")] = 0
+    unsolicited_total: Annotated[int, Counter("bsfg_broker_unsolicited_total", "Messages that answer no request.")] = 0
     trouble: str = ""
-    needs_person: bool = False  # what keeps us out does not pass by itself
-    identity_trouble: str = ""  # why the certificate in its files is not the one in force
+    needs_person: bool = False
+    """The cause does not pass by itself."""
+    identity_trouble: str = ""
+    """Why the certificate in its files is not in use."""
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUpFigures:
-    """How a pull that is far behind catches up; `seconds_left` is None while it is not known, or where it does not close in."""
+class CatchUpStatus:
+    """A pull that is far behind. `seconds_left` is None while it is not known, or while the backlog does not shrink."""
 
     from_offset: int
-    percent: float
+    percent: Annotated[float, Gauge("bsfg_peer_catch_up_percent", "Progress of a pull that is far behind.")]
     facts_per_s: float | None
-    seconds_left: float | None
+    seconds_left: Annotated[
+        float | None,
+        Gauge("bsfg_peer_catch_up_seconds_left", "Until it has caught up, at the rate of the last seconds."),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class PacingFigures:
-    """What `bytes_per_second_max` of a peer does to a pull: whether and for how long, in all, it kept it from asking. Of all streams of
-    the peer together: bytes that came before they were due, still to be waited off, and waited off since the start."""
+class PacingStatus:
+    """The effect of a peer's `bytes_per_second_max` on a pull: whether the limit delays the next request now, and for
+    how long in all. The byte counts are of all streams of the peer together, because they share the limit."""
 
-    bytes_per_second_max: int
-    waits: bool
-    waited_seconds_total: float
-    bytes_owed: int
-    bytes_waited_off_total: int
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonFigures:
-    """What comparing with a peer has found and repaired since the start. `is_equal`: whether the last comparison left nothing that
-    differs, None before the first."""
-
-    comparisons_total: int
-    failures_total: int
-    divergent_ranges_total: int
-    repaired_ranges_total: int
-    repaired_facts_total: int
-    last_unix_ms: int | None = None
-    is_equal: bool | None = None
+    bytes_per_second_max: Annotated[
+        int, Gauge("bsfg_peer_bandwidth_limit_bytes_per_second", "What the peer may send.", labels=("peer",))
+    ]
+    waits: Annotated[bool, Gauge("bsfg_peer_paced", "1 while the bandwidth limit delays the next request.")]
+    waited_seconds_total: Annotated[
+        float, Counter("bsfg_peer_paced_seconds_total", "Time for which the bandwidth limit delayed requests.")
+    ]
+    bytes_owed: Annotated[
+        int,
+        Gauge("bsfg_peer_bandwidth_owed_bytes", "Bytes received early and not yet waited for.", labels=("peer",)),
+    ]
+    bytes_waited_off_total: Annotated[
+        int,
+        Counter("bsfg_peer_bandwidth_waited_off_bytes_total", "Bytes received early and waited for.", labels=("peer",)),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class PeerFigures:
-    """A stream we pull from another zone. `lag_seconds` is the age of the oldest fact that is there and not yet here; 0 when
-    nothing is outstanding, growing while the peer cannot be asked, None before the first answer."""
+class ComparisonStatus:
+    """What comparisons with a peer have found and repaired since the start. `is_equal`: whether the last comparison
+    left no difference; None before the first."""
 
-    zone: str
-    stream: str
-    connected: bool
-    position: int
-    end_offset: int
-    lag_seconds: float | None = None
-    lag_seconds_max: float = 0.0
+    comparisons_total: Annotated[int, Counter("bsfg_comparisons_total", "Comparisons with this peer.")]
+    failures_total: Annotated[int, Counter("bsfg_comparison_failures_total", "Comparisons that failed.")]
+    divergent_ranges_total: Annotated[
+        int, Counter("bsfg_divergent_ranges_total", "Ranges found missing, damaged or forked here.")
+    ]
+    repaired_ranges_total: Annotated[int, Counter("bsfg_repaired_ranges_total", "Ranges repaired from this peer.")]
+    repaired_facts_total: Annotated[int, Counter("bsfg_repaired_facts_total", "Facts repaired from this peer.")]
+    last_unix_ms: Annotated[
+        int | None, Gauge("bsfg_peer_compared_time_seconds", "Unix time of the last comparison.", divisor=1000)
+    ] = None
+    is_equal: Annotated[bool | None, Gauge("bsfg_peer_equal", "1 if the last comparison left no difference.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A stream pulled from another zone. `lag_seconds` is the time since the pull last had everything: an upper bound
+    of the age of the oldest fact that is at the peer and not here. It is 0 if nothing is outstanding, grows while the
+    peer is away, and is None before the first answer."""
+
+    zone: Annotated[str, Label("peer")]
+    stream: Annotated[str, Label("stream")]
+    connected: Annotated[bool, Gauge("bsfg_peer_up", "1 while the peer answers.")]
+    position: Annotated[int, Gauge("bsfg_peer_position_offset", "Newest offset received.")]
+    end_offset: Annotated[int, Gauge("bsfg_peer_end_offset", "Newest offset known to be at the peer.")]
+    lag_seconds: Annotated[
+        float | None, Gauge("bsfg_replication_lag_seconds", "Age of the oldest fact there and not here.")
+    ] = None
+    lag_seconds_max: Annotated[
+        float, Gauge("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.")
+    ] = 0.0
     trouble: str = ""
-    fenced: bool = False  # another instance of this node pulls in its place: it has stopped for good
-    stands: bool = (
-        False  # refused for good, by the peer or by our store: it is asked rarely, and waiting does not mend it
-    )
-    catch_up: CatchUpFigures | None = None
-    lease: int = 0  # ours at the peer; 0 where it gives none
-    facts_stored_total: int = 0
-    facts_duplicate_total: int = 0
-    pages_total: int = 0
-    pages_late_total: int = 0
-    pages_dropped_total: int = 0
-    timeouts_total: int = 0
-    restarts_total: int = 0  # because the peer's store had become another
-    compared: ComparisonFigures | None = None
-    page_waits: str = (
-        ""  # why a page that has come is not stored yet: our store refuses it, or what it refers to does not come
-    )
-    pacing: PacingFigures | None = None  # where the peer's bandwidth is limited
+    fenced: Annotated[bool, Gauge("bsfg_peer_fenced", "1 if another instance of this node took over the pull.")] = False
+    blocked: bool = False
+    """Refused for good by the peer or by this store. The pull asks rarely, and goes on once an operator has removed the
+    cause."""
+    catch_up: CatchUpStatus | None = None
+    lease: Annotated[int, Gauge("bsfg_peer_lease_epoch", "Lease epoch of this pull at the peer, 0 for none.")] = 0
+    facts_stored_total: Annotated[int, Counter("bsfg_peer_facts_stored_total", "Facts received and stored.")] = 0
+    facts_duplicate_total: Annotated[
+        int, Counter("bsfg_peer_facts_duplicate_total", "Facts received that were held already.")
+    ] = 0
+    pages_total: Annotated[int, Counter("bsfg_peer_pages_total", "Pages accepted.")] = 0
+    pages_late_total: Annotated[
+        int, Counter("bsfg_peer_pages_late_total", "Of them, in answer to a request that had timed out.")
+    ] = 0
+    pages_dropped_total: Annotated[
+        int, Counter("bsfg_peer_pages_dropped_total", "Pages dropped because they did not continue what is held.")
+    ] = 0
+    timeouts_total: Annotated[int, Counter("bsfg_peer_timeouts_total", "Requests that timed out.")] = 0
+    restarts_total: Annotated[
+        int, Counter("bsfg_peer_restarts_total", "Pulls begun anew because the peer's store was replaced.")
+    ] = 0
+    compared: ComparisonStatus | None = None
+    page_waits: Annotated[str, Gauge("bsfg_peer_page_waits", "1 while a page that has arrived cannot be stored.")] = ""
+    """Why a page that has arrived is not stored yet: the store refuses it, or an artifact it refers to is missing."""
+    pacing: PacingStatus | None = None
+    """None if the peer's bandwidth is not limited."""
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFigures:
-    """A configured OPC UA server or Modbus device. Of its values: those taken in, those lost (facts name the gaps), those not kept because
-    they were there already or came behind newer ones; polls whose turn was over; times that the store had no room."""
+class SourceStatus:
+    """A configured OPC UA server or Modbus device."""
 
-    name: str
-    kind: str
-    connected: bool
-    last_value_unix_ms: int | None = None
-    values_total: int = 0
-    errors_total: int = 0
+    name: Annotated[str, Label("source")]
+    kind: Annotated[str, Label("kind")]
+    connected: Annotated[bool, Gauge("bsfg_source_up", "1 while connected.")]
+    last_value_unix_ms: Annotated[
+        int | None,
+        Gauge("bsfg_source_last_value_timestamp_seconds", "Unix time of the last value.", divisor=1000),
+    ] = None
+    values_total: Annotated[int, Counter("bsfg_source_values_total", "Values stored.")] = 0
+    errors_total: Annotated[int, Counter("bsfg_source_errors_total", "Errors of the source.")] = 0
     trouble: str = ""
-    tags_problem: str = ""  # why its tag file as it stands is not in force
-    tags: int = 0
-    tags_bad: int = 0  # of them, that cannot be read although the source is there
-    connects_total: int = 0
-    lost_total: int = 0
-    duplicates_total: int = 0
-    out_of_order_total: int = 0
-    polls_missed_total: int = 0
-    store_refused_total: int = 0
+    tags_problem: str = ""
+    """Why the current tag file is not in use."""
+    tags: Annotated[int, Gauge("bsfg_source_tags", "Tags of its map.")] = 0
+    tags_bad: Annotated[int, Gauge("bsfg_source_tags_bad", "Of them, that cannot be read now.")] = 0
+    connects_total: Annotated[int, Counter("bsfg_source_connects_total", "Connections made.")] = 0
+    lost_total: Annotated[
+        int, Counter("bsfg_source_values_lost_total", "Values received and lost; a fact records each gap.")
+    ] = 0
+    duplicates_total: Annotated[
+        int, Counter("bsfg_source_values_duplicate_total", "Values dropped because they were held already.")
+    ] = 0
+    out_of_order_total: Annotated[
+        int, Counter("bsfg_source_values_out_of_order_total", "Values dropped because newer ones came before.")
+    ] = 0
+    polls_missed_total: Annotated[
+        int, Counter("bsfg_source_polls_missed_total", "Polls skipped because the one before took too long.")
+    ] = 0
+    store_refused_total: Annotated[
+        int, Counter("bsfg_source_store_refusals_total", "Times that the store had no room for its values.")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFigures:
-    """What was asked of this node, by peers and by applications."""
+class RequestStatus:
+    """What peers and applications asked of this node."""
 
-    fetches_total: int = 0
-    confirms_total: int = 0
-    appends_total: int = 0
-    append_failures_total: int = 0
-    append_latency: Latency = Latency()
-
-
-@dataclass(frozen=True, slots=True)
-class ServingFigures:
-    """What was asked by other zones: requests by operation, those answered with an error by its code, those not answered by the
-    reason; facts and bytes in answers; fetches that wait for facts now."""
-
-    requests: Mapping[str, int] = field(default_factory=dict)
-    refusals: Mapping[str, int] = field(default_factory=dict)
-    drops: Mapping[str, int] = field(default_factory=dict)
-    facts_sent_total: int = 0
-    bytes_sent_total: int = 0
-    waiting: int = 0
+    fetches_total: Annotated[int, Counter("bsfg_fetch_requests_total", "FetchFacts answered.")] = 0
+    confirms_total: Annotated[int, Counter("bsfg_confirm_requests_total", "Confirmations stored.")] = 0
+    appends_total: Annotated[int, Counter("bsfg_append_requests_total", "Appends requested.")] = 0
+    append_failures_total: Annotated[int, Counter("bsfg_append_failures_total", "Appends refused or failed.")] = 0
+    append_latency: Annotated[
+        Latency, Histogram("bsfg_append_latency_seconds", "From the request to durable storage.")
+    ] = Latency()
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFigures:
-    """What the store took in, what waits for its disk now and may at most, and its files: the database, its write-ahead
-    log, and artifacts, also such as are still coming in."""
+class ServingStatus:
+    """Requests of other zones: all by operation, refused ones by error code, unanswered ones by reason."""
 
-    facts_appended_total: int = 0
-    facts_received_total: int = 0
-    facts_duplicate_total: int = 0
-    commits_total: int = 0
-    queue_facts: int = 0
-    queue_facts_max: int = 0
-    queue_bytes: int = 0
-    queue_bytes_max: int = 0
-    file_bytes: int = 0
-    log_bytes: int = 0
-    artifact_bytes: int = 0
-    artifact_bytes_max: int | None = None
-    artifact_bytes_lacking: int = 0  # for the artifact that this limit last refused, and that waits
+    requests: Annotated[
+        Mapping[str, int], Counter("bsfg_requests_total", "Requests of other zones.", key="operation")
+    ] = field(default_factory=dict)
+    refusals: Annotated[
+        Mapping[str, int], Counter("bsfg_request_refusals_total", "Requests answered with an error.", key="code")
+    ] = field(default_factory=dict)
+    drops: Annotated[
+        Mapping[str, int], Counter("bsfg_request_drops_total", "Messages that got no answer.", key="reason")
+    ] = field(default_factory=dict)
+    facts_sent_total: Annotated[int, Counter("bsfg_facts_sent_total", "Facts in answers.")] = 0
+    bytes_sent_total: Annotated[int, Counter("bsfg_bytes_sent_total", "Bytes of answers.")] = 0
+    waiting: Annotated[int, Gauge("bsfg_fetches_waiting", "Fetches that wait for facts now.")] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class SpanFigures:
-    """One kind of step of replication (agent/telemetry.py): how many began, failed or were discarded, how long the others took."""
+class StoreStatus:
+    """What the store took in, what its queue holds, and the size of its files."""
 
-    name: str
-    side: str
-    operation: str = ""  # of the protocol, where they are counted one by one
-    started_total: int = 0
-    failed_total: int = 0
-    discarded_total: int = 0
-    stopped: Latency = Latency()
+    facts_appended_total: Annotated[int, Counter("bsfg_store_facts_appended_total", "Facts recorded here.")] = 0
+    facts_received_total: Annotated[int, Counter("bsfg_store_facts_received_total", "Facts of peers stored.")] = 0
+    facts_duplicate_total: Annotated[
+        int, Counter("bsfg_store_facts_duplicate_total", "Facts that were held already.")
+    ] = 0
+    commits_total: Annotated[int, Counter("bsfg_store_commits_total", "Commits.")] = 0
+    queue_facts: Annotated[int, Gauge("bsfg_store_queue_facts", "Facts that wait for the next commit.")] = 0
+    queue_facts_max: Annotated[
+        int, Gauge("bsfg_store_queue_facts_max", "Facts that may wait; at this limit sources are slowed.")
+    ] = 0
+    queue_bytes: Annotated[int, Gauge("bsfg_store_queue_bytes", "Bytes that wait for the next commit.")] = 0
+    queue_bytes_max: Annotated[
+        int, Gauge("bsfg_store_queue_bytes_max", "Bytes that may wait; at this limit sources are slowed.")
+    ] = 0
+    file_bytes: Annotated[int, Gauge("bsfg_store_file_bytes", "Size of the database.")] = 0
+    log_bytes: Annotated[int, Gauge("bsfg_store_log_bytes", "Size of its write-ahead log.")] = 0
+    artifact_bytes: Annotated[
+        int, Gauge("bsfg_store_artifact_bytes", "Size of artifacts, including incomplete ones.")
+    ] = 0
+    artifact_bytes_max: Annotated[
+        int | None, Gauge("bsfg_store_artifact_bytes_max", "Their limit, artifacts_total_bytes_max.")
+    ] = None
+    artifact_bytes_lacking: Annotated[
+        int, Gauge("bsfg_store_artifact_bytes_lacking", "Room missing for the artifact that the limit last refused.")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class IntegrityFigures:
-    """What the store found damaged in this life, what it looked at, and what lies set aside beside it."""
+class SpanStatus:
+    """One kind of step of replication (agent/telemetry.py). `stopped` are the durations of those that succeeded."""
 
-    damages: int = 0
-    batches_verified: int = 0
-    last_full_pass_unix_ms: int | None = None
-    set_aside_bytes: int = 0
+    name: Annotated[str, Label("span")]
+    side: Annotated[str, Label("side")]
+    operation: Annotated[str, Label("operation")] = ""
+    """Of the protocol, for spans that are counted by operation."""
+    started_total: Annotated[int, Counter("bsfg_spans_total", "Steps of replication, by event.", event="start")] = 0
+    failed_total: Annotated[int, Counter("bsfg_spans_total", "Steps of replication, by event.", event="exception")] = 0
+    discarded_total: Annotated[
+        int, Counter("bsfg_spans_total", "Steps of replication, by event.", event="discarded")
+    ] = 0
+    stopped: Annotated[
+        Latency,
+        Counter("bsfg_spans_total", "Steps of replication, by event.", event="stop"),
+        Histogram("bsfg_span_seconds", "Durations of spans that stopped."),
+    ] = Latency()
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityStatus:
+    """Damage found since the start, batches verified in the background, and the size of damaged files that were set
+    aside."""
+
+    damages: Annotated[int, Gauge("bsfg_store_damages", "Damaged places found since the start.")] = 0
+    batches_verified: Annotated[
+        int, Counter("bsfg_store_batches_verified_total", "Batches compared with their digest in the background.")
+    ] = 0
+    last_full_pass_unix_ms: Annotated[
+        int | None,
+        Gauge("bsfg_store_verified_time_seconds", "Unix time when all was last verified.", divisor=1000),
+    ] = None
+    set_aside_bytes: Annotated[int, Gauge("bsfg_store_set_aside_bytes", "Bytes of damaged files set aside.")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """A node at one moment."""
+    """The status of a node at one moment."""
 
     zone: str
     epoch: str
     taken_unix_ms: int
-    started_unix_ms: int
-    store_fill_percent: float | None  # of its limits, what would not yield to new facts
-    streams: tuple[StreamFigures, ...] = ()
-    consumers: tuple[ConsumerFigures, ...] = ()
-    brokers: tuple[BrokerFigures, ...] = ()
-    peers: tuple[PeerFigures, ...] = ()
-    sources: tuple[SourceFigures, ...] = ()
-    requests: RequestFigures = RequestFigures()
-    serving: ServingFigures = ServingFigures()
-    store: StoreFigures = StoreFigures()
-    spans: tuple[SpanFigures, ...] = ()
-    certificate_days_left: float | None = None
-    integrity: IntegrityFigures = IntegrityFigures()
+    started_unix_ms: Annotated[
+        int, Gauge("bsfg_node_start_time_seconds", "Unix time at which the node started.", divisor=1000)
+    ]
+    store_fill_percent: Annotated[
+        float | None,
+        Gauge("bsfg_store_buffer_fill_percent", "Part of the nearest limit that retention cannot free."),
+    ]
+    streams: tuple[StreamStatus, ...] = ()
+    consumers: tuple[ConsumerStatus, ...] = ()
+    brokers: tuple[BrokerStatus, ...] = ()
+    peers: tuple[PeerStatus, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
+    requests: RequestStatus = RequestStatus()
+    serving: ServingStatus = ServingStatus()
+    store: StoreStatus = StoreStatus()
+    spans: tuple[SpanStatus, ...] = ()
+    certificate_days_left: Annotated[
+        float | None, Gauge("bsfg_certificate_days_left", "Until the first certificate in use ends.")
+    ] = None
+    integrity: IntegrityStatus = IntegrityStatus()
 
     def to_json(self) -> dict[str, Any]:
-        """The same figures as plain objects."""
+        """The same values as plain objects."""
         return asdict(self)

@@ -1,11 +1,10 @@
 """Core: from a snapshot to a verdict, good, late, full or broken, with every reason and what to do about it.
 
-The person on call gets one word first and then the reasons, worst first. All limits stand in one table, `THRESHOLDS`, with
-their unit and why they are what they are; the docs print the table. Nothing is remembered between two verdicts: the same
-snapshot gives the same verdict.
+The person on call sees the level first and then the reasons, worst first. All limits are in one table, `THRESHOLDS`,
+with their unit and their reason. Nothing is kept between two verdicts: the same snapshot gives the same verdict.
 
-A store-and-forward node whose peer is away is doing its work, so being behind is *late*, not broken; it becomes an alert
-when facts come near their time to live, when the store fills, or when values can no longer be taken in.
+A store-and-forward node whose peer is away is doing its work, so being behind is *late*, not broken. It becomes an
+alert when facts come near their time to live, when the store fills, or when values can no longer be stored.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.health.snapshot import (
-    BrokerFigures,
-    ConsumerFigures,
-    IntegrityFigures,
+    BrokerStatus,
+    ConsumerStatus,
+    IntegrityStatus,
     NodeSnapshot,
-    PeerFigures,
-    SourceFigures,
-    StoreFigures,
+    PeerStatus,
+    SourceStatus,
+    StoreStatus,
 )
 
 
 class Level(Enum):
-    """What is the matter, worst last."""
+    """The state of a node, worst last."""
 
     GOOD = "good"
     LATE = "late"
@@ -39,7 +38,7 @@ RANK = {level: rank for rank, level in enumerate(Level)}
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """From where on a figure is worth a warning, and from where on somebody must act."""
+    """The limits of one value: beyond `warn` it is a warning, beyond `alert` an operator must act."""
 
     unit: str
     warn: float
@@ -58,23 +57,23 @@ class Threshold:
 
 # fmt: off  (a table is read by rows)
 THRESHOLDS = {
-    # The runbook calls 100 ms healthy, the page on observability 1 s and a high watermark of 5 s. A group commit every
-    # 250 ms at each hop makes 100 ms a false alarm, so the second page holds.
+    # The specification's runbook calls 100 ms healthy, its page on observability 1 s and a high watermark of 5 s. A
+    # group commit every 250 ms at each hop makes 100 ms a false alarm, so the second applies.
     "peer_lag": Threshold("s", 1, 5, Level.LATE, "healthy below 1 s, its high watermark below 5 s"),
     "consumer_age": Threshold(
-        "s", 60, 86_400, Level.LATE, "no confirmation for a minute is worth a look; a day is an outage"
+        "s", 60, 86_400, Level.LATE, "a minute without a confirmation is unusual; a day is an outage"
     ),
-    # Of hours, a weekend before the warning and a working day before the alert. Neither is said of what keeps up: a store
-    # made for twenty hours has twenty hours left on its best day.
+    # The warning leaves a weekend and the alert a working day. Neither is raised for streams whose consumers keep up: a
+    # store sized for twenty hours never has more than twenty hours left.
     "hours_until_ttl_loss": Threshold(
-        *("h", 72, 24, Level.LATE, "facts that nobody confirms are dropped when their time is over"), low_is_bad=True
+        *("h", 72, 24, Level.LATE, "unconfirmed facts are dropped at the end of their time to live"), low_is_bad=True
     ),
     "hours_until_full": Threshold(
-        *("h", 72, 24, Level.FULL, "a full store refuses appends, or drops the oldest facts"), low_is_bad=True
+        *("h", 72, 24, Level.FULL, "a full store refuses appends or drops the oldest facts"), low_is_bad=True
     ),
     "store_fill": Threshold("%", 50, 80, Level.FULL, "at 80 % back-pressure is near, at 100 % appends are refused"),
-    "append_p99": Threshold("s", 0.1, 0.5, Level.LATE, "an append is durable within 100 ms, or the disk is in trouble"),
-    "append_failures": Threshold("%", 0.1, 1, Level.BROKEN, "failures stay near 0"),
+    "append_p99": Threshold("s", 0.1, 0.5, Level.LATE, "an append that takes over 100 ms points at the disk"),
+    "append_failures": Threshold("%", 0.1, 1, Level.BROKEN, "appends normally do not fail"),
     "certificate_left": Threshold("days", 30, 7, Level.BROKEN, "renew a month before it ends", low_is_bad=True),
 }
 # fmt: on
@@ -82,7 +81,7 @@ THRESHOLDS = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that is not as it should be: about what, in which words, what to do, and whether it can wait."""
+    """One problem: its subject, what is wrong, what to do, and whether an operator must act now (`alert`)."""
 
     level: Level
     alert: bool
@@ -93,7 +92,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One word for a node, and why. `alert` says that somebody must act now."""
+    """The level of a node and the reasons. `alert`: an operator must act now."""
 
     level: Level
     alert: bool
@@ -108,7 +107,7 @@ class Verdict:
 
 
 def assess(snapshot: NodeSnapshot) -> Verdict:
-    """The verdict on a snapshot; reasons come alerts first, then by level, worst first."""
+    """The verdict on a snapshot. Alerts come first, then the worst level."""
     found = [*_node_reasons(snapshot)]
     for source in snapshot.sources:
         found += _source_reasons(source, snapshot.taken_unix_ms)
@@ -127,9 +126,9 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     return Verdict(reasons[0].level, reasons[0].alert, reasons)
 
 
-def _judge(figure: str, value: float | None, subject: str, text: str, hint: str) -> Iterator[Reason]:
-    """A reason, if the value passes the figure's threshold."""
-    threshold = THRESHOLDS[figure]
+def _judge(limit: str, value: float | None, subject: str, text: str, hint: str) -> Iterator[Reason]:
+    """A reason, if the value is beyond the threshold `limit`."""
+    threshold = THRESHOLDS[limit]
     alert = None if value is None else threshold.passed(value)
     if alert is not None:
         yield Reason(threshold.level, alert, subject, text, hint)
@@ -156,7 +155,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 
 def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
-    """The stream that is full first, of those that somebody has stopped reading or nobody reads."""
+    """The stream that will be full first, of those without a consumer that keeps up."""
     late_s = THRESHOLDS["consumer_age"].warn
     keeping_up = {one.stream: True for one in snapshot.consumers}
     for one in snapshot.consumers:
@@ -170,24 +169,25 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     if at_risk:
         hours, stream = min(at_risk, key=lambda each: each[0])
         pace = (stream.inflow_bytes_per_s or 0) / 1000
-        text = f"{stream.name} is full in {duration(hours * 3600)} at {pace:.1f} kB/s unless somebody confirms"
+        text = f"{stream.name} is full in {duration(hours * 3600)} at {pace:.1f} kB/s unless its consumers confirm"
         hint = (
             "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
         )
         yield from _judge("hours_until_full", hours, "store", text, hint)
 
 
-def _artifact_reasons(store: StoreFigures) -> Iterator[Reason]:
-    """An artifact waits for room that nobody but a person, or retention in its time, makes; the facts behind it wait with it."""
+def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
+    """An artifact waits for room that only an operator or retention makes, and the facts behind it wait with it."""
     if store.artifact_bytes_lacking and store.artifact_bytes_max is not None:
         taken = f"artifacts take {store.artifact_bytes / 1e6:,.1f} of {store.artifact_bytes_max / 1e6:,.1f} MB"
-        text = f"artifacts_total_bytes_max reached: {taken}, and one waits for {store.artifact_bytes_lacking / 1e6:,.1f} MB more"
+        lacking = f"{store.artifact_bytes_lacking / 1e6:,.1f} MB"
+        text = f"artifacts_total_bytes_max reached: {taken}, and one waits for {lacking} more"
         hint = "raise artifacts_total_bytes_max in [store], or keep the facts that refer to artifacts for less time"
         yield Reason(Level.FULL, alert=True, subject="artifacts", text=text, hint=hint)
 
 
-def _integrity_reasons(integrity: IntegrityFigures) -> Iterator[Reason]:
-    """One changed bit is one too many: the disk that made it makes more."""
+def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
+    """One changed bit is an alert: the disk that changed it will change more."""
     if integrity.damages:
         text = f"{integrity.damages} places are damaged; the rest is served"
         hint = "bsfg store verify names them; check the disk, and see docs/operate/integrity.md"
@@ -198,14 +198,16 @@ def _integrity_reasons(integrity: IntegrityFigures) -> Iterator[Reason]:
         yield Reason(Level.BROKEN, alert=True, subject="store", text=text, hint=hint)
 
 
-def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]:
+def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
     subject = f"source {source.name}"
     if source.tags_problem:
-        hint = "the tags before are read on; bsfg check prints every problem of the file"
+        hint = "the tags of the file before are still read; bsfg check prints every problem of the file"
         yield Reason(Level.BROKEN, False, subject, f"its tag file is not in force: {source.tags_problem}", hint)
     if source.connected and source.tags_bad:
         text = f"{source.tags_bad} of {source.tags} tags cannot be read"
-        hint = "the log names them (parked, unit lost); correct the tag file or the device, they are tried again by themselves"
+        hint = (
+            "the log names them (parked, unit lost); correct the tag file or the device; the node tries again by itself"
+        )
         yield Reason(Level.BROKEN, source.tags_bad >= source.tags, subject, text, hint)
     if source.connected:
         return
@@ -217,74 +219,73 @@ def _source_reasons(source: SourceFigures, now_unix_ms: int) -> Iterator[Reason]
         True,
         subject,
         text,
-        f"check the device and the way to it; values are not being read ({source.kind})",
+        f"check the device and the network to it; values are not being read ({source.kind})",
     )
 
 
-def _broker_reasons(broker: BrokerFigures) -> Iterator[Reason]:
+def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
     if not broker.connected:
         trouble = " ".join(broker.trouble.split()).rstrip(". ")  # several problems come as lines
         text = "not connected" + (f": {trouble}" if trouble else "")
-        hint = "facts wait on both sides until it is back; bsfg broker check tries each step"
+        hint = "facts wait on both sides until the broker is back; bsfg broker check tries each step"
         if broker.needs_person:
-            hint = "it does not pass by itself, and facts wait on both sides; bsfg peer test tries each step (docs/operate/certificates.md)"
+            hint = "this does not pass by itself; bsfg peer test tries each step (docs/operate/certificates.md)"
         yield Reason(Level.BROKEN, broker.needs_person, f"broker {broker.name}", text, hint)
 
 
-def _identity_reasons(broker: BrokerFigures) -> Iterator[Reason]:
+def _identity_reasons(broker: BrokerStatus) -> Iterator[Reason]:
     if broker.identity_trouble:
         text = f"its new certificate is not in force: {broker.identity_trouble}"
-        hint = "the one before is used on; put the right files in place, or the old ones back (bsfg check)"
+        hint = "the previous one is still in use; install the right files, or the old ones again (bsfg check)"
         yield Reason(Level.BROKEN, False, f"broker {broker.name}", text, hint)
 
 
-def _peer_reasons(peer: PeerFigures) -> Iterator[Reason]:
+def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
     subject, lag = f"peer {peer.zone}/{peer.stream}", peer.lag_seconds
     if peer.fenced:
-        text = f"fenced: another instance of this node pulls in its place, and this one has stopped ({peer.trouble.rstrip('. ')})"
+        why = peer.trouble.rstrip(". ")
+        text = f"fenced: another instance of this node pulls in its place, and this one has stopped ({why})"
         hint = "docs/operate/peers.md says how to find the other one"
         yield Reason(Level.BROKEN, True, subject, text, hint)
         return
     if not peer.connected:
-        what = "it stands" if peer.stands else "no answer yet" if lag is None else "no answer"
+        what = "blocked" if peer.blocked else "no answer yet" if lag is None else "no answer"
         text = what + (f": {peer.trouble.rstrip('. ')}" if peer.trouble else "")
         hint = "facts wait at the peer and are lost only by their time to live"
-        if peer.stands:
-            hint = (
-                f"somebody has to put that right (docs/operate/peers.md); it is asked again once a minute, and {hint}"
-            )
-        yield Reason(Level.BROKEN, peer.stands, subject, text, hint)
-        if peer.stands:
-            return  # how far behind it is, is no news beside that
+        if peer.blocked:
+            hint = f"an operator must remove the cause (docs/operate/peers.md); asked again once a minute; {hint}"
+        yield Reason(Level.BROKEN, peer.blocked, subject, text, hint)
+        if peer.blocked:
+            return  # its lag follows from that
     if peer.page_waits:
-        hint = "it is offered again by itself; nothing is lost, its facts stay at the peer"
-        yield Reason(Level.FULL, False, subject, f"a page that has come is not stored: {peer.page_waits}", hint)
+        hint = "the node tries again by itself; nothing is lost, the facts stay at the peer"
+        yield Reason(Level.FULL, False, subject, f"a page that has arrived is not stored: {peer.page_waits}", hint)
     behind = max(0, peer.end_offset - peer.position)
     text = "" if lag is None else f"{duration(lag)} behind, {behind} facts known to be outstanding{_catching_up(peer)}"
     if peer.connected and peer.catch_up is not None and peer.catch_up.seconds_left is not None:
-        hint = "it catches up by itself; a new zone, or one that was away, takes what it lacks page by page"
+        hint = "it catches up by itself; a new zone, or one that was away, fetches the missing facts page by page"
         yield Reason(Level.LATE, alert=False, subject=subject, text=text or _catching_up(peer).lstrip("; "), hint=hint)
         return
     yield from _judge("peer_lag", lag, subject, text, _lag_hint(peer))
 
 
-def _lag_hint(peer: PeerFigures) -> str:
+def _lag_hint(peer: PeerStatus) -> str:
     if peer.pacing is None or not peer.pacing.waits:
         return "it catches up by itself; look at the peer if this grows"
     limit = peer.pacing.bytes_per_second_max
-    return f"it is held back by bytes_per_second_max = {limit} of this peer in node.toml; raise it if this grows"
+    return f"bytes_per_second_max = {limit} of this peer in node.toml delays the pull; raise it if this grows"
 
 
-def _comparison_reasons(peer: PeerFigures) -> Iterator[Reason]:
-    """What a comparison has found and could not repair. Nothing that waits gets worse by it, so a person looks by day."""
+def _comparison_reasons(peer: PeerStatus) -> Iterator[Reason]:
+    """What a comparison found and could not repair. Waiting does not make it worse, so it is no alert."""
     if peer.compared is not None and peer.compared.is_equal is False:
         text = "the last comparison left ranges that differ from what the peer holds"
         hint = f"bsfg peer compare {peer.zone} names them; see docs/operate/integrity.md"
         yield Reason(Level.BROKEN, False, f"peer {peer.zone}/{peer.stream}", text, hint)
 
 
-def _catching_up(peer: PeerFigures) -> str:
-    """How far a pull that is far behind has come, and how long it will take."""
+def _catching_up(peer: PeerStatus) -> str:
+    """The progress of a pull that is far behind, and how long it will take."""
     state = peer.catch_up
     if state is None:
         return ""
@@ -293,45 +294,45 @@ def _catching_up(peer: PeerFigures) -> str:
     return f"; {state.percent:.0f} % caught up{pace}{left}"
 
 
-def _consumer_reasons(consumer: ConsumerFigures, ttl_hours: float | None) -> Iterator[Reason]:
+def _consumer_reasons(consumer: ConsumerStatus, ttl_hours: float | None) -> Iterator[Reason]:
     age, subject = consumer.oldest_unconfirmed_age_s, f"consumer {consumer.name}"
     if not consumer.behind_facts:
         return
     catches_up = _catches_up(consumer)
     if age is not None:
         text = f"{duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
-        kept = "(what it has not confirmed is kept for it)"
+        kept = "(unconfirmed facts are kept for it)"
         hint = f"is its process running? {kept}"
         if consumer.facts_per_s is not None or consumer.state.startswith("online"):
-            hint = f"it reads, and takes what it lacks page by page {kept}"
+            hint = f"it reads, and fetches the missing facts page by page {kept}"
         if catches_up:
             text += (
                 f", catches up at {consumer.facts_per_s or 0:,.0f} facts/s, {duration(consumer.seconds_left or 0)} left"
             )
-        yield from _waits(catches_up, _judge("consumer_age", age, subject, text, hint))
+        yield from _as_warnings(catches_up, _judge("consumer_age", age, subject, text, hint))
     left = consumer.hours_until_ttl_loss
     if left is not None and ttl_hours is not None and left <= ttl_hours / 2:
         text = f"its oldest fact is dropped unconfirmed in {duration(left * 3600)}, after {ttl_hours:g} h"
         hint = "bring it back, remove it if it will not return, or raise the stream's ttl_hours"
         if catches_up:
-            hint = "it catches up; what it comes to in time is not dropped"
-        has_just_come = age is not None and age < THRESHOLDS["consumer_age"].warn  # nobody can tell its pace yet
-        yield from _waits(catches_up or has_just_come, _judge("hours_until_ttl_loss", left, subject, text, hint))
+            hint = "it catches up; facts that it confirms in time are not dropped"
+        has_just_come = age is not None and age < THRESHOLDS["consumer_age"].warn  # its rate is not known yet
+        yield from _as_warnings(catches_up or has_just_come, _judge("hours_until_ttl_loss", left, subject, text, hint))
 
 
-def _catches_up(consumer: ConsumerFigures) -> bool:
-    """It will have everything within the time after which a standstill would be an outage."""
+def _catches_up(consumer: ConsumerStatus) -> bool:
+    """It will have everything within a day, the time after which a standstill is an outage."""
     return consumer.seconds_left is not None and consumer.seconds_left < THRESHOLDS["consumer_age"].alert
 
 
-def _waits(can_wait: bool, reasons: Iterator[Reason]) -> Iterator[Reason]:  # noqa: FBT001 a switch by its name
-    """The reasons, none of them an alert where what they tell of passes by itself."""
+def _as_warnings(if_passing: bool, reasons: Iterator[Reason]) -> Iterator[Reason]:  # noqa: FBT001 reads as an if
+    """The reasons, none of them an alert if the problem passes by itself."""
     for reason in reasons:
-        yield replace(reason, alert=reason.alert and not can_wait)
+        yield replace(reason, alert=reason.alert and not if_passing)
 
 
 def duration(seconds: float) -> str:
-    """A duration as a person says it."""
+    """A duration in the unit that a person would use."""
     for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"

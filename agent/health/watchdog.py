@@ -1,12 +1,12 @@
 """Core: whether the watchdog may be fed, from proof of work alone.
 
-A timer that feeds the watchdog proves that timers work. So every part that must not hang is represented by a counter that
-it moves itself, and by whether it has anything to do: a part with work whose counter stands still for longer than it may
-is stalled, and one stalled part withholds the food. systemd then ends the process with a traceback of every thread and
-starts it again; the store recovers by itself.
+A timer that feeds the watchdog proves only that timers work. So each part that must not hang has a counter that it
+moves itself, and says whether it has work. A part with work whose counter does not move for longer than its limit is
+stalled, and while one part is stalled the watchdog is not fed. systemd then ends the process with a traceback of every
+thread and restarts it; the store recovers by itself.
 
-What does not count: a device that is away. A source's counter is moved by its supervisor's turns, also by those that fail,
-so that one dead PLC never restarts the others.
+A device that is away is no stall. The supervisor of a source moves the counter at every attempt, also at failed ones,
+so one dead PLC never restarts the other sources.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One part: how far it has come, whether it has work, and how long it may stand still with work before it is stalled."""
+    """One part: how far it has come, whether it has work, and how long it may stand still with work before it is
+    stalled."""
 
     name: str
     counter: int
@@ -29,20 +30,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to feed, and the parts because of which not."""
+    """Whether to feed the watchdog, and the stalled parts if not."""
 
     feed: bool
     stalled: tuple[str, ...] = ()
 
 
 class WatchdogCore:
-    """Remembers of each part when its counter last moved, or when it last had nothing to do."""
+    """Keeps for each part when its counter last moved or it last had no work."""
 
     def __init__(self) -> None:
         self._moved: dict[str, tuple[int, int]] = {}  # name -> counter, now_ns
 
     def decide(self, progress: Sequence[Progress], now_ns: int) -> Decision:
-        """Feed unless a part is stalled. A part seen for the first time starts with its full limit."""
+        """Feed unless a part is stalled. A new part has its full limit."""
         moved: dict[str, tuple[int, int]] = {}
         stalled = []
         for part in progress:

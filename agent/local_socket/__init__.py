@@ -1,6 +1,12 @@
-"""The zone's local socket: producers, consumers and commands on this machine reach the running node through it."""
+"""The node's local socket: applications and commands on the same machine append, confirm and administer through it.
 
-from agent.local_socket.local_socket import (
+`messages` has the requests and answers, `client` asks, `server` serves the socket, `handler` carries requests out on
+the store.
+"""
+
+from agent.local_socket.client import ask
+from agent.local_socket.handler import RequestHandler, open_store
+from agent.local_socket.messages import (
     AcquireLease,
     Answer,
     Appended,
@@ -12,10 +18,8 @@ from agent.local_socket.local_socket import (
     ConfirmReceipt,
     ConsumerEntry,
     Consumers,
-    Door,
     LeaseAcquired,
     ListConsumers,
-    LocalError,
     ObjectPut,
     PutObject,
     Refused,
@@ -24,12 +28,12 @@ from agent.local_socket.local_socket import (
     RemoveConsumer,
     Removed,
     Request,
-    ask,
-    open_store,
-    serve,
 )
+from agent.local_socket.server import serve
+from agent.local_socket.transport import SOCKET, LocalError, StateFolderUnusable
 
 __all__ = [
+    "SOCKET",
     "AcquireLease",
     "Answer",
     "AppendFact",
@@ -41,7 +45,6 @@ __all__ = [
     "Confirmed",
     "ConsumerEntry",
     "Consumers",
-    "Door",
     "LeaseAcquired",
     "ListConsumers",
     "LocalError",
@@ -53,6 +56,8 @@ __all__ = [
     "RemoveConsumer",
     "Removed",
     "Request",
+    "RequestHandler",
+    "StateFolderUnusable",
     "ask",
     "open_store",
     "serve",

@@ -1,1 +1,13 @@
-"""One node: every part put together, started and stopped in order; its status and its comparisons with peers."""
+"""One node: its parts made from the settings, started and stopped in order; its status; its comparisons with peers;
+latest values.
+
+`node` puts the parts together, `status` takes the snapshot that health shows, `compare` makes and runs comparisons,
+`latest` and `peer_latest_cache` join query and replication, `store_errors` maps the store's errors to the protocol's
+codes.
+"""
+
+from agent.node.compare import compare_alone
+from agent.node.node import run_node
+from agent.node.peer_latest_cache import peer_latest, record_of
+
+__all__ = ["compare_alone", "peer_latest", "record_of", "run_node"]

@@ -1,12 +1,14 @@
-"""A node's comparisons with its peers: made from its settings, asked for at its door, or by a command while no node runs.
+"""A node's comparisons with its peers: which peers are compared, on a request at the local socket, or by a command
+while no node runs.
 
-What is compared and how stands in `agent.replication.pulling.anti_entropy`; here is only who compares with whom.
+How a stream is compared and repaired is in `agent.replication.pulling.anti_entropy`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from agent import local_socket
 from agent.config import BrokerSettings, NodeSettings
@@ -17,21 +19,21 @@ from agent.replication.pki import Identity
 from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, PayingAsker, Share
 from agent.telemetry import Telemetry
 
-TOLD_MAX = 1000  # differences of a stream named one by one, so that the door's answer stays below its limit
+DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket
 
 
 def identity_of(broker: BrokerSettings, zone: str) -> Identity:
-    """What a zone shows at a broker."""
+    """The identity with which a zone authenticates itself at a broker."""
     return Identity(broker.name, zone, broker.ca_file, broker.cert_file, broker.key_file)
 
 
 def access_of(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
-    """How a zone enters a broker."""
+    """The address of a broker, and the TLS context with which a zone connects to it."""
     return Access(broker.name, zone, broker.host, broker.port, identity.context)
 
 
 def bandwidths(settings: NodeSettings) -> dict[str, Bandwidth]:
-    """By zone, for each peer that may send only so many bytes a second, the allowance that all who ask it share."""
+    """The token bucket of each peer whose bandwidth is limited, by zone. All requests to the peer share it."""
     limited = [peer for peer in settings.peer if peer.bytes_per_second_max]
     return {peer.zone: Bandwidth(peer.bytes_per_second_max) for peer in limited}
 
@@ -56,50 +58,39 @@ def comparers(
 
 
 async def compare(known: Mapping[str, Comparer], request: local_socket.ComparePeer) -> local_socket.Compared:
-    """Compare all streams pulled from a peer. Raises LocalError where it is none, and what `Comparer.compare` raises."""
+    """Compare all streams pulled from a peer. Raises LocalError if nothing is pulled from it, and what
+    `Comparer.compare` raises."""
     comparer = known.get(request.zone)
     if comparer is None:
         others = f"; it pulls from {', '.join(sorted(known))}" if known else ""
         raise local_socket.LocalError(f"this node pulls nothing from {request.zone!r}{others}", "see bsfg peer list")
     streams = comparer.settings.streams
     found = [await comparer.compare(each, repair=request.repair, scan=request.scan) for each in streams]
-    return local_socket.Compared([_told(one) for one in found])
+    return local_socket.Compared([_answer_of(one) for one in found])
 
 
 async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.Answer:
-    """Be the node for one comparison, while none runs: open the store, reach the broker, compare. Raises BsfgError."""
+    """Compare while no node runs: open the store, connect to the broker, compare. Raises BsfgError."""
     peer = next((peer for peer in settings.peer if peer.zone == request.zone and peer.pulls), None)
     with local_socket.open_store(settings) as store:
         if peer is None:
-            return await local_socket.Door(store, partial(compare, {})).answer(request)
+            return await local_socket.RequestHandler(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone))
         known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
-        door = local_socket.Door(store, partial(compare, known))
+        handler = local_socket.RequestHandler(store, partial(compare, known))
         async with link.connected():
-            return await door.answer(request)
+            return await handler.answer(request)
 
 
-def _told(found: Comparison) -> local_socket.ComparedStream:
-    missing, damaged = (
-        [(str(origin), *span) for origin, span in some[:TOLD_MAX]] for some in (found.missing, found.damaged)
-    )
-    return local_socket.ComparedStream(
-        stream=found.stream,
-        compared_facts=found.compared_facts,
-        exchanges=found.exchanges,
-        bytes=found.bytes,
-        divergent_ranges=found.divergent_ranges,
-        missing=missing,
-        damaged=damaged,
-        forks=found.forks[:TOLD_MAX],
-        damaged_definitions=[(str(origin), number) for origin, number, _ in found.damaged_definitions[:TOLD_MAX]],
-        repaired_definitions=found.repaired_definitions,
-        repaired_ranges=found.repaired_ranges,
-        repaired_facts=found.repaired_facts,
-        unavailable_facts=found.unavailable_facts,
-        refused=found.refused[:TOLD_MAX],
-        missing_artifacts=found.missing_artifacts,
-        repaired_artifacts=found.repaired_artifacts,
-    )
+def _answer_of(found: Comparison) -> local_socket.ComparedStream:
+    """The same record for the local socket, its lists cut to DIFFERENCES_MAX."""
+    copied: dict[str, Any] = {name: getattr(found, name) for name in local_socket.ComparedStream.__struct_fields__}
+    for name in ("missing", "damaged"):
+        copied[name] = [(str(origin), *span) for origin, span in copied[name][:DIFFERENCES_MAX]]
+    for name in ("forks", "refused"):
+        copied[name] = copied[name][:DIFFERENCES_MAX]
+    definitions = found.damaged_definitions[:DIFFERENCES_MAX]
+    copied["damaged_definitions"] = [(str(origin), number) for origin, number, _ in definitions]
+    return local_socket.ComparedStream(**copied)

@@ -1,8 +1,8 @@
-"""What a node answers when a peer asks for last known values: its own search, in the words of the protocol.
+"""Answers a peer that asks for latest values: searches them with `query`, in the form that `replication` sends.
 
-`query` knows how to find them and `replication` how to ask for them, and neither knows the other; here they meet. A search reads the
-store as any reader does, so it stops nobody who writes. Tags without a value are left out: which tags a store has heard of is no
-business of a peer that may read one of its streams.
+`query` and `replication` do not import each other; here they meet. A search reads the store as any reader does, so it
+blocks no writer. Tags without a value are left out, because a peer that may read one stream must not learn the tags of
+others.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ def _tag(row: ShownRow) -> TagKey:
     return row["zone"], row["subject"], row["predicate"]
 
 
-def look_up_in(
-    reader: StoreReader, queue_depth: Callable[[str], int], heard: Callable[[str], Sequence[ShownRow]] = _nothing
+def latest_lookup(
+    reader: StoreReader,
+    queue_depth: Callable[[str], int],
+    from_peers: Callable[[str], Sequence[ShownRow]] = _nothing,
 ) -> LookUp:
-    """The way to look values up in a store. `queue_depth` says how many facts of a stream are known to be on their way to it, `heard`
-    which values of a stream were told by others and are kept beside it. One search at a time: they share what they know of tags."""
+    """How the server looks latest values up. `queue_depth`: facts of a stream that are known to be at peers and not yet
+    here; `from_peers`: values of a stream that peers sent. Searches share what they have read of tags, so only one may
+    run at a time."""
     absent = Absent()
-    dictionary = Dictionary(reader)  # definitions never change, and to read ten thousand of them takes half a second
+    dictionary = Dictionary(reader)  # definitions never change, and reading ten thousand takes half a second
 
     def look_up(stream: str, is_wanted: TagFilter, fresh_ms: int, depth_facts: int) -> LatestValues:
         now_ns, scanner = time.time_ns(), Scanner(reader, dictionary)
         known = latest_again(scanner, now_ns, stream, absent, is_wanted, depth_facts=depth_facts, fresh_ms=fresh_ms)
-        others = [row for row in heard(stream) if is_wanted(_tag(row))]
+        others = [row for row in from_peers(stream) if is_wanted(_tag(row))]
         if others:
             rows = with_heard([shown(row) for row in known], others, now_ns, fresh_ms)
             tags = [_tag(row) for row in rows]
             return LatestValues(tags, lambda at: entry_of(rows[at]), depth_facts, queue_depth(stream))
-        # Most of a search for ten thousand values is spent in making them readable: that is left for those of a page.
+        # Formatting is most of the cost of ten thousand values, so only those of the page are formatted.
         tags = [row.tag for row in known]
         return LatestValues(tags, lambda at: entry_of(shown(known[at])), depth_facts, queue_depth(stream))
 

@@ -1,11 +1,11 @@
 """One node: the only place where the parts are put together, started in order, and stopped in order.
 
-Start: store, then everything else at once in one TaskGroup; a broker that is away delays nobody but the word "ready". Stop:
-first the sources (stop taking, drain, see it committed), then the pulls, then what serves others, then the store. A part that
-ends by itself ends the node, and systemd starts it again; the one thing that may fail alone is a source, and it has its own
-supervisor.
+The store is opened first, then everything else starts at once in one TaskGroup; only the report "ready" waits for
+brokers. At a stop end first the sources (stop reading, drain, wait for the commit), then the pulls, then the servers,
+then the store. A part that ends by itself ends the node, and systemd restarts it; a source may fail alone, because it
+has its own supervisor.
 
-Nothing is decided here: which parts exist follows from the settings, everything else from the parts.
+Nothing is decided here: the settings say which parts exist, and the parts decide everything else.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from agent.ingest.supervisor import Ingest
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.node import compare
-from agent.node.latest import look_up_in
-from agent.node.peer_latest_cache import heard_rows, is_kept, keep
-from agent.node.status import Figures
+from agent.node.latest import latest_lookup
+from agent.node.peer_latest_cache import has_peer_latest, peer_latest, save_peer_latest
+from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.pull_events import Settings
-from agent.replication.pulling import FirstValues, PayingAsker, Puller, PullSettings
+from agent.replication.pulling import LatestSeed, PayingAsker, Puller, PullSettings
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-_NOT_NOW = (StoreBusy, StoreFull)  # what a source waits out; a store that has failed ends the node by `ended`
+_SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -49,11 +49,11 @@ async def run_node(settings: NodeSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    mistake = _first_mistake(loop)
+    failed_assertion = _first_assertion(loop)
     tag_maps = load_tag_maps(settings.sources)
     with local_socket.open_store(settings) as store:
         try:
-            await Node(settings, store, tag_maps).run(stop, mistake)
+            await Node(settings, store, tag_maps).run(stop, failed_assertion)
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
 
@@ -73,49 +73,53 @@ class Node:
         }
         self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
-        self._first_values: list[FirstValues] = []
+        self._latest_seeds: list[LatestSeed] = []
         self._askers = {
             peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._askers, self._bandwidths, self._telemetry)
-        self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _NOT_NOW)
-        self._figures = Figures(
+        self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _SOURCE_RETRIES)
+        self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
             comparers=self._comparers.values(),
         )
 
-    async def run(self, stop: asyncio.Event, mistake: asyncio.Future[None]) -> None:
-        """Run all parts until `stop`, then end them in order. `mistake` fails when an assertion did outside of any task."""
+    async def run(self, stop: asyncio.Event, failed_assertion: asyncio.Future[None]) -> None:
+        """Run all parts until `stop`, then end them in order. `failed_assertion` fails when an assertion failed outside
+        of any task.
+
+        Raises an ExceptionGroup with the error of the part that ended by itself.
+        """
         health = self._settings.health
         async with asyncio.TaskGroup() as group:
             ingest = group.create_task(self._ingest.run(), name="ingest")
             watching = [
                 group.create_task(self._until_the_store_fails(), name="store"),
-                group.create_task(_until(mistake), name="mistakes"),
-                group.create_task(self._figures.run(), name="figures"),
+                group.create_task(_until(failed_assertion), name="assertions"),
+                group.create_task(self._collector.run(), name="status"),
                 group.create_task(
-                    server.serve(health.listen_host, health.listen_port, self._figures.snapshot), name="health"
+                    server.serve(health.listen_host, health.listen_port, self._collector.snapshot), name="health"
                 ),
-                group.create_task(notify.watch(self._notifier, self._figures.progress, self._status), name="notify"),
-                group.create_task(self._tell_ready(), name="ready"),
+                group.create_task(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
+                group.create_task(self._report_ready(), name="ready"),
             ]
             if self._links:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
             pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
-            pulling += [group.create_task(each.run(), name="first values") for each in self._first_values]
+            pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
             pulling += [group.create_task(each.run(), name="compare") for each in self._comparers.values()]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
-            door = local_socket.Door(self._store, partial(compare.compare, self._comparers))
-            serving.append(group.create_task(local_socket.serve(door, self._settings.node.state_dir), name="local"))
+            handler = local_socket.RequestHandler(self._store, partial(compare.compare, self._comparers))
+            serving.append(group.create_task(local_socket.serve(handler, self._settings.node.state_dir), name="local"))
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
             await stop.wait()
             log.info("node_stopping", extra={"zone": self._store.zone})
             self._notifier.stopping()
             self._ingest.stop()
-            await ingest
+            await ingest  # before all else: what the sources have read is committed while the store still runs
             for tasks in (pulling, serving, watching):
                 for task in tasks:
                     task.cancel()
@@ -131,8 +135,8 @@ class Node:
             STORE_ERRORS,
             REFUSAL_CODES,
             appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
-            look_up=look_up_in(
-                self._store.reader, self._queue_depth, partial(heard_rows, self._settings.node.state_dir)
+            look_up=latest_lookup(
+                self._store.reader, self._queue_depth, partial(peer_latest, self._settings.node.state_dir)
             ),
             telemetry=self._telemetry,
         )
@@ -157,18 +161,18 @@ class Node:
                 puller = Puller(
                     asker, self._store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry
                 )
-                if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
-                    keep_here = partial(keep, self._settings.node.state_dir)
-                    paying = PayingAsker(asker, bandwidth, telemetry=self._telemetry)
-                    self._first_values.append(FirstValues(paying, stream, origins, puller.begun, keep_here))
+                if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
+                    save = partial(save_peer_latest, self._settings.node.state_dir)
+                    within_limit = PayingAsker(asker, bandwidth, telemetry=self._telemetry)
+                    self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
                 yield puller
 
     async def _until_the_store_fails(self) -> None:
-        """Raises when the disk failed the store: nothing may go on without it."""
+        """Raises when the store has failed at its disk: no part may go on without it."""
         await asyncio.wrap_future(self._store.ended)
 
-    async def _tell_ready(self) -> None:
-        """Ready means: the store is open, and every broker that is not optional has been reached."""
+    async def _report_ready(self) -> None:
+        """Ready: the store is open, and every broker that is not optional has been reached."""
         for broker in self._settings.broker:
             if not broker.optional:
                 await self._links[broker.name].wait_up()
@@ -176,21 +180,22 @@ class Node:
         log.info("node_ready", extra={"zone": self._store.zone})
 
     def _status(self) -> str:
-        return assess(self._figures.snapshot()).summary()
+        return assess(self._collector.snapshot()).summary()
 
 
-def _first_mistake(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-    """Fails with the first AssertionError of a callback, which asyncio would log and forget, leaving a part standing still."""
-    mistake: asyncio.Future[None] = loop.create_future()
+def _first_assertion(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    """Fails with the first AssertionError of a callback. asyncio only logs it, and the part that failed would stand
+    still."""
+    failed_assertion: asyncio.Future[None] = loop.create_future()
 
     def noticed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
         error = context.get("exception")
-        if isinstance(error, AssertionError) and not mistake.done():
-            mistake.set_exception(error)
+        if isinstance(error, AssertionError) and not failed_assertion.done():
+            failed_assertion.set_exception(error)
 
     loop.set_exception_handler(noticed)
-    return mistake
+    return failed_assertion
 
 
 async def _until(ended: asyncio.Future[None]) -> None:
@@ -198,7 +203,7 @@ async def _until(ended: asyncio.Future[None]) -> None:
 
 
 def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What an operator is told: the first error of ours, or the group itself when it is our own mistake."""
+    """The error to report: the first BsfgError, or the whole group if an assertion failed."""
     ours = group.subgroup(BsfgError)
     if ours is None or group.subgroup(AssertionError) is not None:
         return group

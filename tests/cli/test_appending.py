@@ -10,10 +10,10 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
+from agent import local_socket
 from agent.append_contract import Outcome
 from agent.cli import bsfg
 from agent.config import load
-from agent.local_socket import local_socket
 from tests.replication.nodes import whole_node, write_node_toml
 from tests.support.mosquitto import Mosquitto
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from agent import local_socket
 from agent.cli import bsfg, main
 from agent.cli.consumer import _size
 from agent.fact_store import FactStore
 from agent.lease import LeaseClaim
-from agent.local_socket import local_socket
 from agent.message import Envelope, Fact, Message
 from tests.waiting import wait_until_async
 
@@ -103,7 +103,7 @@ def test_with_a_running_node(folder: Path) -> None:
         state.mkdir()
         with FactStore.open(state / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
-                serving = group.create_task(local_socket.serve(local_socket.Door(store), state))
+                serving = group.create_task(local_socket.serve(local_socket.RequestHandler(store), state))
                 await wait_until_async((state / local_socket.SOCKET).exists, "the socket")
                 message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
                 await asyncio.wrap_future(store.append_message(STREAM, message))

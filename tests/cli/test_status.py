@@ -5,14 +5,14 @@ from dataclasses import replace
 from agent.cli.status import text
 from agent.health.page import health_json
 from agent.health.snapshot import (
-    CatchUpFigures,
-    ConsumerFigures,
+    CatchUpStatus,
+    ConsumerStatus,
     NodeSnapshot,
-    PacingFigures,
-    PeerFigures,
-    SourceFigures,
-    StoreFigures,
-    StreamFigures,
+    PacingStatus,
+    PeerStatus,
+    SourceStatus,
+    StoreStatus,
+    StreamStatus,
 )
 from agent.health.verdict import Level, assess
 
@@ -22,7 +22,7 @@ def told(snapshot: NodeSnapshot) -> str:
     return text(health_json(snapshot, assess(snapshot)))
 
 
-def snapshot(stream: StreamFigures, consumer: ConsumerFigures) -> NodeSnapshot:
+def snapshot(stream: StreamStatus, consumer: ConsumerStatus) -> NodeSnapshot:
     """A node with one stream and one consumer."""
     return NodeSnapshot("plant", "00", 1, 0, None, (stream,), (consumer,))
 
@@ -31,8 +31,8 @@ def test_a_store_without_limits_that_nobody_lags_says_no_more_than_it_holds() ->
     """What is not to be expected is not printed."""
     lines = told(
         snapshot(
-            StreamFigures("facts.telemetry", 1, 12, 2_000_000),
-            ConsumerFigures("idmz.t", "facts.telemetry", "idmz", "online", 12, 0, None, 0, 0.0),
+            StreamStatus("facts.telemetry", 1, 12, 2_000_000),
+            ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 12, 0, None, 0, 0.0),
         )
     ).splitlines()
     assert lines[1].endswith("offsets 1 to 12, 2.0 MB")
@@ -41,8 +41,8 @@ def test_a_store_without_limits_that_nobody_lags_says_no_more_than_it_holds() ->
 
 def test_limits_and_hours() -> None:
     """The limit, the pace, the hours until it is met and until the first loss; what the consumer holds back."""
-    stream = StreamFigures("facts.telemetry", 1, 12, 2_000_000, 10**7, 20.0, 1500.0, 5.5, 168.0, 90.0)
-    consumer = ConsumerFigures("idmz.t", "facts.telemetry", "idmz", "offline", 2, 10, 30.0, 1_500_000, 78.0, 90.0)
+    stream = StreamStatus("facts.telemetry", 1, 12, 2_000_000, 10**7, 20.0, 1500.0, 5.5, 168.0, 90.0)
+    consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "offline", 2, 10, 30.0, 1_500_000, 78.0, 90.0)
     said = told(snapshot(stream, consumer))
     assert "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h if nobody confirms, first loss in 90.0 h" in said
     assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
@@ -50,9 +50,9 @@ def test_limits_and_hours() -> None:
 
 def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
     """How fast it reads and how long still; a year of history that it began with a moment ago is nobody's outage."""
-    consumer = ConsumerFigures("idmz.t", "facts.telemetry", "idmz", "online", 2, 10**7, 2 * 86_400.0)
+    consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 2, 10**7, 2 * 86_400.0)
     reading = replace(consumer, facts_per_s=50_000.0, seconds_left=200.0)
-    stream = StreamFigures("facts.telemetry", 1, 10**7 + 2, 2_000_000)
+    stream = StreamStatus("facts.telemetry", 1, 10**7 + 2, 2_000_000)
     assert "10,000,000 behind, oldest 2 days, reads 50,000 facts/s, 3 min left" in told(snapshot(stream, reading))
     verdict = assess(snapshot(stream, reading))
     assert (verdict.level, verdict.alert) == (Level.LATE, False)
@@ -62,7 +62,7 @@ def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
 
 def test_a_source_says_what_it_lost() -> None:
     """How many tags it has and how many values came; losses only where there were some."""
-    source = SourceFigures("press", "opcua", True, values_total=9_000, tags=40)
+    source = SourceStatus("press", "opcua", True, values_total=9_000, tags=40)
     assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,))).endswith("connected, 40 tags, 9,000 values")
     lossy = replace(source, lost_total=12, tags_bad=3)
     said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
@@ -72,8 +72,8 @@ def test_a_source_says_what_it_lost() -> None:
 
 def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
     """From where, how far, how fast and how long still; while it closes in nobody has to act, however long it takes."""
-    state = CatchUpFigures(1_000, 25.0, 50_000.0, 180.0)
-    peer = PeerFigures("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0, catch_up=state)
+    state = CatchUpStatus(1_000, 25.0, 50_000.0, 180.0)
+    peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0, catch_up=state)
     closing = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
     assert "1,000,000 of 4,000,000, catching up from 1,000: 25.0 % at 50,000 facts/s, 180 s left" in told(closing)
     assert (assess(closing).level, assess(closing).alert) == (Level.LATE, False)
@@ -86,8 +86,8 @@ def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
 def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
     """The limit, how long it has kept this pull from asking and for how many bytes; whoever reads why it is late is told of the limit, and
     of nothing where it is not the reason."""
-    pacing = PacingFigures(250_000, True, 90.4, 400_000, 12_300_000)
-    peer = PeerFigures("plant-a", "facts.telemetry", True, 1_000, 4_000, 900.0, 900.0, pacing=pacing)
+    pacing = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)
+    peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000, 4_000, 900.0, 900.0, pacing=pacing)
     waits = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
     assert "limited to 250.0 kB/s: waited 90 s for 12.3 MB, waits now" in told(waits)
     assert "bytes_per_second_max = 250000" in assess(waits).reasons[0].hint
@@ -99,9 +99,9 @@ def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
 def test_artifacts_at_their_limit_are_their_own_thing() -> None:
     """Artifacts, their limit, and what is lacking for one that waits, with the setting to change, as an alert; a page that waits for it says
     why. Where there are none and no limit, nothing is said."""
-    store = StoreFigures(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000)
+    store = StoreStatus(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000)
     why = "ArtifactsFull: artifacts_total_bytes_max reached"
-    peer = PeerFigures("plant-a", "facts.reports", True, 3, 9, 0.0, page_waits=why)
+    peer = PeerStatus("plant-a", "facts.reports", True, 3, 9, 0.0, page_waits=why)
     full = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,), store=store)
     said = told(full)
     assert (
@@ -115,4 +115,4 @@ def test_artifacts_at_their_limit_are_their_own_thing() -> None:
     quiet = replace(full, peers=(), store=replace(store, artifact_bytes_lacking=0))
     assert assess(quiet).level is Level.GOOD
     assert told(quiet).splitlines()[1:] == ["  artifacts 48.0 MB of 50.0 MB"]
-    assert "artifacts" not in told(replace(quiet, store=StoreFigures()))
+    assert "artifacts" not in told(replace(quiet, store=StoreStatus()))

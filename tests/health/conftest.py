@@ -1,16 +1,16 @@
-"""A node in good health, to be spoilt by each test in its own way."""
+"""The snapshot of a healthy node, which each test changes."""
 
 import pytest
 
 from agent.health.snapshot import (
-    BrokerFigures,
-    ConsumerFigures,
+    BrokerStatus,
+    ConsumerStatus,
     Latency,
     NodeSnapshot,
-    PeerFigures,
-    RequestFigures,
-    SourceFigures,
-    StreamFigures,
+    PeerStatus,
+    RequestStatus,
+    SourceStatus,
+    StreamStatus,
 )
 
 NOW_MS = 1_795_000_000_000
@@ -26,13 +26,11 @@ def healthy() -> NodeSnapshot:
         taken_unix_ms=NOW_MS,
         started_unix_ms=NOW_MS - 3_600_000,
         store_fill_percent=3.5,
-        streams=(StreamFigures("facts.telemetry", 1, 12_000, 96_000),),
-        consumers=(
-            ConsumerFigures("enterprise.facts.telemetry", "facts.telemetry", "enterprise", "online", 12_000, 0),
-        ),
-        brokers=(BrokerFigures("site", True, 1),),
-        peers=(PeerFigures("plant", "facts.telemetry", True, 12_000, 12_000, 0.0, 0.4),),
-        sources=(SourceFigures("line1", "opcua", True, NOW_MS - 500, 9_000, 0),),
-        requests=RequestFigures(400, 390, 100, 0, Latency(counts, 0.07)),
+        streams=(StreamStatus("facts.telemetry", 1, 12_000, 96_000),),
+        consumers=(ConsumerStatus("enterprise.facts.telemetry", "facts.telemetry", "enterprise", "online", 12_000, 0),),
+        brokers=(BrokerStatus("site", True, 1),),
+        peers=(PeerStatus("plant", "facts.telemetry", True, 12_000, 12_000, 0.0, 0.4),),
+        sources=(SourceStatus("line1", "opcua", True, NOW_MS - 500, 9_000, 0),),
+        requests=RequestStatus(400, 390, 100, 0, Latency(counts, 0.07)),
         certificate_days_left=200.0,
     )

@@ -44,7 +44,7 @@ def test_the_promised_names_are_there(healthy: NodeSnapshot) -> None:
     assert all(name.startswith("bsfg_") for name in found)
 
 
-def test_the_figures_arrive(healthy: NodeSnapshot) -> None:
+def test_values_are_those_of_the_snapshot(healthy: NodeSnapshot) -> None:
     """The values are those of the snapshot, under their labels."""
     found = samples(healthy)
     assert found["bsfg_frontier_offset"] == {("enterprise.facts.telemetry", "facts.telemetry", "enterprise"): 12_000}
@@ -57,7 +57,7 @@ def test_the_figures_arrive(healthy: NodeSnapshot) -> None:
 
 
 def test_room_and_hours_arrive(healthy: NodeSnapshot) -> None:
-    """What a stream may hold and for how long, what a consumer holds back; what is not to be expected is absent."""
+    """Limits and hours of a stream, and what is kept for a consumer. A value without meaning is absent."""
     assert "bsfg_store_hours_until_full" not in samples(healthy)
     stream = replace(
         healthy.streams[0], bytes_max=10**6, fill_percent=9.6, inflow_bytes_per_s=5.0, hours_until_full=50.0
@@ -87,7 +87,7 @@ def test_the_histogram_adds_up(healthy: NodeSnapshot) -> None:
 
 
 def test_the_unknown_is_absent(healthy: NodeSnapshot) -> None:
-    """What the node does not know has no sample, rather than one of 0."""
+    """An unknown value has no sample, rather than one of 0."""
     peers = (replace(healthy.peers[0], lag_seconds=None),)
     found = samples(replace(healthy, peers=peers, certificate_days_left=None))
     assert "bsfg_replication_lag_seconds" not in found
@@ -95,18 +95,18 @@ def test_the_unknown_is_absent(healthy: NodeSnapshot) -> None:
     assert "bsfg_replication_lag_high_watermark" in found
 
 
-def test_odd_names_stay_labels(healthy: NodeSnapshot) -> None:
-    """Quotes, line ends and backslashes in a source's name come back whole and break no line."""
+def test_special_characters_in_names_are_escaped(healthy: NodeSnapshot) -> None:
+    """Quotes, line ends and backslashes in a source's name are escaped and restored."""
     odd = 'a"b\\c\nd'
     found = samples(replace(healthy, sources=(replace(healthy.sources[0], name=odd),)))
     assert found["bsfg_source_up"] == {("opcua", odd): 1}
 
 
-def test_a_collector_takes_a_picture_per_scrape(healthy: NodeSnapshot) -> None:
-    """In somebody else's registry each scrape shows the node as it is then."""
-    pictures = iter([healthy, replace(healthy, store_fill_percent=99.0)])
+def test_a_collector_takes_a_snapshot_per_scrape(healthy: NodeSnapshot) -> None:
+    """In the registry of another program each scrape takes a new snapshot."""
+    snapshots = iter([healthy, replace(healthy, store_fill_percent=99.0)])
     registry = CollectorRegistry()
-    registry.register(NodeCollector(lambda: next(pictures)))
+    registry.register(NodeCollector(lambda: next(snapshots)))
     found = [
         sample.value
         for _ in range(2)

@@ -11,52 +11,52 @@ from typing import Any
 
 from agent.health.metrics import families
 from agent.health.snapshot import (
-    BrokerFigures,
-    CatchUpFigures,
-    ComparisonFigures,
-    ConsumerFigures,
+    BrokerStatus,
+    CatchUpStatus,
+    ComparisonStatus,
+    ConsumerStatus,
     NodeSnapshot,
-    PacingFigures,
-    PeerFigures,
-    ServingFigures,
-    SourceFigures,
-    SpanFigures,
-    StreamFigures,
+    PacingStatus,
+    PeerStatus,
+    ServingStatus,
+    SourceStatus,
+    SpanStatus,
+    StreamStatus,
 )
 from agent.telemetry import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
-TABLE = re.compile(r"(<!-- metrics: from agent/health/metrics.py -->\n)\n*(?:\|[^\n]*\n)*\n*")
+TABLE = re.compile(r"(<!-- metrics: from agent/health/snapshot.py -->\n)\n*(?:\|[^\n]*\n)*\n*")
 
 
-def known(figures: Any) -> Any:
-    """The same figures with every one known that may be unknown."""
-    unknown = {each.name: 1.0 for each in fields(figures) if getattr(figures, each.name) is None}
-    inner = {each.name: getattr(figures, each.name) for each in fields(figures) if each.name not in unknown}
-    return replace(figures, **unknown, **{name: known(one) for name, one in inner.items() if is_dataclass(one)})
+def known(record: Any) -> Any:
+    """The same record with a value in place of each None."""
+    unknown = {each.name: 1.0 for each in fields(record) if getattr(record, each.name) is None}
+    inner = {each.name: getattr(record, each.name) for each in fields(record) if each.name not in unknown}
+    return replace(record, **unknown, **{name: known(one) for name, one in inner.items() if is_dataclass(one)})
 
 
 def everything() -> NodeSnapshot:
-    """A node of which every figure is known."""
+    """A snapshot without an unknown value."""
     return known(
         NodeSnapshot(
             *("idmz", "0" * 32, 0, 0, 0.0),
-            streams=(known(StreamFigures("s", 1, 1, 1)),),
-            consumers=(known(ConsumerFigures("c", "s", "z", "online", 1, 0)),),
-            brokers=(BrokerFigures("b", True),),
+            streams=(known(StreamStatus("s", 1, 1, 1)),),
+            consumers=(known(ConsumerStatus("c", "s", "z", "online", 1, 0)),),
+            brokers=(BrokerStatus("b", True),),
             peers=(
                 known(
-                    PeerFigures(
+                    PeerStatus(
                         *("p", "s", True, 1, 1),
-                        catch_up=CatchUpFigures(0, 1.0, 1.0, 1.0),
-                        compared=ComparisonFigures(1, 1, 1, 1, 1),
-                        pacing=PacingFigures(1, True, 1.0, 1, 1),
+                        catch_up=CatchUpStatus(0, 1.0, 1.0, 1.0),
+                        compared=ComparisonStatus(1, 1, 1, 1, 1),
+                        pacing=PacingStatus(1, True, 1.0, 1, 1),
                     )
                 ),
             ),
-            sources=(known(SourceFigures("o", "opcua", True)),),
-            serving=ServingFigures({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
-            spans=tuple(SpanFigures(span, side, "GetLatest") for span, side in STEPS),
+            sources=(known(SourceStatus("o", "opcua", True)),),
+            serving=ServingStatus({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
+            spans=tuple(SpanStatus(span, side, "GetLatest") for span, side in STEPS),
         )
     )
 
@@ -80,7 +80,7 @@ def written(page: str) -> str:
 
 
 def test_every_metric_is_on_the_page_and_no_other() -> None:
-    """The table is what a scrape of a node gives of which everything is known, line by line; no metric named on the page is made up."""
+    """The table has each metric of a snapshot without unknown values, and the page names no other metric."""
     page = PAGE.read_text("utf-8")
     assert page == written(page), "run: python -m tests.health.test_metrics_page"
     named = set(re.findall(r"bsfg_[a-z_]+", page))

@@ -1,4 +1,4 @@
-"""What systemd hears, on a real datagram socket: the words, the abstract names, and silence outside systemd."""
+"""Reports to systemd on a real datagram socket: their text, abstract names, and none outside systemd."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ class ServiceManager:
         self.socket.bind(name)
         self.socket.settimeout(LIMIT_S)
 
-    def heard(self) -> str:
+    def received(self) -> str:
         """The next datagram."""
         return self.socket.recv(4096).decode()
 
-    def all_heard(self) -> list[str]:
+    def all_received(self) -> list[str]:
         """Every datagram that waits."""
         waiting = []
         self.socket.setblocking(False)
@@ -47,22 +47,22 @@ def manager(tmp_path: Path) -> Iterator[tuple[ServiceManager, str]]:
 
 
 def test_the_words(manager: tuple[ServiceManager, str]) -> None:
-    """Each statement is one datagram with systemd's word for it."""
+    """Each report is one datagram in the text of systemd's protocol."""
     systemd, address = manager
     notifier = Notifier(address)
     assert notifier.ready()
     assert notifier.feed()
     assert notifier.status("late: peer\nplant  is away")
     assert notifier.stopping()
-    heard = [systemd.heard() for _ in range(4)]
-    assert heard == ["READY=1", "WATCHDOG=1", "STATUS=late: peer plant is away", "STOPPING=1"]
+    received = [systemd.received() for _ in range(4)]
+    assert received == ["READY=1", "WATCHDOG=1", "STATUS=late: peer plant is away", "STOPPING=1"]
 
 
 def test_a_status_stays_one_short_line(manager: tuple[ServiceManager, str]) -> None:
-    """A long text is cut, and no line end gets through to be read as another statement."""
+    """A long text is cut, and line ends are replaced, so that it stays one report."""
     systemd, address = manager
     Notifier(address).status("x" * 10_000 + "\nREADY=1")
-    assert systemd.heard() == "STATUS=" + "x" * STATUS_CHARACTERS_MAX
+    assert systemd.received() == "STATUS=" + "x" * STATUS_CHARACTERS_MAX
 
 
 def test_an_abstract_name() -> None:
@@ -70,7 +70,7 @@ def test_an_abstract_name() -> None:
     name = f"bsfg-test-{os.getpid()}"
     systemd = ServiceManager("\0" + name)
     assert Notifier("@" + name).ready()
-    assert systemd.heard() == "READY=1"
+    assert systemd.received() == "READY=1"
     systemd.socket.close()
 
 
@@ -98,7 +98,7 @@ def test_the_watchdog_of_the_environment(environment: dict[str, str], watchdog_s
 
 
 def test_a_manager_that_is_gone_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A socket that nobody reads fails no statement with an exception, and is logged once."""
+    """A socket that is not read raises no exception, and is logged once."""
     notifier = Notifier(str(tmp_path / "gone"))
     assert not any(notifier.feed() for _ in range(5))
     assert [record.message for record in caplog.records] == ["service_manager_unreachable"]
@@ -107,16 +107,17 @@ def test_a_manager_that_is_gone_is_said_once(tmp_path: Path, caplog: pytest.LogC
 def test_the_watch_feeds_withholds_and_tells(
     manager: tuple[ServiceManager, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Over a virtual half minute: fed while the writer moves, starved while it does not, and the status says which."""
+    """Over a virtual half minute: fed while the writer moves and not fed while it stands still; the status says
+    which."""
     systemd, address = manager
     clock_s, commits = 0.0, 0
     notifier = Notifier(address, watchdog_s=30.0)
     notifier.ready()
-    heard: list[str] = []
+    received: list[str] = []
 
     async def pause(seconds: float) -> None:
         nonlocal clock_s, commits
-        heard.extend(systemd.all_heard())
+        received.extend(systemd.all_received())
         clock_s += seconds
         commits += clock_s <= 20 or clock_s > 60
         if clock_s > 80:
@@ -132,10 +133,10 @@ def test_the_watch_feeds_withholds_and_tells(
                 pause=pause,
             )
         )
-    statuses = [line for line in heard if line.startswith("STATUS=")]
-    assert not any(line.startswith("EXTEND") for line in heard), "a node that is ready asks for no time"
+    statuses = [line for line in received if line.startswith("STATUS=")]
+    assert not any(line.startswith("EXTEND") for line in received), "a node that is ready asks for no time"
     assert statuses == ["STATUS=good", "STATUS=stalled: writer", "STATUS=good"]
-    assert heard.count("WATCHDOG=1") == 6
+    assert received.count("WATCHDOG=1") == 6
     assert [record.message for record in caplog.records] == ["watchdog_withheld", "watchdog_fed_again"]
 
 
@@ -155,7 +156,7 @@ def test_a_node_that_waits_for_its_broker_asks_for_time(manager: tuple[ServiceMa
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(watch(notifier, list, lambda: "good", pause=pause))
-    heard = systemd.all_heard()
-    assert heard.count("EXTEND_TIMEOUT_USEC=60000000") == 2
-    assert heard.count("WATCHDOG=1") == 4
-    assert heard.index("READY=1") > heard.index("EXTEND_TIMEOUT_USEC=60000000")
+    received = systemd.all_received()
+    assert received.count("EXTEND_TIMEOUT_USEC=60000000") == 2
+    assert received.count("WATCHDOG=1") == 4
+    assert received.index("READY=1") > received.index("EXTEND_TIMEOUT_USEC=60000000")

@@ -1,4 +1,4 @@
-"""The page: right answers over real HTTP, and for everything else a refusal that costs little."""
+"""The health page over real HTTP: its answers, and a cheap refusal of everything else."""
 
 import asyncio
 import http.client
@@ -69,8 +69,12 @@ def test_healthz_and_metrics_over_http(healthy: NodeSnapshot) -> None:
     with serving(lambda: healthy) as port:
         status, kind, body = get(port, "/healthz")
         assert (status, kind) == (200, "application/json")
-        told = json.loads(body)
-        assert (told["verdict"], told["zone"], told["consumers"][0]["frontier"]) == ("good", "idmz", 12_000)
+        body_json = json.loads(body)
+        assert (body_json["verdict"], body_json["zone"], body_json["consumers"][0]["frontier"]) == (
+            "good",
+            "idmz",
+            12_000,
+        )
         status, kind, body = get(port, "/metrics?name=x")
         assert status == 200
         assert kind.startswith("text/plain; version=")
@@ -78,7 +82,7 @@ def test_healthz_and_metrics_over_http(healthy: NodeSnapshot) -> None:
 
 
 def test_an_alert_is_503_with_its_reasons(healthy: NodeSnapshot) -> None:
-    """A node that needs somebody answers 503, and says why and what to do; a warning stays 200."""
+    """A node with an alert answers 503 with the reasons and what to do; a warning is 200."""
     with serving(lambda: replace(healthy, store_fill_percent=90.0)) as port:
         status, _, body = get(port, "/healthz")
         assert status == 503
@@ -90,7 +94,7 @@ def test_an_alert_is_503_with_its_reasons(healthy: NodeSnapshot) -> None:
 
 
 def test_a_command_asks_the_page(healthy: NodeSnapshot) -> None:
-    """The client returns the same JSON for a node that is well and for one that is not, and says when nobody answers."""
+    """The client returns the JSON of a healthy and of an unhealthy node, and an error if no node answers."""
     with serving(lambda: replace(healthy, store_fill_percent=90.0)) as port:
         assert ask_health(HOST, port)["summary"] == "full: store: 90 % full"
     with pytest.raises(NodeSilent, match=f"{HOST} port {port}"):
@@ -133,8 +137,8 @@ def test_a_port_that_is_taken_is_said_so(healthy: NodeSnapshot) -> None:
         asyncio.run(serve(HOST, port, lambda: healthy))
 
 
-def test_figures_that_cannot_be_read_are_503() -> None:
-    """When the node cannot be asked, the page says that, and not that all is well."""
+def test_a_status_that_cannot_be_read_is_503() -> None:
+    """An error while the snapshot is taken is a 503."""
 
     def broken() -> NodeSnapshot:
         raise BsfgError("the store is closed")
@@ -158,7 +162,7 @@ def test_figures_that_cannot_be_read_are_503() -> None:
     ],
 )
 def test_each_request_has_its_status(healthy: NodeSnapshot, request_bytes: bytes, status: int) -> None:
-    """What is not a request, not GET or not here is told apart."""
+    """Bytes that are no request, other methods and other paths each have their status."""
     assert answer(request_bytes, lambda: healthy).startswith(b"HTTP/1.1 %d " % status)
 
 

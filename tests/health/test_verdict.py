@@ -1,16 +1,17 @@
-"""The verdict: each thing that can be wrong is named alone, with its level, and worst comes first."""
+"""The verdict: each problem is a reason of its own with its level, and the worst comes first."""
 
 from dataclasses import replace
 
 import pytest
 
 from agent.health.snapshot import (
-    ComparisonFigures,
-    ConsumerFigures,
-    IntegrityFigures,
+    CatchUpStatus,
+    ComparisonStatus,
+    ConsumerStatus,
+    IntegrityStatus,
     Latency,
     NodeSnapshot,
-    RequestFigures,
+    RequestStatus,
 )
 from agent.health.verdict import THRESHOLDS, Level, assess
 
@@ -22,7 +23,7 @@ def spoilt(snapshot: NodeSnapshot, part: str, **changes: object) -> NodeSnapshot
 
 
 def test_a_healthy_node_is_good(healthy: NodeSnapshot) -> None:
-    """Nothing wrong gives no reason and one word."""
+    """A node without a problem has no reasons and the summary good."""
     verdict = assess(healthy)
     assert (verdict.level, verdict.alert, verdict.reasons, verdict.summary()) == (Level.GOOD, False, (), "good")
 
@@ -34,6 +35,8 @@ CASES = [
     ("fill 81", {"store_fill_percent": 81.0}, (Level.FULL, True, "store")),
     ("certificate 31", {"certificate_days_left": 31.0}, None),
     ("certificate 29", {"certificate_days_left": 29.0}, (Level.BROKEN, False, "certificate")),
+    ("certificate 8", {"certificate_days_left": 8.0}, (Level.BROKEN, False, "certificate")),
+    ("certificate 6", {"certificate_days_left": 6.0}, (Level.BROKEN, True, "certificate")),
     ("certificate over", {"certificate_days_left": -1.0}, (Level.BROKEN, True, "certificate")),
     ("certificate unknown", {"certificate_days_left": None}, None),
     ("broker gone", {"brokers": {"connected": False}}, (Level.BROKEN, False, "broker site")),
@@ -43,12 +46,16 @@ CASES = [
     ("lag 2", {"peers": {"lag_seconds": 2.0}}, (Level.LATE, False, "peer plant/facts.telemetry")),
     ("lag 6", {"peers": {"lag_seconds": 6.0}}, (Level.LATE, True, "peer plant/facts.telemetry")),
     ("lag unknown", {"peers": {"lag_seconds": None}}, None),
-    ("equal", {"peers": {"compared": ComparisonFigures(1, 0, 1, 1, 9, 0, is_equal=True)}}, None),
+    ("equal", {"peers": {"compared": ComparisonStatus(1, 0, 1, 1, 9, 0, is_equal=True)}}, None),
     (
-        *("differs", {"peers": {"compared": ComparisonFigures(1, 0, 1, 0, 0, 0, is_equal=False)}}),
+        *("differs", {"peers": {"compared": ComparisonStatus(1, 0, 1, 0, 0, 0, is_equal=False)}}),
         (Level.BROKEN, False, "peer plant/facts.telemetry"),
     ),
     ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant/facts.telemetry")),
+    (
+        *("blocked and late", {"peers": {"connected": False, "blocked": True, "lag_seconds": 9.0}}),
+        (Level.BROKEN, True, "peer plant/facts.telemetry"),
+    ),
     ("source gone", {"sources": {"connected": False}}, (Level.BROKEN, True, "source line1")),
     (
         "never a value",
@@ -57,6 +64,10 @@ CASES = [
     ),
     ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.BROKEN, False, "source line1")),
     ("all tags bad", {"sources": {"tags": 40, "tags_bad": 40}}, (Level.BROKEN, True, "source line1")),
+    (
+        *("gone with bad tags", {"sources": {"connected": False, "tags": 40, "tags_bad": 3}}),
+        (Level.BROKEN, True, "source line1"),
+    ),
     ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, False, "source line1")),
     ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
     (
@@ -69,10 +80,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, changes, expected", CASES, ids=[case[0] for case in CASES])
-def test_each_figure_against_its_threshold(
+def test_each_value_against_its_threshold(
     healthy: NodeSnapshot, name: str, changes: dict[str, object], expected: tuple[Level, bool, str] | None
 ) -> None:
-    """A figure beyond its limit gives exactly one reason of the right level; at the limit it gives none."""
+    """A value beyond its limit gives exactly one reason of the right level; at the limit it gives none."""
     snapshot = healthy
     for part, change in changes.items():
         snapshot = spoilt(snapshot, part, **change) if isinstance(change, dict) else replace(snapshot, **{part: change})
@@ -82,7 +93,7 @@ def test_each_figure_against_its_threshold(
 
 
 def test_facts_near_their_time_to_live_are_an_alert(healthy: NodeSnapshot) -> None:
-    """A consumer that has used most of its stream's own time to live is told twice: late for a day, and about to lose."""
+    """A consumer near the end of its stream's time to live has two reasons: late for a day, and about to lose facts."""
     limited = spoilt(healthy, "streams", ttl_hours=200.0)
     late = spoilt(
         limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=180 * 3600.0, hours_until_ttl_loss=20.0
@@ -92,8 +103,16 @@ def test_facts_near_their_time_to_live_are_an_alert(healthy: NodeSnapshot) -> No
     assert "dropped unconfirmed in 20 h, after 200 h" in " ".join(reason.text for reason in verdict.reasons)
 
 
+@pytest.mark.parametrize("left, alert", [(75.0, None), (71.0, False), (25.0, False), (23.0, True)])
+def test_hours_until_the_first_loss(healthy: NodeSnapshot, left: float, alert: bool | None) -> None:  # noqa: FBT001
+    """A weekend before unconfirmed facts are dropped is a warning, a working day an alert."""
+    late = spoilt(healthy, "streams", ttl_hours=200.0)
+    late = spoilt(late, "consumers", behind_facts=7, oldest_unconfirmed_age_s=7200.0, hours_until_ttl_loss=left)
+    assert [reason.alert for reason in assess(late).reasons if "dropped" in reason.text] == [alert][: alert is not None]
+
+
 def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> None:
-    """Facts that live for ten hours are never further than ten from their end: nothing is said before half of it is over."""
+    """Facts that live for ten hours never have more than ten left: there is no reason before half of that is over."""
     short = spoilt(healthy, "streams", ttl_hours=10.0)
     for left, said in ((9.9, 0), (5.1, 0), (4.9, 1)):
         behind = spoilt(short, "consumers", behind_facts=1, oldest_unconfirmed_age_s=1.0, hours_until_ttl_loss=left)
@@ -101,7 +120,7 @@ def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> No
 
 
 def test_a_consumer_that_has_just_come_is_given_a_minute(healthy: NodeSnapshot) -> None:
-    """A new zone begins with facts that have an hour left: before its pace is known, that is no reason to wake anybody."""
+    """A new zone begins with facts that have an hour left: no alert before its rate is known."""
     limited = spoilt(healthy, "streams", ttl_hours=60.0)
     for age_s, is_alert in ((2.0, False), (90.0, True)):
         new = spoilt(limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=age_s, hours_until_ttl_loss=1.0)
@@ -110,8 +129,8 @@ def test_a_consumer_that_has_just_come_is_given_a_minute(healthy: NodeSnapshot) 
 
 @pytest.mark.parametrize("left_s, is_alert", [(3_600.0, False), (86_000.0, False), (90_000.0, True), (None, True)])
 def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: float | None, is_alert: bool) -> None:  # noqa: FBT001
-    """Two days behind and about to lose facts: both are told, and are alerts only where it will not have everything within a day. A
-    stream whose reader catches up is read, so nobody is told that it fills."""
+    """Two days behind and about to lose facts: both are reasons, and alerts only if it will not have everything within
+    a day. A stream whose consumer catches up counts as read, so its filling is no reason."""
     limited = spoilt(healthy, "streams", ttl_hours=60.0, hours_until_full=5.0, inflow_bytes_per_s=1.0)
     late = spoilt(
         limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=48 * 3600.0, hours_until_ttl_loss=12.0,
@@ -136,19 +155,37 @@ def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: floa
 def test_hours_until_full(
     healthy: NodeSnapshot, hours: float | None, age_s: float, expected: tuple[Level, bool] | None
 ) -> None:
-    """Said in hours, and only while somebody is behind: a small store that is read from in time is in no danger."""
+    """A reason only while a consumer is behind: a small store that is read in time is in no danger."""
     filling = spoilt(healthy, "streams", hours_until_full=hours, inflow_bytes_per_s=12_000.0)
     behind = spoilt(filling, "consumers", behind_facts=5, oldest_unconfirmed_age_s=age_s)
-    told = [(reason.level, reason.alert) for reason in assess(behind).reasons if reason.subject == "store"]
-    assert told == ([expected] if expected else [])
+    found = [(reason.level, reason.alert) for reason in assess(behind).reasons if reason.subject == "store"]
+    assert found == ([expected] if expected else [])
 
 
-def test_a_stream_nobody_reads_fills_the_store(healthy: NodeSnapshot) -> None:
-    """Without a consumer nothing yields: that is said, with the stream that is first."""
+def test_a_stream_without_a_consumer_fills_the_store(healthy: NodeSnapshot) -> None:
+    """Without a consumer no room becomes free: the reason names the stream that is full first."""
     unread = spoilt(replace(healthy, consumers=()), "streams", hours_until_full=3.0, inflow_bytes_per_s=12_000.0)
     (reason,) = assess(unread).reasons
     assert (reason.level, reason.alert) == (Level.FULL, True)
-    assert reason.text == "facts.telemetry is full in 3 h at 12.0 kB/s unless somebody confirms"
+    assert reason.text == "facts.telemetry is full in 3 h at 12.0 kB/s unless its consumers confirm"
+
+
+def test_the_stream_that_is_full_first_is_named(healthy: NodeSnapshot) -> None:
+    """Of two streams that fill, the one with fewer hours left is reported."""
+    later, sooner = (
+        replace(healthy.streams[0], name=name, hours_until_full=hours, inflow_bytes_per_s=1.0)
+        for name, hours in (("facts.later", 9.0), ("facts.sooner", 4.0))
+    )
+    (reason,) = assess(replace(healthy, consumers=(), streams=(later, sooner))).reasons
+    assert reason.text.startswith("facts.sooner is full in 4 h")
+
+
+def test_a_pull_whose_peer_went_away_while_catching_up_is_an_alert(healthy: NodeSnapshot) -> None:
+    """While the peer is away the pull does not catch up, so its lag counts again."""
+    state = CatchUpStatus(0, 50.0, 100.0, 60.0)
+    for connected, alert in ((True, False), (False, True)):
+        away = spoilt(healthy, "peers", connected=connected, lag_seconds=900.0, catch_up=state)
+        assert assess(away).alert is alert
 
 
 def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
@@ -157,18 +194,21 @@ def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
         requests = replace(healthy.requests, append_failures_total=failures)
         (reason,) = assess(replace(healthy, requests=requests)).reasons
         assert (reason.level, reason.alert) == (Level.BROKEN, alert)
-    slow = RequestFigures(append_latency=Latency((*[0] * 8, 100, *[0] * 5), 20.0))
-    (reason,) = assess(replace(healthy, requests=slow)).reasons
-    assert (reason.level, reason.subject) == (Level.LATE, "store")
+    for bucket, alert in ((8, False), (9, False), (10, True)):  # up to 0.25, 0.5 and 1 s
+        counts = [98, *[0] * 13]
+        counts[bucket] = 2
+        slow = RequestStatus(append_latency=Latency(tuple(counts), 20.0))
+        (reason,) = assess(replace(healthy, requests=slow)).reasons
+        assert (reason.level, reason.subject, reason.alert) == (Level.LATE, "store", alert)
 
 
 def test_worst_comes_first(healthy: NodeSnapshot) -> None:
-    """Alerts stand before warnings, and broken before full before late; the summary counts the rest."""
+    """Alerts come before warnings, and broken before full before late; the summary counts the rest."""
     everything = spoilt(spoilt(healthy, "peers", lag_seconds=9.0), "sources", connected=False)
     everything = replace(everything, store_fill_percent=99.0, certificate_days_left=20.0)
     verdict = assess(everything)
-    told = [(reason.alert, reason.level) for reason in verdict.reasons]
-    assert told == [(True, Level.BROKEN), (True, Level.FULL), (True, Level.LATE), (False, Level.BROKEN)]
+    found = [(reason.alert, reason.level) for reason in verdict.reasons]
+    assert found == [(True, Level.BROKEN), (True, Level.FULL), (True, Level.LATE), (False, Level.BROKEN)]
     assert verdict.summary().startswith("broken: source line1: not connected, last value 0.5 s ago")
     assert verdict.summary().endswith("(and 3 more)")
 
@@ -176,7 +216,7 @@ def test_worst_comes_first(healthy: NodeSnapshot) -> None:
 def test_one_bad_consumer_does_not_hide_another(healthy: NodeSnapshot) -> None:
     """Each consumer has its own reason."""
     both = tuple(
-        ConsumerFigures(name, "facts.telemetry", "enterprise", "offline", 0, 10, 3_700.0) for name in ("a", "b")
+        ConsumerStatus(name, "facts.telemetry", "enterprise", "offline", 0, 10, 3_700.0) for name in ("a", "b")
     )
     assert [reason.subject for reason in assess(replace(healthy, consumers=both)).reasons] == [
         "consumer a",
@@ -210,15 +250,16 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
 
 
 def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
-    """One damaged place is enough, and a file set aside is named until somebody removes it."""
-    spoilt = replace(healthy, integrity=IntegrityFigures(damages=1, set_aside_bytes=7_000_000))
+    """One damaged place is an alert, and so is a file that was set aside, until it is removed."""
+    spoilt = replace(healthy, integrity=IntegrityStatus(damages=1, set_aside_bytes=7_000_000))
     verdict = assess(spoilt)
     assert (verdict.level, verdict.alert, len(verdict.reasons)) == (Level.BROKEN, True, 2)
     assert "7 MB" in str(verdict.reasons)
 
 
-def test_a_consumer_that_reads_is_not_asked_whether_it_runs(healthy: NodeSnapshot) -> None:
-    """Behind by as much, one that is away may have stopped; one that is there is catching up."""
+def test_the_hint_for_an_online_consumer(healthy: NodeSnapshot) -> None:
+    """At the same lag, the hint for an offline consumer asks whether its process runs; for an online one it does
+    not."""
     hints = [
         assess(spoilt(healthy, "consumers", behind_facts=5, oldest_unconfirmed_age_s=9e4, state=state)).reasons[0].hint
         for state in ("online", "offline")
@@ -226,20 +267,20 @@ def test_a_consumer_that_reads_is_not_asked_whether_it_runs(healthy: NodeSnapsho
     assert ["is its process running?" in hint for hint in hints] == [False, True]
 
 
-def test_a_pull_that_stands_is_an_alert(healthy: NodeSnapshot) -> None:
-    """A stream that is not exported to us is nobody's outage that passes: somebody must act, and is told so at once, also where the
-    stream never had an answer from which a lag could be told."""
+def test_a_blocked_pull_is_an_alert(healthy: NodeSnapshot) -> None:
+    """A stream that is not exported to us stays so until an operator acts: an alert at once, even before an answer gave
+    a lag."""
     peer = replace(
-        healthy.peers[0], connected=False, lag_seconds=None, trouble="stream_not_exported: no. Add it.", stands=True
+        healthy.peers[0], connected=False, lag_seconds=None, trouble="stream_not_exported: no. Add it.", blocked=True
     )
     verdict = assess(replace(healthy, peers=(peer,)))
     assert (verdict.level, verdict.alert) == (Level.BROKEN, True)
-    assert verdict.summary().endswith("it stands: stream_not_exported: no. Add it")
-    assert not assess(replace(healthy, peers=(replace(peer, stands=False),))).alert
+    assert verdict.summary().endswith("blocked: stream_not_exported: no. Add it")
+    assert not assess(replace(healthy, peers=(replace(peer, blocked=False),))).alert
 
 
 def test_a_fenced_pull_is_an_alert(healthy: NodeSnapshot) -> None:
-    """One that stopped because a twin took its place says just that, once, however far behind it is: it never catches up by itself."""
+    """A pull that another instance took over has that one reason, however large its lag is."""
     peer = replace(healthy.peers[0], connected=False, lag_seconds=9e5, trouble="lease 3 is in force", fenced=True)
     verdict = assess(replace(healthy, peers=(peer,)))
     assert (verdict.level, verdict.alert) == (Level.BROKEN, True)

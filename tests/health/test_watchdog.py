@@ -1,4 +1,4 @@
-"""The watchdog's food is withheld exactly while a part with work stands still longer than it may."""
+"""The watchdog is not fed exactly while a part with work stands still for longer than its limit."""
 
 from agent.health.watchdog import NS_PER_S, Decision, Progress, WatchdogCore
 
@@ -16,13 +16,14 @@ def writer(counter: int, *, busy: bool = True) -> Progress:
 
 
 def test_moving_parts_are_fed() -> None:
-    """A counter that moves feeds, for ever."""
+    """While the counter moves the watchdog is fed."""
     core = WatchdogCore()
     assert all(core.decide([writer(turn)], at(turn * 9)) == FED for turn in range(20))
 
 
 def test_a_stalled_part_withholds() -> None:
-    """With work and without progress, food ends when the limit is over, names the part, and returns with the next move."""
+    """With work and without progress feeding ends at the limit and names the part; it resumes with the next
+    progress."""
     core = WatchdogCore()
     assert core.decide([writer(5)], at(0)) == FED
     assert core.decide([writer(5)], at(10)) == FED
@@ -32,7 +33,7 @@ def test_a_stalled_part_withholds() -> None:
 
 
 def test_idle_is_not_stalled() -> None:
-    """Nothing to do is no stall, and work that arrives after a long rest has its whole limit."""
+    """A part without work is not stalled, and work that arrives later has the whole limit."""
     core = WatchdogCore()
     assert core.decide([writer(5, busy=False)], at(0)) == FED
     assert core.decide([writer(5, busy=False)], at(1_000)) == FED
@@ -49,7 +50,7 @@ def test_one_part_is_enough_to_withhold() -> None:
 
 
 def test_a_part_that_went_is_forgotten() -> None:
-    """A source removed from the tag map does not starve the node; back again, it starts anew."""
+    """A part that is gone stalls nothing; when it is back it has the whole limit."""
     core = WatchdogCore()
     core.decide([writer(1)], at(0))
     assert core.decide([], at(100)) == FED
@@ -64,7 +65,7 @@ def test_a_counter_that_starts_over_has_moved() -> None:
     assert core.decide([writer(0)], at(18)) == FED
 
 
-def test_a_clock_that_stands_still_or_steps_back_starves_nobody() -> None:
+def test_a_clock_that_stands_still_or_steps_back_is_no_stall() -> None:
     """Only time that has passed counts; a step back is no stall."""
     core = WatchdogCore()
     core.decide([writer(1)], at(100))

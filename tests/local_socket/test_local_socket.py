@@ -1,4 +1,4 @@
-"""The zone's own door: what comes through the socket is what the store did, and nothing wrong gets through."""
+"""The local socket: each answer is what the store did, and wrong requests are refused."""
 
 import asyncio
 import struct
@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent import local_socket
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import UnknownConsumer
-from agent.local_socket import local_socket
+from agent.local_socket.server import CONNECTIONS_MAX
+from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact
 from tests.waiting import wait_until_async
 
@@ -28,10 +30,10 @@ def request(message_id: str = "m1", fact: Fact = FACT, zone: str = "plant-a", **
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[FactStore]:
-    """A store with its door open."""
+    """A store whose local socket is served."""
     with FactStore.open(folder / "facts.db", "plant-a") as store:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(local_socket.serve(local_socket.Door(store), folder))
+            task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), folder))
             await wait_until_async((folder / local_socket.SOCKET).exists, "the socket")
             try:
                 yield store
@@ -41,7 +43,7 @@ async def serving(folder: Path) -> AsyncIterator[FactStore]:
 
 async def raw(folder: Path, payload: bytes) -> local_socket.Answer:
     """Send these bytes as a client might, and read the answer."""
-    with local_socket._address(folder) as address:
+    with socket_address(folder) as address:
         reader, writer = await asyncio.open_unix_connection(address)
     writer.write(payload)
     (length,) = struct.unpack("<I", await reader.readexactly(4))
@@ -70,8 +72,8 @@ def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) ->
 
 
 def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
-    """AcquireLease gives rising epochs; an append with an older one is answered with the epoch in force; a precondition that
-    cannot be decided is refused by its field."""
+    """AcquireLease gives rising epochs; an append with an older one is answered with the epoch in force; a precondition
+    that cannot be decided is refused by its field."""
 
     async def scenario() -> None:
         async with serving(tmp_path) as store:
@@ -124,8 +126,8 @@ def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
         (local_socket.ConfirmReceipt("nobody", 1), "nobody"),
     ],
 )
-def test_what_breaks_a_rule_is_refused_by_name(tmp_path: Path, wrong: local_socket.Request, why: str) -> None:
-    """A wrong request names its fault, stores nothing, and the next request is served."""
+def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_socket.Request, why: str) -> None:
+    """The answer names the wrong field, nothing is stored, and the next request is served."""
 
     async def scenario() -> None:
         async with serving(tmp_path) as store:
@@ -143,7 +145,7 @@ def test_what_breaks_a_rule_is_refused_by_name(tmp_path: Path, wrong: local_sock
     [framed(b"{}"), framed(b"\xff"), framed(b'{"operation":"Drop"}'), framed(b"[" * 5000), struct.pack("<I", 2**31)],
 )
 def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
-    """Garbage, unknown operations, deep nesting and a huge length get an answer, and the door stays open."""
+    """Garbage, unknown operations, deep nesting and a huge length get an answer, and the next client is served."""
 
     async def scenario() -> None:
         async with serving(tmp_path):
@@ -153,8 +155,8 @@ def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -
     asyncio.run(scenario())
 
 
-def test_without_a_node_the_caller_is_told_at_once(tmp_path: Path) -> None:
-    """No socket, or one left behind by a killed node, is the signal to open the store oneself."""
+def test_without_a_node_asking_fails_at_once(tmp_path: Path) -> None:
+    """Without a socket the client raises at once, so that a command can open the store itself."""
     with pytest.raises(FileNotFoundError):
         asyncio.run(local_socket.ask(tmp_path, request()))
 
@@ -172,27 +174,27 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) -> None:
-    """What follows its length cannot be told from another request, so it is not read as one."""
+    """The bytes after its length could be anything, so they are not read as another request."""
 
     async def scenario() -> None:
         async with serving(tmp_path):
-            with local_socket._address(tmp_path) as address:
+            with socket_address(tmp_path) as address:
                 reader, writer = await asyncio.open_unix_connection(address)
             writer.write(struct.pack("<I", 2**31) + bytes(1000))
-            told = await reader.read()
-            (length,) = struct.unpack_from("<I", told)
-            assert len(told) == 4 + length
+            answer = await reader.read()
+            (length,) = struct.unpack_from("<I", answer)
+            assert len(answer) == 4 + length
             writer.close()
 
     asyncio.run(scenario())
 
 
 def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The door closes with clients inside; they see the end, and the log stays quiet."""
+    """The server stops with clients connected; they see the end of the connection, and nothing is logged."""
 
     async def scenario() -> None:
         async with serving(tmp_path):
-            with local_socket._address(tmp_path) as address:
+            with socket_address(tmp_path) as address:
                 reader, writer = await asyncio.open_unix_connection(address)
         assert await reader.read() == b""
         writer.close()
@@ -202,7 +204,7 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path, ca
 
 
 def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None:
-    """Its facts would be released although that zone does not have them."""
+    """Otherwise its facts would be released although that zone does not have them."""
 
     async def scenario() -> None:
         async with serving(tmp_path) as store:
@@ -216,24 +218,25 @@ def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_a_state_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
-    """Not a traceback: what is wrong, and what to do."""
+def test_a_state_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    """The error says what is wrong and what to do."""
     (tmp_path / "state").write_text("")
     with pytest.raises(local_socket.StateFolderUnusable, match="Not a directory"):
         asyncio.run(local_socket.ask(tmp_path / "state", request()))
 
 
 def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
-    """As many as there are places, and none says a word, or only half of one: each is shown out, and the next is answered."""
+    """All places are taken by clients that send nothing or half a length: they are disconnected, and the next is
+    answered."""
 
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
-                task = group.create_task(local_socket.serve(local_socket.Door(store), tmp_path, idle_s=0.2))
+                task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path, idle_s=0.2))
                 await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
                 writers = []
-                for n in range(local_socket.CONNECTIONS_MAX):
-                    with local_socket._address(tmp_path) as address:
+                for n in range(CONNECTIONS_MAX):
+                    with socket_address(tmp_path) as address:
                         reader, writer = await asyncio.open_unix_connection(address)
                     writer.write(struct.pack("<I", 100)[: n % 5])
                     writers.append((reader, writer))
@@ -247,7 +250,7 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
 
 
 def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
-    """What happened and what to do are two fields: whoever prints both prints nothing twice."""
+    """What happened and what to do are two fields without a common text."""
 
     async def scenario() -> None:
         async with serving(tmp_path):
@@ -257,8 +260,9 @@ def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_acks_through_the_door(tmp_path: Path) -> None:
-    """The override reaches the store; `queued` comes back with its warning, and what a write class forbids is refused by name."""
+def test_acks_through_the_socket(tmp_path: Path) -> None:
+    """The request's acks reach the store; `queued` has its warning, and acks that the write class forbids are
+    refused."""
 
     async def scenario() -> None:
         streams = [
@@ -266,15 +270,15 @@ def test_acks_through_the_door(tmp_path: Path) -> None:
             StreamSettings("b", acks_timeout_ms=1),
         ]
         with FactStore.open(tmp_path / "facts.db", "plant-a", streams=streams) as store:
-            door = local_socket.Door(store)
-            refused = await door.answer(changed(request(), acks="all"))
+            handler = local_socket.RequestHandler(store)
+            refused = await handler.answer(changed(request(), acks="all"))
             assert isinstance(refused, local_socket.Refused)
             assert "write class is local" in refused.message
-            queued = await door.answer(changed(request(), stream="b", acks="all"))
+            queued = await handler.answer(changed(request(), stream="b", acks="all"))
             assert isinstance(queued, local_socket.Appended)
             assert (queued.outcome, queued.offset) == ("queued", 1)
             assert "none is registered" in queued.warning
-            assert await door.answer(changed(request("m2"), stream="b", acks="none")) == local_socket.Appended(
+            assert await handler.answer(changed(request("m2"), stream="b", acks="none")) == local_socket.Appended(
                 0, "queued"
             )
 

@@ -1,26 +1,27 @@
-"""The node as a whole where no peer and no source is needed: it starts, says why it ends, and stops."""
+"""The whole node, without peers and sources: it starts, reports why it ends, and stops."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
+from agent import local_socket
 from agent.config import HealthSettings, IdentitySettings, NodeSettings
-from agent.local_socket import local_socket
-from agent.node.node import Node, _first_mistake
+from agent.local_socket.transport import socket_address
+from agent.node.node import Node, _first_assertion
 from tests.waiting import wait_until_async
 
 
 async def run(folder: Path, stop: asyncio.Event) -> None:
     """A node without peers and sources."""
     settings = NodeSettings(IdentitySettings("plant-a", folder), health=HealthSettings(listen_port=0))
-    mistake = _first_mistake(asyncio.get_running_loop())
+    failed_assertion = _first_assertion(asyncio.get_running_loop())
     with local_socket.open_store(settings) as store:
-        await Node(settings, store, {}).run(stop, mistake)
+        await Node(settings, store, {}).run(stop, failed_assertion)
 
 
 def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
-    """asyncio logs what a callback raises and goes on; a part that stands still for it must not look alive."""
+    """asyncio only logs what a callback raises; the node must end rather than go on with a part that stands still."""
 
     async def scenario() -> None:
         def mistaken() -> None:
@@ -37,13 +38,13 @@ def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
 
 
 def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path) -> None:
-    """At the socket and at the health page alike: SIGTERM ends the node whoever is connected."""
+    """SIGTERM ends the node although a silent client is connected to its socket."""
 
     async def scenario() -> None:
         stop = asyncio.Event()
         running = asyncio.create_task(run(tmp_path, stop))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-        with local_socket._address(tmp_path) as address:
+        with socket_address(tmp_path) as address:
             reader, writer = await asyncio.open_unix_connection(address)
         stop.set()
         await running

@@ -1,4 +1,4 @@
-"""The node's figures: what cannot be read is missing and told once, and never ends the node."""
+"""The node's status: a value that cannot be read is missing, logged once, and never ends the node."""
 
 import asyncio
 import hashlib
@@ -7,27 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from agent import local_socket
 from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
-from agent.health.snapshot import PacingFigures
+from agent.health.snapshot import CatchUpStatus, ComparisonStatus, PacingStatus
 from agent.ingest.supervisor import Ingest, SourceStatistics, State
-from agent.local_socket import local_socket
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from agent.node.status import Figures
+from agent.node.status import StatusCollector
 from agent.replication.protocol.pull_events import Asking
+from agent.replication.pulling.anti_entropy import CompareStatistics
+from agent.replication.pulling.progress import CatchUp
 from agent.replication.pulling.puller import Pacing, PullStatistics
 from agent.telemetry import Telemetry
 
 STREAM = "facts.operational"
 
 
-def figures_of(store: FactStore, folder: Path) -> Figures:
-    """Figures of a node without peers and sources."""
+def collector_of(store: FactStore, folder: Path) -> StatusCollector:
+    """The collector of a node without peers and sources."""
     settings = NodeSettings(IdentitySettings("plant-a", folder))
-    return Figures(settings, store, {}, (), (), Ingest("plant-a", (), {}, store, ()), Telemetry())
+    return StatusCollector(settings, store, {}, (), (), Ingest("plant-a", (), {}, store, ()), Telemetry())
 
 
 def with_a_consumer_behind(folder: Path) -> FactStore:
@@ -40,14 +42,15 @@ def with_a_consumer_behind(folder: Path) -> FactStore:
 
 
 def test_the_age_of_a_consumer_is_the_time_it_had(tmp_path: Path) -> None:
-    """Not the source time of what it lacks, years ago, nor for how long that lay here before the consumer came."""
+    """Not since the source time of the facts, years ago, and not the time they were here before the consumer
+    registered."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.define([TagDefinition("tag:line1/t1")]).result(20)
         store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result(20)
         store.register_consumer("mes", "plant-a", "facts.telemetry", "oldest").result(20)
-        figures, kept = figures_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
-        figures._remembered.space = StoreSpace(0, None, None, None, (), (kept,))
-        (consumer,) = figures.snapshot().consumers
+        collector, kept = collector_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
+        collector._from_disk.space = StoreSpace(0, None, None, None, (), (kept,))
+        (consumer,) = collector.snapshot().consumers
         assert consumer.behind_facts == 1
         assert consumer.oldest_unconfirmed_age_s is not None
         assert consumer.oldest_unconfirmed_age_s < 60
@@ -60,47 +63,47 @@ def test_a_consumer_that_reads_says_how_fast(tmp_path: Path) -> None:
     with with_a_consumer_behind(tmp_path) as store:
         settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
         ingest = Ingest("plant-a", (), {}, store, ())
-        figures = Figures(settings, store, {}, (), (), ingest, Telemetry(), clock_s=lambda: now_s)
-        figures._look_at_consumers()
+        collector = StatusCollector(settings, store, {}, (), (), ingest, Telemetry(), clock_s=lambda: now_s)
+        collector._sample_consumers()
         messages = [
             Message(Envelope(f"m{n}", "plant-a", "*", 1), Fact("batch:B-1", "done", b"1")) for n in range(2, 12)
         ]
         store.append_messages(STREAM, messages).result(20)
         store.confirm("mes", 5).result(20)
         now_s = 102.0
-        figures._look_at_consumers()
-        (consumer,) = figures.snapshot().consumers
+        collector._sample_consumers()
+        (consumer,) = collector.snapshot().consumers
         assert (consumer.facts_per_s, consumer.behind_facts) == (2.5, 6)
         assert consumer.seconds_left is None, "it has more before it than at the first look"
 
 
-def test_room_that_cannot_be_read_costs_no_node(
+def test_space_that_cannot_be_read_does_not_end_the_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk in trouble costs the figures of room, said once; the others are told."""
+    """A disk error costs the values about space and is logged once; the others are there."""
     with with_a_consumer_behind(tmp_path) as store:
 
         def in_trouble() -> StoreSpace:
             raise StoreUnusable("disk I/O error", "check the disk")
 
         monkeypatch.setattr(store, "space", in_trouble)
-        figures = figures_of(store, tmp_path)
+        collector = collector_of(store, tmp_path)
         for _ in range(3):
-            assert figures._read_from_disk() is None
-        snapshot = figures.snapshot()
+            assert collector._read_from_disk() is None
+        snapshot = collector.snapshot()
         assert (snapshot.store_fill_percent, snapshot.streams[0].end_offset) == (None, 1)
-    assert [record.message for record in caplog.records] == ["figure_unreadable"]
+    assert [record.message for record in caplog.records] == ["status_unreadable"]
 
 
-def test_what_a_consumer_holds_back_is_told(tmp_path: Path) -> None:
-    """Room, fill and hours come from the store's own limits and the stream's own time to live."""
+def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
+    """Space, fill level and hours come from the store's own limits and the stream's own time to live."""
     limits = [StreamSettings(STREAM, keep_hours=1.0, ttl_hours=10.0, bytes_max=1024 * 1024)]
     with_a_consumer_behind(tmp_path).close()
     settings = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings, streams=limits) as store:
-        figures = figures_of(store, tmp_path)
-        figures._remembered.space = figures._read_from_disk()
-        snapshot = figures.snapshot()
+        collector = collector_of(store, tmp_path)
+        collector._from_disk.space = collector._read_from_disk()
+        snapshot = collector.snapshot()
         (stream,), (consumer,) = snapshot.streams, snapshot.consumers
         assert (stream.bytes_max, stream.ttl_hours) == (1024 * 1024, 10.0)
         assert stream.fill_percent == pytest.approx(100 * stream.bytes / 1024 / 1024)
@@ -113,64 +116,83 @@ def test_what_a_consumer_holds_back_is_told(tmp_path: Path) -> None:
 
 
 def pull_statistics(**some: object) -> PullStatistics:
-    """A pull of which only this is known."""
+    """The statistics of a pull, 0 where not given."""
     names = [each.name for each in fields(PullStatistics)]
     return PullStatistics(**(dict.fromkeys(names, 0) | {"peer_zone": "plant-b", "catch_up": None} | some))  # type: ignore[arg-type]
 
 
-def test_what_keeps_a_pull_is_told(tmp_path: Path) -> None:
-    """Its peer's bandwidth, with seconds for milliseconds and whether it waits now, and its own store; nothing where nothing does."""
+def test_what_delays_a_pull(tmp_path: Path) -> None:
+    """The peer's bandwidth limit, in seconds and with whether it delays the pull now, and why a page is not stored."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        figures = figures_of(store, tmp_path)
+        collector = collector_of(store, tmp_path)
         pacing = Pacing(50_000, 8_863, 1_831, 438_602)
         for asking in (Asking.PACED, Asking.WAITING):
-            told = figures._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
-            assert told.pacing == PacingFigures(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
-            assert told.page_waits == "full"
-        assert figures._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
+            found = collector._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
+            assert found.pacing == PacingStatus(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
+            assert found.page_waits == "full"
+        assert collector._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
 
 
-def test_what_a_source_lost_is_told(tmp_path: Path) -> None:
-    """Every figure of a source that its supervisor keeps reaches the picture, each under its own name."""
+def test_what_a_pull_and_its_comparisons_count_is_in_the_status(tmp_path: Path) -> None:
+    """Counts of the pull, its catching up and its comparisons reach the status, each under its own name."""
+    counted = {"facts_stored": 1, "facts_duplicate": 2, "pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6}
+    counted |= {"restarts": 7, "lease": 8}
+    comparisons = {"comparisons": 1, "failures": 2, "divergent_ranges": 3, "repaired_ranges": 4, "repaired_facts": 5}
+    compared = CompareStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)
+    pull = pull_statistics(
+        catch_up=CatchUp(10, 30, 50, 5.0, 4.0), pacing=None, offset=30, peer_end_offset=50, **counted
+    )
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        status = collector_of(store, tmp_path)._peer(pull, compared)
+    assert (status.zone, status.position, status.end_offset) == ("plant-b", 30, 50)
+    lease = counted.pop("lease")
+    assert {name: getattr(status, f"{name}_total") for name in counted} == counted
+    assert status.lease == lease
+    assert status.catch_up == CatchUpStatus(10, 50.0, 5.0, 4.0)
+    assert status.compared == ComparisonStatus(1, 2, 3, 4, 5, 6, is_equal=False)
+
+
+def test_counts_of_a_source(tmp_path: Path) -> None:
+    """Every count that a supervisor keeps reaches the status under its own name."""
     counted = {"tags": 40, "tags_bad": 3, "connects_total": 2, "duplicates_total": 4, "out_of_order_total": 5}
     counted |= {"polls_missed_total": 6, "store_refused_total": 7, "values_total": 8, "errors_total": 9}
     names = [each.name for each in fields(SourceStatistics)]
     source = SourceStatistics(**(dict.fromkeys(names, "") | counted | {"dropped_total": 10, "state": State.CONNECTED}))  # type: ignore[arg-type]
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        figures = figures_of(store, tmp_path)
-        figures._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
-        (told,) = figures.snapshot().sources
-    assert {name: getattr(told, name) for name in counted} == counted
-    assert told.lost_total == 10
-    assert told.connected
+        collector = collector_of(store, tmp_path)
+        collector._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
+        (found,) = collector.snapshot().sources
+    assert {name: getattr(found, name) for name in counted} == counted
+    assert found.lost_total == 10
+    assert found.connected
 
 
-def test_artifacts_at_their_limit_are_told(tmp_path: Path) -> None:
-    """What they take, what they may, and what is lacking for the one that was refused."""
+def test_artifacts_at_their_limit(tmp_path: Path) -> None:
+    """Their size, their limit, and the room that is missing for the one that was refused."""
     settings = StoreSettings(artifacts_total_bytes_max=100)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings) as store:
         digests = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in (b"a" * 80, b"b" * 30)]
         store.artifacts.put_chunk(digests[0], 80, 0, b"a" * 80)
         with pytest.raises(ArtifactsFull, match="artifacts_total_bytes_max reached"):
             store.artifacts.put_chunk(digests[1], 30, 0, b"b" * 30)
-        figures = figures_of(store, tmp_path)
-        figures._read_from_disk()
-        told = figures.snapshot().store
-        assert (told.artifact_bytes, told.artifact_bytes_max, told.artifact_bytes_lacking) == (80, 100, 10)
+        collector = collector_of(store, tmp_path)
+        collector._read_from_disk()
+        found = collector.snapshot().store
+        assert (found.artifact_bytes, found.artifact_bytes_max, found.artifact_bytes_lacking) == (80, 100, 10)
 
 
 def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
     """The watchdog must not end a node whose disk is full: it serves what it holds."""
     with with_a_consumer_behind(tmp_path) as store:
-        (before,) = figures_of(store, tmp_path).progress()
+        (before,) = collector_of(store, tmp_path).progress()
         with pytest.raises(Exception, match="cannot be sealed"):  # counted as a full disk would be
             store.append_samples(STREAM, [Sample(9, 1, 1.0, 0)]).result(20)
-        (after,) = figures_of(store, tmp_path).progress()
+        (after,) = collector_of(store, tmp_path).progress()
         assert after.counter > before.counter
 
 
-def test_samples_nobody_waits_for_are_counted(tmp_path: Path) -> None:
-    """They stay out of the latency, not out of the count."""
+def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
+    """They are in the count, but not in the latency."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.define([TagDefinition("tag:line1/t1")]).result(20)
         store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result(20)
@@ -178,12 +200,12 @@ def test_samples_nobody_waits_for_are_counted(tmp_path: Path) -> None:
         assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
 
 
-def test_the_figures_of_a_node_that_answers_locally(tmp_path: Path) -> None:
-    """An append at the local door moves what the health page tells."""
+def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
+    """A confirmation at the local socket is counted."""
 
     async def scenario() -> None:
         with with_a_consumer_behind(tmp_path) as store:
-            await local_socket.Door(store).answer(local_socket.ConfirmReceipt("mes", 1))
-            assert figures_of(store, tmp_path).snapshot().requests.confirms_total == 1
+            await local_socket.RequestHandler(store).answer(local_socket.ConfirmReceipt("mes", 1))
+            assert collector_of(store, tmp_path).snapshot().requests.confirms_total == 1
 
     asyncio.run(scenario())

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from agent import local_socket
 from agent.config import BrokerSettings, load
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
-from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
 from agent.node.compare import access_of, identity_of
-from agent.node.latest import look_up_in
+from agent.node.latest import latest_lookup
 from agent.node.node import Node as WholeNode
-from agent.node.peer_latest_cache import heard_rows
+from agent.node.peer_latest_cache import peer_latest
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
@@ -80,11 +80,11 @@ class Node:
         self,
         exports: dict[str, Iterable[str]],
         appends: dict[str, Iterable[str]] | None = None,
-        heard_in: Path = Path("/nonexistent"),
+        peer_latest_in: Path = Path("/nonexistent"),
     ) -> Server:
-        """Answer these zones, which may read and append to these streams; `heard_in` is where told values are kept."""
+        """Answer these zones, which may read and append to these streams; `peer_latest_in` is where told values are kept."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
-        look_up = look_up_in(self.store.reader, lambda _: 0, partial(heard_rows, heard_in))
+        look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
         self.server = Server(
             self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up
         )

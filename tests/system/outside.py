@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from agent import batch
+from agent import batch, local_socket
 from agent.fact_store.read.reader import StoreReader
-from agent.local_socket import local_socket
 from agent.message import Envelope, Fact
 from tests.waiting import wait_until_async
 

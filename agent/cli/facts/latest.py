@@ -151,11 +151,11 @@ def _tell_none(rows: Sequence[object], tag_glob: str, zone: str | None) -> None:
 def _heard(config_file: Path, stream: str | None) -> list[ShownRow]:
     """What peers told of streams whose pulls began at the latest values."""
     state_dir = load(config_file).node.state_dir
-    if not (state_dir / "heard").is_dir():  # as nearly everywhere: do not load what reads it
+    if not (state_dir / "peer_latest").is_dir():  # as nearly everywhere: do not load what reads it
         return []
-    from agent.node.peer_latest_cache import heard_rows
+    from agent.node import peer_latest
 
-    return heard_rows(state_dir, stream)
+    return peer_latest(state_dir, stream)
 
 
 def _tell_heard(rows: Sequence[ShownRow]) -> None:

@@ -9,7 +9,7 @@ import re
 
 from agent.cli.ask_peer import ask_peer
 from agent.config import NodeSettings
-from agent.node.peer_latest_cache import row_of
+from agent.node import record_of
 from agent.query.bounds import matches_glob
 from agent.query.latest import ShownRow
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
@@ -23,7 +23,7 @@ def ask_latest(
     while True:
         request = GetLatest(stream=stream, prefix=literal_prefix(tag_glob), after=after, fresh_ms=fresh_ms)
         answer = ask_peer(settings, peer, request, LatestAnswer, answer_s)
-        rows += [row_of(each, stream) for each in answer.values if matches_glob(each.subject, [tag_glob])]
+        rows += [record_of(each, stream) for each in answer.values if matches_glob(each.subject, [tag_glob])]
         if not answer.more:
             return rows
         after = answer.last_after(after)

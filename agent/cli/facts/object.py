@@ -78,7 +78,7 @@ def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size:
         asyncio.run(feed(source, send_to(partial(local_socket.ask, settings.node.state_dir)), CHUNK_BYTES_MAX))
     except (FileNotFoundError, ConnectionRefusedError):
         with local_socket.open_store(settings) as store:
-            asyncio.run(feed(source, send_to(local_socket.Door(store).answer), CHUNK_BYTES_MAX))
+            asyncio.run(feed(source, send_to(local_socket.RequestHandler(store).answer), CHUNK_BYTES_MAX))
 
 
 async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:

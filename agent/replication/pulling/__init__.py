@@ -1,7 +1,7 @@
 """The pulling side: one stream of one peer brought into the store, its artifacts, and the comparison of both stores."""
 
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
-from agent.replication.pulling.latest_seed import FirstValues
+from agent.replication.pulling.latest_seed import LatestSeed
 from agent.replication.pulling.puller import Puller, PullSettings, PullStatistics
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.pulling.token_bucket import Bandwidth, Share
@@ -11,7 +11,7 @@ __all__ = [
     "CompareSettings",
     "Comparer",
     "Comparison",
-    "FirstValues",
+    "LatestSeed",
     "PayingAsker",
     "PullSettings",
     "PullStatistics",

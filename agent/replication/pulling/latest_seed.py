@@ -36,7 +36,7 @@ VALUES_KEPT_MAX = 100_000
 _log = logging.getLogger(__name__)
 
 
-class FirstValues:
+class LatestSeed:
     """Asks for the values of one stream until they are there, and has them kept; `zones` are those whose facts this peer may bring."""
 
     def __init__(
@@ -67,11 +67,11 @@ class FirstValues:
             except (ReplicationError, OSError) as error:
                 if str(error) != told_why:
                     told_why = str(error)
-                    _log.warning("first_values_missing", extra={**fields, "reason": told_why})
+                    _log.warning("latest_seed_missing", extra={**fields, "reason": told_why})
                 await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures, self._chance()) / 1000)
                 failures += 1
             else:
-                _log.info("first_values_kept", extra={**fields, "values": len(told.values)})
+                _log.info("latest_seed_kept", extra={**fields, "values": len(told.values)})
                 return
 
     async def _ask(self) -> PeerLatest:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from agent.cli import status as status_command
-from agent.health.snapshot import NodeSnapshot, PeerFigures
+from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.replication.broker.diagnosis import Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.session import BrokerTarget
@@ -141,7 +141,7 @@ def test_another_major_version_is_named_to_who_asks(
         assert both in bad[0].diagnostic.what
         assert bad[0].diagnostic.hint == "Update the older of the two nodes."
         figures = NodeSnapshot(
-            "idmz", "e", 0, 0, None, peers=(PeerFigures("plant-a", STREAM, False, 0, 0, trouble=reason),)
+            "idmz", "e", 0, 0, None, peers=(PeerStatus("plant-a", STREAM, False, 0, 0, trouble=reason),)
         )
         shown = {**figures.to_json(), "summary": "", "reasons": []}
         assert both in status_command.text(shown)

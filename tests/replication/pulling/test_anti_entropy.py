@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agent import local_socket
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
 from agent.fact_store.integrity.verify import Verified, verify_store
 from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.store import FactStore
-from agent.local_socket import local_socket
 from agent.node import compare
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import PeerPosition, ReceivedDefinition
@@ -425,7 +425,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
                 assert sealed(store)[:10] == before
                 link = Link(access(broker, "idmz"))
                 known = compare.comparers(load(config), store, {"plant-a": Requester(link, "plant-a")}, {})
-                door = local_socket.Door(store, partial(compare.compare, known))
+                door = local_socket.RequestHandler(store, partial(compare.compare, known))
                 tasks = [asyncio.create_task(one) for one in (link.run(), local_socket.serve(door, tmp_path / "state"))]
                 await link.wait_up()
                 output = await asyncio.to_thread(said, "bsfg peer compare plant-a --json")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agent import local_socket
 from agent.cli import bsfg
 from agent.config import load
-from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
-from agent.node.peer_latest_cache import FOLDER, heard_rows, is_kept, keep
+from agent.node.peer_latest_cache import FOLDER, has_peer_latest, peer_latest, save_peer_latest
 from agent.replication.protocol.messages import LatestEntry
-from agent.replication.pulling.latest_seed import FirstValues
+from agent.replication.pulling.latest_seed import LatestSeed
 from agent.replication.pulling.throttled_requester import PayingAsker
 from agent.replication.serving.latest_page import PeerLatest
 from tests.replication.nodes import STREAM, Node, whole_node
@@ -66,7 +66,7 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
         assert server is not None
         async with plant.running():
             async with whole_node(folder, broker, "idmz", PULL):
-                await wait_until_async(lambda: is_kept(folder / "state", "plant-a", STREAM), "the values")
+                await wait_until_async(lambda: has_peer_latest(folder / "state", "plant-a", STREAM), "the values")
                 assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
                 assert plant.store.consumers()[0].frontier == history
                 await say(plant, 200, range(1, 3))
@@ -94,13 +94,13 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
 
     async def scenario() -> None:
         idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
-        keep(tmp_path, told("plant-a", [value(1), value(2)]))
-        idmz.serve({"enterprise": [STREAM]}, heard_in=tmp_path)
+        save_peer_latest(tmp_path, told("plant-a", [value(1), value(2)]))
+        idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
         begun, kept = asyncio.Event(), list[PeerLatest]()
-        values = FirstValues(
+        values = LatestSeed(
             PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
         )
-        others = FirstValues(PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append)
+        others = LatestSeed(PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append)
         async with idmz.running(), enterprise.running():
             begun.set()
             await values.run()
@@ -124,16 +124,16 @@ def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
 def test_what_is_kept_is_read_back_whole_or_not_at_all(tmp_path: Path) -> None:
     """Values of two peers are kept apart and read together; a newer telling takes the place of the one before; a file that is cut is
     as good as none."""
-    keep(tmp_path, told("plant-a", [value(1)]))
-    keep(tmp_path, told("plant-b", [value(2), value(3)]))
-    keep(tmp_path, told("plant-a", [value(4)]))
-    rows = heard_rows(tmp_path, STREAM)
+    save_peer_latest(tmp_path, told("plant-a", [value(1)]))
+    save_peer_latest(tmp_path, told("plant-b", [value(2), value(3)]))
+    save_peer_latest(tmp_path, told("plant-a", [value(4)]))
+    rows = peer_latest(tmp_path, STREAM)
     assert [(row["subject"], row["via"], row["value"]) for row in rows] == [
         ("tag:004", "plant-a", "x" * 10), ("tag:002", "plant-b", "x" * 10), ("tag:003", "plant-b", "x" * 10),
     ]  # fmt: skip
-    assert heard_rows(tmp_path, "facts.other") == []
-    assert (is_kept(tmp_path, "plant-a", STREAM), is_kept(tmp_path, "plant-c", STREAM)) == (True, False)
+    assert peer_latest(tmp_path, "facts.other") == []
+    assert (has_peer_latest(tmp_path, "plant-a", STREAM), has_peer_latest(tmp_path, "plant-c", STREAM)) == (True, False)
     (cut,) = (tmp_path / FOLDER).glob("plant-b.*")
     cut.write_bytes(cut.read_bytes()[:-9])
-    assert not is_kept(tmp_path, "plant-b", STREAM)
-    assert [row["via"] for row in heard_rows(tmp_path)] == ["plant-a"]
+    assert not has_peer_latest(tmp_path, "plant-b", STREAM)
+    assert [row["via"] for row in peer_latest(tmp_path)] == ["plant-a"]

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent import local_socket
 from agent.append_contract import append_answer
 from agent.batch import open_messages, parse
 from agent.fact_store.log.settings import StreamSettings
-from agent.local_socket import local_socket
 from agent.message import Envelope, Fact, Message
 from agent.replication.mqtt.requester import Requester, ask_once
 from agent.replication.protocol.errors import PeerRefused
@@ -146,7 +146,7 @@ def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_p
     async def scenario(plant: Node, asker: Requester) -> None:
         there = [(await outcomes(asker, request(one, stream=stream)))[0] for stream, one in asked]
         here = Node.open(broker, "plant-a", tmp_path / "other", streams=STREAMS)
-        door = local_socket.Door(here.store)
+        door = local_socket.RequestHandler(here.store)
         for (stream, one), answer in zip(asked, there, strict=True):
             at_home = await door.answer(door_request(one, stream))
             assert isinstance(at_home, local_socket.Appended)

@@ -1,0 +1,78 @@
+"""Core: how far the consumers of a store are behind in time, and which of them catch up, from samples of the last
+minutes.
+
+Source times do not say it: a zone that reads a year of history is not a year late, a relay that fills up holds facts
+that were old when they came, and a device's clock may be hours off. What counts is how long a fact has been in this
+store unconfirmed. The store's own marks say that to the minute (`fact_store`'s forecast); samples of where each stream
+ended say it to the second.
+
+A consumer catches up if its backlog shrank over the last minute. One that confirms in bursts appears to stand still
+between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ENDS_MAX = 600
+"""Ten minutes at one sample a second. Beyond that the store's precision of a minute is enough."""
+SAMPLES_MAX = 60
+"""A minute: long enough for the largest page on a slow line, short enough to notice a reader that has stopped."""
+_SPAN_S_MIN = 0.5
+"""A shorter time gives no usable rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRate:
+    """Facts that a consumer confirms per second, and the seconds until it has everything; None while its backlog does
+    not shrink."""
+
+    facts_per_s: float
+    seconds_left: float | None
+
+
+class ConsumerLag:
+    """Sampled about once a second."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, deque[tuple[float, int]]] = {}  # when, end
+        self._consumers: dict[str, deque[tuple[float, int, int]]] = {}  # when, frontier, end
+
+    def sample(self, now_s: float, ends: Mapping[str, int], frontiers: Mapping[str, tuple[str, int]]) -> None:
+        """Add where each stream ends now, and how far each consumer has confirmed (consumer: stream, frontier)."""
+        for stream, end in ends.items():
+            self._streams.setdefault(stream, deque(maxlen=ENDS_MAX)).append((now_s, end))
+        for gone in self._consumers.keys() - frontiers.keys():
+            del self._consumers[gone]
+        for name, (stream, frontier) in frontiers.items():
+            samples = self._consumers.setdefault(name, deque(maxlen=SAMPLES_MAX))
+            samples.append((now_s, frontier, ends[stream]))
+
+    def age_s(self, stream: str, frontier: int, now_s: float) -> float | None:
+        """An upper bound of the time for which the first fact after a frontier has been here; None if longer than the
+        samples go back."""
+        for at_s, end in reversed(self._streams.get(stream, ())):
+            if end <= frontier:
+                return now_s - at_s
+        return None
+
+    def rate(self, name: str) -> ReadRate | None:
+        """A consumer's rate since it last stood still. None while it stands still, or while there are too few
+        samples."""
+        samples = self._consumers.get(name)
+        if not samples:
+            return None
+        first = samples[0]
+        for sample in samples:
+            if sample[1] != first[1]:
+                break
+            first = sample
+        now_s, frontier, end = samples[-1]
+        took_s = now_s - first[0]
+        if took_s < _SPAN_S_MIN:
+            return None
+        shrunk_by = (first[2] - first[1]) - (end - frontier)
+        left_s = (end - frontier) * took_s / shrunk_by if shrunk_by > 0 else None
+        return ReadRate((frontier - first[1]) / took_s, left_s)

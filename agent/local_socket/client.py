@@ -1,0 +1,51 @@
+"""Asks the node that runs on a state folder, through its local socket: one request, one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from agent.local_socket.messages import Answer, Request
+from agent.local_socket.transport import (
+    ANSWER_BYTES_MAX,
+    LocalError,
+    StateFolderUnusable,
+    framed,
+    read_length,
+    socket_address,
+)
+
+ANSWER_S_MAX = 30.0
+_ANSWER = msgspec.json.Decoder(Answer)
+
+
+async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:
+    """Ask the node that runs on this state folder. `waits_ms` is the time for which the request itself may wait for
+    others (acks).
+
+    Raises FileNotFoundError or ConnectionRefusedError when no node runs, StateFolderUnusable when the folder cannot be
+    entered, and LocalError when the node ends before it answers or does not answer in time.
+    """
+    try:
+        with socket_address(state_dir) as address:
+            reader, writer = await asyncio.open_unix_connection(address, limit=ANSWER_BYTES_MAX)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise
+    except OSError as error:
+        raise StateFolderUnusable(f"{state_dir}: {error.strerror}") from error
+    try:
+        writer.write(framed(request))
+        async with asyncio.timeout(ANSWER_S_MAX + waits_ms / 1000):
+            length = min(await read_length(reader), ANSWER_BYTES_MAX)
+            answer: Answer = _ANSWER.decode(await reader.readexactly(length))
+            return answer
+    except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
+        raise LocalError(
+            "the node ended before it answered", "ask again; the same message_id is stored once"
+        ) from error
+    except TimeoutError as error:
+        raise LocalError(f"the node did not answer in {ANSWER_S_MAX:.0f} s", "see `bsfg status` and its log") from error
+    finally:
+        writer.close()

@@ -1,0 +1,151 @@
+"""Carries out the requests of the local socket on the node's store.
+
+A store has one writer. While a node runs, the node is it, and commands and applications of the same user ask it through
+the socket. While none runs, a command opens the store itself and uses the same `RequestHandler`, so a request means the
+same both ways. Reading needs neither: any process may read the store's file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+from agent.append_contract import Precondition, append_answer, check_from_zone
+from agent.config import NodeSettings
+from agent.errors import BsfgError
+from agent.fact_store import ConsumerNotYours, FactStore, Producers, StoreError, UnknownConsumer, is_in_sync
+from agent.local_socket.messages import (
+    AcquireLease,
+    Answer,
+    Appended,
+    AppendFact,
+    Compared,
+    ComparePeer,
+    Confirmed,
+    ConfirmReceipt,
+    ConsumerEntry,
+    Consumers,
+    LeaseAcquired,
+    ListConsumers,
+    ObjectPut,
+    PutObject,
+    Refused,
+    RegisterConsumer,
+    Registered,
+    RemoveConsumer,
+    Removed,
+    Request,
+)
+from agent.local_socket.transport import LocalError, StateFolderUnusable
+from agent.message import CONSUMER, STREAM, ZONE, Message, check_name
+
+Compare = Callable[[ComparePeer], Awaitable[Compared]]
+
+
+@contextlib.contextmanager
+def open_store(settings: NodeSettings) -> Iterator[FactStore]:
+    """The node's store, closed at the end; its folder is made if missing. Raises StateFolderUnusable and StoreError."""
+    try:
+        settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+    with FactStore.open(
+        settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream, unattended=True
+    ) as store:
+        yield store
+
+
+class RequestHandler:
+    """Carries out requests on a store that this process owns. `compare` reaches peers; None where no link to a peer is
+    open."""
+
+    def __init__(self, store: FactStore, compare: Compare | None = None) -> None:
+        self._store = store
+        self._producers = Producers(store)
+        self._compare = compare
+
+    async def answer(self, request: Request) -> Answer:
+        """The answer to a request. An error of the store or of a check becomes `Refused`."""
+        try:
+            return await self._carry_out(request)
+        except BsfgError as error:
+            return Refused(error.why if isinstance(error, StoreError) else str(error), error.hint)
+
+    async def _carry_out(self, request: Request) -> Answer:
+        store = self._store
+        match request:
+            case AppendFact():
+                message = Message(request.envelope, request.fact)
+                check_from_zone(message, store.zone)
+                asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
+                outcome = await self._producers.append_message(
+                    request.stream, message, acks=request.acks, precondition=asked
+                )
+                return Appended(**append_answer(outcome))
+            case AcquireLease():
+                return LeaseAcquired(await asyncio.wrap_future(store.acquire_lease(request.stream, request.producer)))
+            case PutObject(digest, size, offset, data):
+                held = await asyncio.to_thread(store.artifacts.put_chunk, digest, size, offset, data)
+                return ObjectPut(held.received, held.is_complete)
+            case RegisterConsumer():
+                check_name("consumer_name", request.consumer_name, CONSUMER)
+                check_name("stream", request.stream, STREAM)
+                name, zone = request.consumer_name, request.zone or store.zone
+                check_name("zone", zone, ZONE)
+                registering = store.register_consumer(name, zone, request.stream, request.start)
+                state = await asyncio.wrap_future(registering)
+                if request.is_fetching:
+                    store.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
+                return Registered(state.stream, state.frontier)
+            case ListConsumers():
+                return Consumers(await asyncio.to_thread(consumer_entries, store))
+            case RemoveConsumer():
+                entries = {one.name: one for one in await asyncio.to_thread(consumer_entries, store)}
+                if request.consumer_name not in entries:
+                    raise UnknownConsumer(f"no consumer {request.consumer_name!r}")
+                removing = store.remove_consumer(request.consumer_name, force=request.force, now=request.now)
+                state_after = await asyncio.wrap_future(removing)
+                return Removed(state_after.value, entries[request.consumer_name])
+            case ComparePeer():
+                if self._compare is None:
+                    raise LocalError("this process has no link to a peer", "ask the node")
+                return await self._compare(request)
+            case ConfirmReceipt():
+                known = store.consumer(request.consumer_name)
+                if known is not None and known.zone != store.zone:
+                    raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
+                frontier = await asyncio.wrap_future(
+                    store.confirm(request.consumer_name, request.offset, request.first_offset)
+                )
+                return Confirmed(frontier)
+
+
+def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
+    """Every consumer now. What the store keeps for each is read from disk, in the calling thread."""
+    entries, now_ns = [], time.monotonic_ns()
+    held = {one.name: one for one in store.space().consumers}
+    for consumer in store.consumers():
+        kept, end_offset = held.get(consumer.name), store.end_offset(consumer.stream)
+        lag_ns = store.policy(consumer.stream).in_sync_lag_ms * 1_000_000
+        in_sync = any(
+            one.name == consumer.name and is_in_sync(one, lag_ns, now_ns) for one in store.followers(consumer.stream)
+        )
+        entries.append(
+            ConsumerEntry(
+                name=consumer.name,
+                stream=consumer.stream,
+                zone=consumer.zone,
+                state=consumer.lifecycle.value,
+                in_sync=in_sync,
+                frontier=consumer.frontier,
+                behind_facts=max(0, end_offset - consumer.frontier),
+                held_bytes=kept.bytes_held if kept else 0,
+                held_hours=kept.hours_held if kept and consumer.frontier < end_offset else None,
+                seen_unix_ms=store.seen_unix_ms(consumer.name),
+                lease_epoch=consumer.lease.epoch,
+                lease_holder=consumer.lease.holder,
+            )
+        )
+    return sorted(entries, key=lambda one: one.name)

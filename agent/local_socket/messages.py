@@ -1,0 +1,198 @@
+"""Requests and answers of the local socket, as they go over it in JSON: `operation` and the fields here, bytes as
+base64.
+
+Requests that peers make too have the same names as in `agent.replication`. Those declare more: an asking zone, a store
+epoch and a consumer's lease, none of which a program on this machine has.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.fact_store import Acks, Start
+from agent.message import Envelope, Fact
+from agent.replication.protocol.messages import AppendedEntry
+
+
+class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
+    """Append one message to a stream. The same message_id with the same content is stored once and answered with its
+    offset."""
+
+    stream: str
+    envelope: Envelope
+    fact: Fact
+    acks: Acks | None = None
+    # Conditions: no newer lease is in force under this producer's name, and no fact about the subject is newer than
+    # base_offset.
+    producer: str | None = None
+    lease_epoch: int | None = None
+    base_offset: int | None = None
+
+
+class AcquireLease(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """A new lease epoch for a producer, durable. Appends of the producer with a lower epoch are fenced from now on."""
+
+    stream: str
+    producer: str
+
+
+class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
+    """Register a consumer, durably. One that exists on the same stream is left as it is."""
+
+    consumer_name: str
+    stream: str
+    start: Start = "oldest"
+    zone: str | None = None  # None: this zone
+    is_fetching: bool = False  # facts are read next, so the consumer counts as seen
+
+
+class ListConsumers(msgspec.Struct, frozen=True, tag="ListConsumers", tag_field="operation"):
+    """List the consumers of all zones."""
+
+
+class RemoveConsumer(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="operation"):
+    """Start the deletion of a consumer, or with `now` delete it at once. One that was active lately needs `force`."""
+
+    consumer_name: str
+    force: bool = False
+    now: bool = False
+
+
+class ComparePeer(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):
+    """Compare every stream pulled from a peer with that peer. `repair`: fetch what differs. `scan`: verify all batches
+    here first."""
+
+    zone: str
+    repair: bool = False
+    scan: bool = False
+
+
+class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer."""
+
+    consumer_name: str
+    offset: int
+    first_offset: int | None = None
+
+
+class PutObject(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):
+    """The next bytes of an artifact of `size` bytes, at most 256 KiB. Without data: ask how many bytes are here."""
+
+    digest: str
+    size: int
+    offset: int = 0
+    data: bytes = b""
+
+
+class Appended(AppendedEntry, frozen=True, omit_defaults=False, tag="AppendFact", tag_field="operation"):
+    """The outcome: applied, noop_already_applied, conflicting_duplicate (nothing changed, `offset` is the other
+    message's), superseded (nothing changed, `offset` is the newer fact's), rejected_fenced (nothing changed,
+    `lease_epoch` is in force), or queued (not yet stored as `acks` asks; `warning` says why)."""
+
+
+class LeaseAcquired(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """The lease epoch to append with."""
+
+    lease_epoch: int
+
+
+class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
+    """The consumer's stream and confirmed frontier."""
+
+    stream: str
+    frontier: int
+
+
+class ConsumerEntry(msgspec.Struct, frozen=True):
+    """A consumer. `held_bytes` counts whole batches from the first it has not confirmed; `held_hours` is the age of the
+    newest fact in that batch."""
+
+    name: str
+    stream: str
+    zone: str
+    state: str
+    in_sync: bool
+    frontier: int
+    behind_facts: int
+    held_bytes: int
+    held_hours: float | None
+    seen_unix_ms: int | None
+    lease_epoch: int = 0
+    """In force; 0 if no instance ever asked for one."""
+    lease_holder: str = ""
+    """The instance that holds the lease."""
+
+
+class Consumers(msgspec.Struct, frozen=True, tag="ListConsumers", tag_field="operation"):
+    """All consumers, by name."""
+
+    consumers: list[ConsumerEntry]
+
+
+class Removed(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="operation"):
+    """`state`: deletion started, or deleted. `was`: the consumer before."""
+
+    state: str
+    was: ConsumerEntry
+
+
+class ComparedStream(msgspec.Struct, frozen=True):
+    """What comparing one stream found. `missing` and `damaged` here are (origin, first, last sequence),
+    `damaged_definitions` (origin, first number), at most a thousand each. `refused`: what the peer offered as a repair
+    and failed the checks."""
+
+    stream: str
+    compared_facts: int
+    exchanges: int
+    bytes: int
+    divergent_ranges: int
+    missing: list[tuple[str, int, int]]
+    damaged: list[tuple[str, int, int]]
+    forks: list[str]
+    repaired_ranges: int
+    repaired_facts: int
+    unavailable_facts: int
+    refused: list[str]
+    missing_artifacts: int = 0
+    repaired_artifacts: int = 0
+    damaged_definitions: list[tuple[str, int]] = []
+    repaired_definitions: int = 0
+
+
+class Compared(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):
+    """The streams pulled from the peer."""
+
+    streams: list[ComparedStream]
+
+
+class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """The frontier after the confirmation, durable before it was answered."""
+
+    cursor_advanced_to: int
+
+
+class ObjectPut(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):
+    """`received` bytes are here; send on from there. `is_complete`: all are here, match the digest and are durable."""
+
+    received: int
+    is_complete: bool
+
+
+class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
+    """The request was not carried out."""
+
+    message: str
+    hint: str = ""
+
+
+Request = (
+    AppendFact
+    | AcquireLease
+    | PutObject
+    | RegisterConsumer
+    | ListConsumers
+    | RemoveConsumer
+    | ComparePeer
+    | ConfirmReceipt
+)
+Answer = Appended | LeaseAcquired | ObjectPut | Registered | Consumers | Removed | Compared | Confirmed | Refused

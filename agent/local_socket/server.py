@@ -1,0 +1,84 @@
+"""Serves the local socket of a running node: reads requests, hands them to the handler, writes the answers.
+
+At most CONNECTIONS_MAX clients at once; a client that is silent for too long is disconnected, so that silent clients
+cannot keep others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from agent.local_socket.handler import RequestHandler
+from agent.local_socket.messages import Answer, Refused, Request
+from agent.local_socket.transport import REQUEST_BYTES_MAX, SOCKET, framed, read_length, socket_address
+
+CONNECTIONS_MAX = 32
+IDLE_S = (
+    15.0  # below the client's ANSWER_S_MAX: when silent clients hold all places, the next is still answered in time
+)
+_REQUEST = msgspec.json.Decoder(Request)
+
+
+async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S) -> None:
+    """Answer at the socket in `state_dir` until cancelled; disconnect a client after `idle_s` of silence.
+
+    A socket left by a killed node is replaced: the store's lock has already proven that no other process owns it.
+    """
+    free = asyncio.Semaphore(CONNECTIONS_MAX)
+    open_connections: set[asyncio.StreamWriter] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not server.is_serving():  # it connected while the server was closing
+            writer.transport.abort()
+            return
+        open_connections.add(writer)
+        try:
+            async with free:
+                while await _answer_one(handler, reader, writer, idle_s):
+                    pass
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass  # the client left or is silent
+        finally:
+            open_connections.discard(writer)
+            writer.close()
+
+    with socket_address(state_dir) as address:
+        (state_dir / SOCKET).unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(talk, address, limit=REQUEST_BYTES_MAX)
+        (state_dir / SOCKET).chmod(0o600)
+    try:
+        await asyncio.get_running_loop().create_future()  # until cancelled; it serves already
+    finally:
+        # Not by `async with server`: from Python 3.12 on that waits for clients, and a silent one stays for ever.
+        server.close()
+        for writer in open_connections:
+            writer.transport.abort()
+        (state_dir / SOCKET).unlink(missing_ok=True)
+
+
+async def _answer_one(
+    handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float
+) -> bool:
+    """One request and its answer. False when the bytes that follow cannot be told apart from another request."""
+    async with asyncio.timeout(idle_s):
+        length = await read_length(reader)
+        is_readable = length <= REQUEST_BYTES_MAX
+        payload = await reader.readexactly(length) if is_readable else b""
+    if not is_readable:
+        answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
+    else:
+        try:
+            request = _REQUEST.decode(payload)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            answer = Refused(
+                f"not a request: {error}", "agent/local_socket/messages.py has the requests and their fields"
+            )
+        else:
+            answer = await handler.answer(request)
+    writer.write(framed(answer))
+    async with asyncio.timeout(idle_s):  # a client that sends requests and never reads holds a place too
+        await writer.drain()
+    return is_readable

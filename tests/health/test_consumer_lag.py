@@ -1,0 +1,67 @@
+"""How long consumers have been behind and which catch up, from one sample a second."""
+
+import pytest
+
+from agent.health.consumer_lag import ENDS_MAX, SAMPLES_MAX, ConsumerLag, ReadRate
+
+STREAM = "facts.telemetry"
+
+
+def watched(ends: list[int], frontiers: list[int]) -> ConsumerLag:
+    """One sample a second of a stream and its consumer, from second 1."""
+    lag = ConsumerLag()
+    for second, (end, frontier) in enumerate(zip(ends, frontiers, strict=True), 1):
+        lag.sample(second, {STREAM: end}, {"idmz": (STREAM, frontier)})
+    return lag
+
+
+def test_age_is_since_a_fact_came_here() -> None:
+    """To the second, by where the stream ended; unknown for facts that were here before the first sample that is still
+    kept."""
+    lag = watched([10, 20, 30, 30], [0, 0, 0, 0])
+    assert [lag.age_s(STREAM, frontier, 4.5) for frontier in (9, 10, 19, 20, 29, 30)] == [
+        None,
+        3.5,
+        3.5,
+        2.5,
+        2.5,
+        0.5,
+    ]
+    assert lag.age_s("facts.other", 0, 4.5) is None
+    long = watched([*range(1, ENDS_MAX + 2)], [0] * (ENDS_MAX + 1))
+    assert (long.age_s(STREAM, 1, ENDS_MAX + 1), long.age_s(STREAM, 2, ENDS_MAX + 1)) == (None, ENDS_MAX - 1)
+
+
+@pytest.mark.parametrize(
+    "what, ends, frontiers, expected",
+    [
+        ("seen once", [100], [0], None),
+        ("stands still", [100, 100, 100], [5, 5, 5], None),
+        ("drains a log that rests", [100, 100, 100], [0, 10, 20], ReadRate(10.0, 8.0)),
+        ("drains one that grows", [100, 105, 110], [0, 10, 20], ReadRate(10.0, 18.0)),
+        ("grows as fast as it reads", [100, 110, 120], [0, 10, 20], ReadRate(10.0, None)),
+        ("falls behind", [100, 200, 300], [0, 10, 20], ReadRate(10.0, None)),
+        ("counts from where it began to move", [100, 100, 100, 100], [0, 0, 0, 30], ReadRate(30.0, 70 / 30)),
+        ("has everything", [100, 100], [90, 100], ReadRate(10.0, 0.0)),
+        (
+            "reads again after a minute away",
+            [100] * SAMPLES_MAX + [100, 100],
+            [0] * SAMPLES_MAX + [20, 40],
+            ReadRate(20.0, 3.0),
+        ),
+        ("read a minute ago, and stopped", [100] * (SAMPLES_MAX + 1), [0, *[50] * SAMPLES_MAX], None),
+    ],
+)
+def test_rate_and_time_left(what: str, ends: list[int], frontiers: list[int], expected: ReadRate | None) -> None:
+    """The rate counts confirmed facts; the time left allows for the growth of the log, and is None if the backlog does
+    not shrink."""
+    assert watched(ends, frontiers).rate("idmz") == expected, what
+
+
+def test_samples_of_a_removed_consumer_are_dropped() -> None:
+    """A consumer that is registered again under the same name starts without samples."""
+    lag = watched([100, 100], [0, 50])
+    lag.sample(3, {STREAM: 100}, {})
+    assert lag.rate("idmz") is None
+    lag.sample(4, {STREAM: 100}, {"idmz": (STREAM, 0)})
+    assert lag.rate("idmz") is None
