@@ -80,7 +80,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.ingest", "agent.node", "agent.demo", "bench"),
-    *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
+    *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store", "bench.common", "bench.store", "bench.replication"),
     *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags", "agent.demo.plant"),
 }
 

@@ -15,7 +15,7 @@ import pytest
 from agent.cli.bench import bench
 from agent.fact_store import StoreSettings
 from agent.message import check_sample
-from bench import data, figures
+from bench.common import data_sets, measuring
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
@@ -121,29 +121,29 @@ def test_what_the_page_shows_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data_set", ["A", "B"])
-def test_samples_are_what_the_data_set_says(data_set: data.DataSet) -> None:
+def test_samples_are_what_the_data_set_says(data_set: data_sets.DataSet) -> None:
     """500 tags a scan in order, valid, the same for the same seed, with the set's precision and jitter."""
-    scans = list(data.runs(data_set, 7, 5 * data.TAGS, data.TAGS))
-    assert scans == list(data.runs(data_set, 7, 5 * data.TAGS, data.TAGS))
-    assert scans != list(data.runs(data_set, 8, 5 * data.TAGS, data.TAGS))
+    scans = list(data_sets.runs(data_set, 7, 5 * data_sets.TAGS, data_sets.TAGS))
+    assert scans == list(data_sets.runs(data_set, 7, 5 * data_sets.TAGS, data_sets.TAGS))
+    assert scans != list(data_sets.runs(data_set, 8, 5 * data_sets.TAGS, data_sets.TAGS))
     for number, scan in enumerate(scans):
-        assert [sample.tag for sample in scan] == list(range(1, data.TAGS + 1))
+        assert [sample.tag for sample in scan] == list(range(1, data_sets.TAGS + 1))
         for sample in scan:
             check_sample(sample)
         kinds = [type(sample.value) for sample in scan]
         assert (kinds.count(float), kinds.count(int), kinds.count(bool)) == (400, 50, 50)
         exact = [s for s in scan if isinstance(s.value, float) and s.value != round(s.value, 2)]
         assert len(exact) == (200 if data_set == "A" else 0)
-        jitters = [sample.source_time_ns - data.START_NS - number * data.SCAN_NS for sample in scan]
+        jitters = [sample.source_time_ns - data_sets.START_NS - number * data_sets.SCAN_NS for sample in scan]
         assert min(jitters) >= 0
         assert max(jitters) < 1_000_000
         assert (len(set(jitters)) == 1) == (data_set == "B")
-    assert len(data.definitions()) == data.TAGS
+    assert len(data_sets.definitions()) == data_sets.TAGS
 
 
 def test_runs_end_where_they_are_told() -> None:
     """The last run holds what is left."""
-    assert [len(run) for run in data.runs("A", 1, 2500, 1000)] == [1000, 1000, 500]
+    assert [len(run) for run in data_sets.runs("A", 1, 2500, 1000)] == [1000, 1000, 500]
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -151,9 +151,9 @@ def test_percentiles_are_values_that_were_measured() -> None:
     chance = random.Random(1)
     for count in (1, 2, 3, 10, 99, 100, 101, 1000):
         values = sorted(chance.sample(range(10_000), count))
-        assert figures.percentile(values, 1.0) == values[-1]
-        assert figures.percentile(values, 0.5) == values[-(-count // 2) - 1] == figures.median(values)
-        assert figures.percentile(values, 0.99) == values[-(-99 * count // 100) - 1]
+        assert measuring.percentile(values, 1.0) == values[-1]
+        assert measuring.percentile(values, 0.5) == values[-(-count // 2) - 1] == measuring.median(values)
+        assert measuring.percentile(values, 0.99) == values[-(-99 * count // 100) - 1]
 
 
 def test_a_backlog_has_the_batches_a_node_makes() -> None:

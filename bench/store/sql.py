@@ -29,11 +29,11 @@ from agent.query.export import export
 from agent.query.latest import latest
 from agent.query.scan import Scanner
 from agent.query.sql import SqlSession
-from bench.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store
-from bench.data import SCAN_NS, START_NS, TAGS, definitions, runs
-from bench.figures import Latency, Report, files_bytes, machine, median, rounded
-from bench.growth import forget
-from bench.stage import workplace
+from bench.common.data_sets import SCAN_NS, START_NS, TAGS, definitions, runs
+from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
+from bench.common.testbed import scratch_folder
+from bench.store.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store
+from bench.store.growth import drop_page_cache
 
 TAG = definitions()[16].subject
 HOUR_NS = 3600 * SCAN_NS
@@ -46,7 +46,7 @@ QUESTION = (
 
 def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
     """Fill a store with `facts` samples, then ask `repeats` times."""
-    with workplace(below) as folder:
+    with scratch_folder(below) as folder:
         described = machine(folder)
         _fill(folder / "store", facts, seed)
         file, flat = folder / "store" / "facts.db", folder / "flat.db"
@@ -94,13 +94,13 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
 
 
 def _fill(folder: Path, facts: int, seed: int) -> None:
-    flying: deque[Future[Appended]] = deque(maxlen=IN_FLIGHT)
+    pending: deque[Future[Appended]] = deque(maxlen=IN_FLIGHT)
     with new_store(folder) as store:
         for batch in runs("A", seed, facts, BATCH_FACTS):
-            if len(flying) == IN_FLIGHT:
-                flying.popleft().result()
-            flying.append(store.append_samples(STREAM, batch, awaited=True))
-        for future in flying:
+            if len(pending) == IN_FLIGHT:
+                pending.popleft().result()
+            pending.append(store.append_samples(STREAM, batch, awaited=True))
+        for future in pending:
             future.result()
 
 
@@ -134,7 +134,7 @@ def _equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 def _command_s(file: Path, since_ns: int, until_ns: int, *, is_cold: bool) -> float:
     if is_cold:
-        forget(file)
+        drop_page_cache(file)
     question = QUESTION.format(plus="", tag=TAG, since_ns=since_ns, until_ns=until_ns)
     start_ns = time.perf_counter_ns()
     command = [sys.executable, "-m", "agent.cli", "sql", "--json", "--file", str(file), question]

@@ -24,11 +24,11 @@ from pathlib import Path
 
 from agent.fact_store import AppendOutcome, FactStore
 from agent.message import Envelope, Fact, Message
-from bench.append import SETTINGS
-from bench.figures import Report, files_bytes, machine, median, peak_rss_mib, rounded
-from bench.growth import openings
-from bench.side import Options, say
-from bench.stage import SERVING, part, workplace
+from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, rounded
+from bench.common.testbed import SERVING, scratch_folder, start_worker
+from bench.common.worker_io import Options, emit
+from bench.store.append import SETTINGS
+from bench.store.growth import opening_times_s
 
 STREAM = "facts.operational"
 BATCH_MESSAGES = 1000
@@ -42,13 +42,13 @@ START_MS = 1_700_000_000_000
 
 def run(ids: int, seed: int, below: Path | None) -> Report:
     """Append `ids` messages, offer some again, kill the writer, open the store."""
-    with workplace(below) as folder:
+    with scratch_folder(below) as folder:
         described = machine(folder)
         options = {"store": str(folder / "store"), "ids": ids, "seed": seed}
-        with part(folder, "ids", "ids", **options) as player:
-            found = player.result(FILL_S_MAX)
-            player.kill()
-        cold_s, opened_s = openings(folder / "store" / "facts.db", STREAM, found["ids"])
+        with start_worker(folder, "ids", "ids", **options) as worker:
+            found = worker.result(FILL_S_MAX)
+            worker.kill()
+        cold_s, opened_s = opening_times_s(folder / "store" / "facts.db", STREAM, found["ids"])
         size = files_bytes(folder / "store")
     rows: list[list[int]] = found["stretches"]
     ends = max(1, min(len(rows) // 5, END_IDS // (STRETCH_BATCHES * BATCH_MESSAGES)))
@@ -87,7 +87,7 @@ def ids(options: Options) -> None:
     stretches = max(2, wanted // stretch_messages)
     source, other = random.Random(int(options["seed"])), random.Random(-int(options["seed"]) - 1)
     rows, kept, peaks = list[list[int]](), dict[str, list[list[Message]]](), list[float]()
-    say("READY")
+    emit("READY")
     with _store(folder) as store:
         for number in range(stretches):
             batches, others = _batches(source), _batches(other)
@@ -113,21 +113,21 @@ def ids(options: Options) -> None:
             "peak_rss_mib": peaks[-1],
             "grown_mib": peaks[-1] - peaks[min(KEPT_STRETCHES, stretches - 1)],  # by then caches and buffers are full
         }
-        say("RESULT", found)
+        emit("RESULT", found)
         while True:
             _append(store, _batches(source), "applied")
 
 
 def _append(store: FactStore, batches: Sequence[list[Message]], expected: str) -> int:
     """Append batches with a few on their way; ns until the last is durable. Every outcome must be the expected one."""
-    flying: deque[Future[list[AppendOutcome]]] = deque(maxlen=IN_FLIGHT)
+    pending: deque[Future[list[AppendOutcome]]] = deque(maxlen=IN_FLIGHT)
     outcomes = list[AppendOutcome]()
     start_ns = time.perf_counter_ns()
     for batch in batches:
-        if len(flying) == IN_FLIGHT:
-            outcomes += flying.popleft().result()
-        flying.append(store.append_messages(STREAM, batch))
-    for future in flying:
+        if len(pending) == IN_FLIGHT:
+            outcomes += pending.popleft().result()
+        pending.append(store.append_messages(STREAM, batch))
+    for future in pending:
         outcomes += future.result()
     took_ns = time.perf_counter_ns() - start_ns
     assert all(one.outcome == expected for one in outcomes), f"not all {expected}"

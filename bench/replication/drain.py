@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.fact_store import FactStore
-from bench.data import definitions, runs, samples
-from bench.figures import Latency, Report, files_bytes, machine, rounded
-from bench.product import CONSUMER, STREAM, Probes, consumer_of, opened, pull_settings, serve_while
-from bench.side import Options, door_of, say, usage
-from bench.stage import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Stage, stage
+from bench.common.data_sets import definitions, runs, samples
+from bench.common.measuring import Latency, Report, files_bytes, machine, rounded
+from bench.common.testbed import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Testbed, open_testbed
+from bench.common.worker_io import Options, broker_access, emit, usage
+from bench.replication.endpoints import CONSUMER, STREAM, Probes, consumer_of, opened, pull_settings, serve_while
 
 LIVE_STREAM = "facts.live"
 STREAMS = (STREAM, LIVE_STREAM)
@@ -48,16 +48,18 @@ PLACES = {"in_stream": STREAM, "own_stream": LIVE_STREAM}
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     """Drain `facts` facts beside each rate of live ones, watch for `seconds` afterwards, and drain equal blobs bare."""
     facts -= facts % BATCH_FACTS
-    with stage(below) as on:
-        described = machine(on.folder)
-        source, blobs = on.folder / "sender" / "facts.db", on.folder / "blobs-out.db"
+    with open_testbed(below) as testbed:
+        described = machine(testbed.folder)
+        source, blobs = testbed.folder / "sender" / "facts.db", testbed.folder / "blobs-out.db"
         source.parent.mkdir()
         filled_with = {"file": source, "blobs": blobs, "facts": facts, "seed": seed, "batch_facts": BATCH_FACTS}
-        with on.part("fill", "fill", SERVING, distinct_facts=DISTINCT_RUNS * BATCH_FACTS, **filled_with) as filling:
+        with testbed.worker(
+            "fill", "fill", SERVING, distinct_facts=DISTINCT_RUNS * BATCH_FACTS, **filled_with
+        ) as filling:
             filled = filling.result(_limit_s(facts))
         at_rest = files_bytes(source.parent) / facts
-        drains = [_drain(on, source, facts, live, seconds, seed) for live in LIVE_FACTS_PER_S]
-        limit_s = _bare_drain(on, blobs, filled["batches"], facts)
+        drains = [_drain(testbed, source, facts, live, seconds, seed) for live in LIVE_FACTS_PER_S]
+        limit_s = _bare_drain(testbed, blobs, filled["batches"], facts)
     return _report(facts, seed, at_rest, drains, limit_s, described)
 
 
@@ -65,15 +67,17 @@ def _limit_s(facts: int) -> float:
     return RESULT_S_MAX + facts / FACTS_PER_S_MIN
 
 
-def _drain(on: Stage, source: Path, facts: int, live_facts_per_s: int, seconds: float, seed: int) -> dict[str, Any]:
+def _drain(
+    testbed: Testbed, source: Path, facts: int, live_facts_per_s: int, seconds: float, seed: int
+) -> dict[str, Any]:
     """One receiver's return: how long it took, and how long the probes did meanwhile and afterwards."""
-    target = on.folder / f"receiver-{live_facts_per_s}" / "facts.db"
+    target = testbed.folder / f"receiver-{live_facts_per_s}" / "facts.db"
     target.parent.mkdir()
     name = f"drain-{live_facts_per_s}"
     options = {"file": source, "asking": ASKING, "streams": STREAMS, "seconds": seconds, "seed": seed, "facts": facts}
     with (
-        on.part(name, "drain", SERVING, live_facts_per_s=live_facts_per_s, **options) as sending,
-        on.part(f"pull-{name}", "pull", ASKING, file=target, streams=STREAMS) as pulling,
+        testbed.worker(name, "drain", SERVING, live_facts_per_s=live_facts_per_s, **options) as sending,
+        testbed.worker(f"pull-{name}", "pull", ASKING, file=target, streams=STREAMS) as pulling,
     ):
         sender = sending.result_with(pulling, _limit_s(facts) + seconds)
         receiver = pulling.ended()
@@ -101,12 +105,14 @@ def _spread(lags_ns: list[int]) -> dict[str, Any] | None:
     return Latency.of(lags_ns).to_dict() if lags_ns else None
 
 
-def _bare_drain(on: Stage, blobs: Path, count: int, facts: int) -> float:
+def _bare_drain(testbed: Testbed, blobs: Path, count: int, facts: int) -> float:
     """Seconds in which the bare loop moves the same batches."""
-    target = on.folder / "blobs-in.db"
+    target = testbed.folder / "blobs-in.db"
     with (
-        on.part("blobs-out", "blobs-out", BARE_SERVING, file=blobs, asking=ASKING, bytes_max=PAGE_BYTES) as sending,
-        on.part("blobs-in", "blobs-in", ASKING, file=target, blobs=count, storing_apart=False) as receiving,
+        testbed.worker(
+            "blobs-out", "blobs-out", BARE_SERVING, file=blobs, asking=ASKING, bytes_max=PAGE_BYTES
+        ) as sending,
+        testbed.worker("blobs-in", "blobs-in", ASKING, file=target, blobs=count, storing_apart=False) as receiving,
     ):
         confirmed_ns: int = sending.result_with(receiving, _limit_s(facts))["confirmed_ns"]
         started_ns: int = receiving.ended()["started_ns"]
@@ -204,7 +210,7 @@ def _append_live(options: Options, store: FactStore, draining: Draining, stopped
     load_facts = options["live_facts_per_s"] * PROBE_INTERVAL_NS // 1_000_000_000
     load = list(runs("A", options["seed"], load_facts * LOAD_RUNS, load_facts))
     single = list(islice(samples("A", options["seed"]), BATCH_FACTS))
-    say("READY")
+    emit("READY")
     while store.consumer(CONSUMER) is None and not stopped.wait(0.001):
         pass
     since_ns, due_ns, number = time.process_time_ns(), time.monotonic_ns(), 0
@@ -216,10 +222,10 @@ def _append_live(options: Options, store: FactStore, draining: Draining, stopped
             probes.append(store, [single[number % BATCH_FACTS]], stream)
         number += 1
         draining.look(store.end_offset(STREAM), options["live_facts_per_s"])
-    while not all(probes.are_home(number) for probes in draining.probes.values()) and not stopped.wait(0.01):
+    while not all(probes.all_confirmed(number) for probes in draining.probes.values()) and not stopped.wait(0.01):
         pass
     lags_ns = {stream: draining.lags_ns(stream) for stream in STREAMS}
     facts = options["facts"] + number * load_facts
-    used = usage(since_ns, door_of(options).port)
-    say("RESULT", {"drained_ns": draining.drained_ns, "lags_ns": lags_ns, "facts": facts, **used})
+    used = usage(since_ns, broker_access(options).port)
+    emit("RESULT", {"drained_ns": draining.drained_ns, "lags_ns": lags_ns, "facts": facts, **used})
     stopped.wait()

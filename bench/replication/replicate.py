@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import queued
-from bench.figures import Report, files_bytes, machine, median, process_cpu_ns, rounded
-from bench.product import batches, pull_settings
-from bench.stage import ASKING, BARE_SERVING, SERVING, Stage, stage
+from bench.common.measuring import Report, files_bytes, machine, median, process_cpu_ns, rounded
+from bench.common.testbed import ASKING, BARE_SERVING, SERVING, Testbed, open_testbed
+from bench.replication import mosquitto_queue
+from bench.replication.endpoints import batches, pull_settings
 
 PAGE_BYTES = pull_settings().receiver.page_bytes_max
 QUEUED_FACTS = 20_000
@@ -40,48 +40,48 @@ class Round:
 
 def run(facts: int, repeats: int, seed: int, below: Path | None, batch_facts: int) -> Report:
     """Replicate `facts` samples, `repeats` times in turns with the bare loop."""
-    with stage(below) as on:
-        described = machine(on.folder)
-        source, blobs = on.folder / "sender" / "facts.db", on.folder / "blobs-out.db"
+    with open_testbed(below) as testbed:
+        described = machine(testbed.folder)
+        source, blobs = testbed.folder / "sender" / "facts.db", testbed.folder / "blobs-out.db"
         source.parent.mkdir()
         filled_with = {"file": source, "blobs": blobs, "facts": facts, "seed": seed, "batch_facts": batch_facts}
-        with on.part("fill", "fill", SERVING, **filled_with) as filling:
+        with testbed.worker("fill", "fill", SERVING, **filled_with) as filling:
             filled = filling.result()
         product, bare, bare_apart = [], [], []
         at_rest = 0.0
         for number in range(repeats):
-            target = on.folder / f"receiver-{number}" / "facts.db"
+            target = testbed.folder / f"receiver-{number}" / "facts.db"
             target.parent.mkdir()
-            product.append(_product_round(on, number, source, target, facts))
+            product.append(_product_round(testbed, number, source, target, facts))
             _check_equal(source, target)
             at_rest = files_bytes(target.parent) / facts
-            bare.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=False))
-            bare_apart.append(_bare_round(on, number, blobs, filled["batches"], storing_apart=True))
-    queue = queued.drain(min(QUEUED_FACTS, facts), seed, below)
+            bare.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=False))
+            bare_apart.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=True))
+    queue = mosquitto_queue.drain(min(QUEUED_FACTS, facts), seed, below)
     chosen = {"batch_facts": batch_facts, "seed": seed}
     return _report(facts, chosen, filled["sealed_bytes"], at_rest, product, bare, bare_apart, queue, described)
 
 
-def _product_round(on: Stage, number: int, source: Path, target: Path, facts: int) -> Round:
-    with on.part(f"serve-{number}", "serve", SERVING, file=source, asking=ASKING, until=facts) as serving:
-        broker_cpu_ns = process_cpu_ns(on.broker.pid)
-        with on.part(f"pull-{number}", "pull", ASKING, file=target) as pulling:
+def _product_round(testbed: Testbed, number: int, source: Path, target: Path, facts: int) -> Round:
+    with testbed.worker(f"serve-{number}", "serve", SERVING, file=source, asking=ASKING, until=facts) as serving:
+        broker_cpu_ns = process_cpu_ns(testbed.broker.pid)
+        with testbed.worker(f"pull-{number}", "pull", ASKING, file=target) as pulling:
             sender = serving.result_with(pulling)
-            broker_cpu_ns = process_cpu_ns(on.broker.pid) - broker_cpu_ns
+            broker_cpu_ns = process_cpu_ns(testbed.broker.pid) - broker_cpu_ns
             receiver = pulling.ended()
     assert receiver["facts_stored"] == facts, receiver
     return Round(sender["confirmed_ns"] - receiver["started_ns"], sender, receiver, broker_cpu_ns)
 
 
-def _bare_round(on: Stage, number: int, blobs: Path, count: int, *, storing_apart: bool) -> Round:
-    target = on.folder / f"blobs-in-{number}.db"
+def _bare_round(testbed: Testbed, number: int, blobs: Path, count: int, *, storing_apart: bool) -> Round:
+    target = testbed.folder / f"blobs-in-{number}.db"
     into = {"file": target, "blobs": count, "storing_apart": storing_apart}
     out = {"file": blobs, "asking": ASKING, "bytes_max": PAGE_BYTES}
-    with on.part(f"blobs-out-{number}", "blobs-out", BARE_SERVING, **out) as sending:
-        broker_cpu_ns = process_cpu_ns(on.broker.pid)
-        with on.part(f"blobs-in-{number}", "blobs-in", ASKING, **into) as receiving:
+    with testbed.worker(f"blobs-out-{number}", "blobs-out", BARE_SERVING, **out) as sending:
+        broker_cpu_ns = process_cpu_ns(testbed.broker.pid)
+        with testbed.worker(f"blobs-in-{number}", "blobs-in", ASKING, **into) as receiving:
             sender = sending.result_with(receiving)
-            broker_cpu_ns = process_cpu_ns(on.broker.pid) - broker_cpu_ns
+            broker_cpu_ns = process_cpu_ns(testbed.broker.pid) - broker_cpu_ns
             receiver = receiving.ended()
     target.unlink()
     return Round(sender["confirmed_ns"] - receiver["started_ns"], sender, receiver, broker_cpu_ns)
@@ -101,7 +101,7 @@ def _report(
     product: list[Round],
     bare: list[Round],
     bare_apart: list[Round],
-    queue: queued.Queued,
+    queue: mosquitto_queue.Queued,
     described: Mapping[str, Any],
 ) -> Report:
     rate = median([one.facts_per_s(facts) for one in product])

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, StreamSettings
 from agent.message import Sample
-from bench.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_sustained
-from bench.data import definitions, runs
-from bench.figures import Latency, Report, files_bytes, machine, rounded
-from bench.stage import SERVING, workplace
+from bench.common.data_sets import definitions, runs
+from bench.common.measuring import Latency, Report, files_bytes, machine, rounded
+from bench.common.testbed import SERVING, scratch_folder
+from bench.store.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_sustained
 
 CONSUMER = "idmz.facts.telemetry"
 STRETCH_BATCHES = 25
@@ -34,7 +34,7 @@ FORGETTING = StreamSettings(STREAM, keep_hours=0)
 
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     """Append `facts` samples to each of two stores in turns, then single facts for `seconds`."""
-    with workplace(below) as folder:
+    with scratch_folder(below) as folder:
         described = machine(folder)
         source = runs("A", seed, 2**60, BATCH_FACTS)
         with _store(folder / "keeping", ()) as keeping, _store(folder / "forgetting", (FORGETTING,)) as forgetting:

@@ -18,10 +18,10 @@ from typing import Any
 from agent.batch import parse
 from agent.replication.mqtt import Asker, Link
 from agent.replication.protocol import FetchAnswer, FetchFacts, decode_answer, encode_request
-from bench.bare import BareAsker
-from bench.figures import Latency, Report, files_bytes, machine, median, rounded
-from bench.product import BATCH_FACTS, STREAM, access
-from bench.stage import ASKING, BARE_SERVING, SERVING, Stage, stage
+from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
+from bench.common.testbed import ASKING, BARE_SERVING, SERVING, Testbed, open_testbed
+from bench.replication.bare_loop import BareRequester
+from bench.replication.endpoints import BATCH_FACTS, STREAM, access
 
 CONSUMER = f"{ASKING}.bench"
 TURN = 25
@@ -39,27 +39,27 @@ class _Found:
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     """Fetch from a store of `facts` samples for `seconds`, half of the time bare."""
     facts -= facts % BATCH_FACTS
-    with stage(below) as on:
-        described = machine(on.folder)
-        source, blobs = on.folder / "sender" / "facts.db", on.folder / "blobs.db"
+    with open_testbed(below) as testbed:
+        described = machine(testbed.folder)
+        source, blobs = testbed.folder / "sender" / "facts.db", testbed.folder / "blobs.db"
         source.parent.mkdir()
         filled = {"file": source, "blobs": blobs, "facts": facts, "seed": seed, "batch_facts": BATCH_FACTS}
-        with on.part("fill", "fill", SERVING, **filled) as filling:
+        with testbed.worker("fill", "fill", SERVING, **filled) as filling:
             filling.result()
         with (
-            on.part("serve", "serve", SERVING, file=source, asking=ASKING, until=0),
-            on.part("echo", "echo", BARE_SERVING, asking=ASKING),
-            closing(BareAsker(on.door(ASKING))) as asker,
+            testbed.worker("serve", "serve", SERVING, file=source, asking=ASKING, until=0),
+            testbed.worker("echo", "echo", BARE_SERVING, asking=ASKING),
+            closing(BareRequester(testbed.access(ASKING))) as asker,
         ):
-            found = asyncio.run(_fetch(on, asker, facts, seconds, random.Random(seed)))
+            found = asyncio.run(_fetch(testbed, asker, facts, seconds, random.Random(seed)))
         at_rest = files_bytes(source.parent) / facts
     return _report(found, facts, at_rest, seed, described)
 
 
-async def _fetch(on: Stage, bare: BareAsker, facts: int, seconds: float, chance: random.Random) -> _Found:
+async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: float, chance: random.Random) -> _Found:
     """Product and bare round trips in turns."""
     found = _Found()
-    link = Link(access(on.door(ASKING)))
+    link = Link(access(testbed.access(ASKING)))
     asker = Asker(link, SERVING)
     async with asyncio.TaskGroup() as group:
         connecting = group.create_task(link.run(), name="link")

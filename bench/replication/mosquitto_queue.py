@@ -24,9 +24,9 @@ from paho.mqtt.properties import Properties
 
 from agent.demo.mosquitto import Mosquitto
 from agent.replication.protocol import response_topic
-from bench.bare import no_delay
-from bench.data import definitions, samples
-from bench.stage import ASKING, BARE_SERVING, workplace
+from bench.common.data_sets import definitions, samples
+from bench.common.testbed import ASKING, BARE_SERVING, scratch_folder
+from bench.replication.bare_loop import no_delay
 
 INSTANCE = "queued"
 IN_FLIGHT = 1000  # QoS 1 publishes and deliveries that may be unacknowledged: many, so that round trips do not count
@@ -60,7 +60,7 @@ class Queued:
 def drain(facts: int, seed: int, below: Path | None) -> Queued:
     """Queue so many facts in a broker of its own, then drain them."""
     zones, links = (BARE_SERVING, ASKING), (f"{BARE_SERVING}:{ASKING}",)
-    with workplace(below) as folder, Mosquitto.started(folder, zones=zones, links=links) as broker:
+    with scratch_folder(below) as folder, Mosquitto.started(folder, zones=zones, links=links) as broker:
         _keep_sessions(broker)
         topic = response_topic(BARE_SERVING, ASKING, INSTANCE)
         _reader(broker, topic, 0)

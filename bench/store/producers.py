@@ -22,9 +22,9 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, Producers
 from agent.message import Envelope, Fact, Message
-from bench.append import SETTINGS, file_of
-from bench.figures import Latency, Report, files_bytes, machine, median, rounded
-from bench.stage import SERVING, workplace
+from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
+from bench.common.testbed import SERVING, scratch_folder
+from bench.store.append import SETTINGS, open_file
 
 STREAM = "facts.operational"
 TURNS = 5
@@ -86,12 +86,12 @@ class _Bare:
 
 def run(producers: int, seconds: float, below: Path | None) -> Report:
     """`producers` tasks append for `seconds`, in turns with the limit."""
-    with workplace(below) as folder:
+    with scratch_folder(below) as folder:
         described = machine(folder)
         (folder / "store").mkdir()
         product, bare, fsyncs_ns, commits = _Turns(), _Turns(), list[int](), list[float]()
         with (
-            file_of(folder / "bare") as file,
+            open_file(folder / "bare") as file,
             closing(FactStore.open(folder / "store" / "facts.db", SERVING, settings=SETTINGS)) as store,
         ):
             for turn in range(TURNS):
@@ -135,8 +135,8 @@ def run(producers: int, seconds: float, below: Path | None) -> Report:
 
 
 async def _product(store: FactStore, turns: _Turns, producers: int, seconds: float, turn: int) -> None:
-    door = Producers(store)
-    await _turn(turns, producers, seconds, turn, lambda message: door.append_message(STREAM, message))
+    appends = Producers(store)
+    await _turn(turns, producers, seconds, turn, lambda message: appends.append_message(STREAM, message))
 
 
 async def _bare(file: int, turns: _Turns, producers: int, seconds: float, turn: int) -> None:

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from agent.fact_store import Appended, FactStore, StoreSettings
 from agent.message import Sample
-from bench.data import DataSet, definitions, runs, samples
-from bench.figures import Latency, Report, files_bytes, machine, median, rounded
-from bench.stage import SERVING, workplace
+from bench.common.data_sets import DataSet, definitions, runs, samples
+from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
+from bench.common.testbed import SERVING, scratch_folder
 
 STREAM = "facts.telemetry"
 BATCH_FACTS = 1000
@@ -61,7 +61,7 @@ class Stretches:
 
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     """Append `facts` samples, half of them awaited, then single ones for `seconds`."""
-    with workplace(below) as folder:
+    with scratch_folder(below) as folder:
         described = machine(folder)
         found = _append_in_turns(folder / "a", facts, seed)
         appended = 2 * sum(found.facts)
@@ -113,7 +113,7 @@ def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
     stretch_batches = max(1, min(STRETCH_BATCHES, facts // BATCH_FACTS // 2))
     stretches = max(1, facts // BATCH_FACTS // stretch_batches // 2)
     source = runs("A", seed, 2 * stretches * stretch_batches * BATCH_FACTS, BATCH_FACTS)
-    with new_store(folder) as store, file_of(folder.with_suffix(".raw")) as file:
+    with new_store(folder) as store, open_file(folder.with_suffix(".raw")) as file:
         for _ in range(stretches):
             append_awaited(store, islice(source, stretch_batches), file, found)
             append_sustained(store, list(islice(source, stretch_batches)), found)
@@ -124,14 +124,14 @@ def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
 
 def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stretches) -> None:
     """Batches handed over with a few on their way, until the last is durable."""
-    flying: deque[Future[Appended]] = deque(maxlen=IN_FLIGHT)
+    pending: deque[Future[Appended]] = deque(maxlen=IN_FLIGHT)
     commits = store.statistics().commits
     cpu_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()
     for batch in batches:
-        if len(flying) == IN_FLIGHT:
-            flying.popleft().result()
-        flying.append(store.append_samples(STREAM, batch, awaited=True))
-    for future in flying:
+        if len(pending) == IN_FLIGHT:
+            pending.popleft().result()
+        pending.append(store.append_samples(STREAM, batch, awaited=True))
+    for future in pending:
         future.result()
     found.sustained_ns.append(time.perf_counter_ns() - start_ns)
     found.sustained_cpu_ns.append(time.process_time_ns() - cpu_ns)
@@ -162,7 +162,7 @@ def _single_in_turns(folder: Path, seconds: float, seed: int) -> tuple[Latency, 
     source = samples("A", seed)
     facts_ns: list[int] = []
     fsyncs_ns: list[int] = []
-    with new_store(folder / "single") as store, file_of(folder / "page") as file:
+    with new_store(folder / "single") as store, open_file(folder / "page") as file:
         os.pwrite(file, bytes(PREALLOCATED_PAGES * PAGE_BYTES), 0)
         os.fsync(file)
         end_ns = time.perf_counter_ns() + int(seconds * 1e9)
@@ -200,7 +200,7 @@ def new_store(folder: Path) -> Iterator[FactStore]:
 
 
 @contextmanager
-def file_of(path: Path) -> Iterator[int]:
+def open_file(path: Path) -> Iterator[int]:
     """A plain file, made if it is not there, for the length of a block."""
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:

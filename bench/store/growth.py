@@ -22,11 +22,20 @@ from pathlib import Path
 
 from agent.fact_store import FactStore
 from agent.message import Sample
-from bench.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_awaited, append_sustained, file_of, new_store
-from bench.data import runs
-from bench.figures import Report, files_bytes, machine, median, peak_rss_mib, rounded
-from bench.side import Options, say
-from bench.stage import SERVING, part, workplace
+from bench.common.data_sets import runs
+from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, rounded
+from bench.common.testbed import SERVING, scratch_folder, start_worker
+from bench.common.worker_io import Options, emit
+from bench.store.append import (
+    BATCH_FACTS,
+    SETTINGS,
+    STREAM,
+    Stretches,
+    append_awaited,
+    append_sustained,
+    new_store,
+    open_file,
+)
 
 STRETCH_BATCHES = 100
 RAW_BATCHES = 10  # of each stretch, also appended raw
@@ -50,14 +59,14 @@ class _Part:
 
 def run(facts: int, gigabytes: float, seed: int, below: Path | None) -> Report:
     """Grow a store to `facts` facts (and `gigabytes`), kill its writer, open it again."""
-    with workplace(below) as folder:
+    with scratch_folder(below) as folder:
         described = machine(folder)
         file_path = folder / "store" / "facts.db"
         options = {"store": str(folder / "store"), "facts": facts, "gigabytes": gigabytes, "seed": seed}
-        with part(folder, "grow", "grow", **options) as grower:
+        with start_worker(folder, "grow", "grow", **options) as grower:
             found = grower.result(FILL_S_MAX)
             grower.kill()
-        cold_s, opened_s = openings(file_path, STREAM, found["end_offset"])
+        cold_s, opened_s = opening_times_s(file_path, STREAM, found["end_offset"])
         size = files_bytes(folder / "store")
     rows: list[list[int]] = found["stretches"]
     tenth = max(1, len(rows) // 10)
@@ -90,15 +99,15 @@ def grow(options: Options) -> None:
     """The process that fills the store, then goes on appending until it is killed."""
     folder, facts = Path(options["store"]), int(options["facts"])
     source = runs("A", options["seed"], facts, BATCH_FACTS)
-    say("READY")
-    with new_store(folder) as store, file_of(folder.with_suffix(".raw")) as raw:
+    emit("READY")
+    with new_store(folder) as store, open_file(folder.with_suffix(".raw")) as raw:
         found = Stretches()
         rows = list[list[int]]()
         while batches := list(islice(source, STRETCH_BATCHES)):
             rows.append(_stretch(store, batches, raw, found))
         at_rest = files_bytes(folder) / store.end_offset(STREAM)
         _pad(store, folder, float(options["gigabytes"]))
-        say(
+        emit(
             "RESULT",
             {
                 "stretches": rows,
@@ -141,14 +150,14 @@ def _median_of(rows: Sequence[Sequence[int]]) -> _Part:
     )
 
 
-def openings(path: Path, stream: str, end_offset: int) -> tuple[float, list[float]]:
+def opening_times_s(path: Path, stream: str, end_offset: int) -> tuple[float, list[float]]:
     """Seconds to open the store a killed writer left: cold once, and warm. Every acknowledged fact must be there."""
     durations = list(_opening_s(path, stream, end_offset))
     return durations[0], durations[1:]
 
 
 def _opening_s(path: Path, stream: str, end_offset: int) -> Iterator[float]:
-    forget(path)
+    drop_page_cache(path)
     for _ in range(1 + OPENINGS):
         start_ns = time.perf_counter_ns()
         with closing(FactStore.open(path, SERVING, settings=SETTINGS)) as store:
@@ -156,7 +165,7 @@ def _opening_s(path: Path, stream: str, end_offset: int) -> Iterator[float]:
             assert store.end_offset(stream) >= end_offset, "acknowledged facts are missing"
 
 
-def forget(path: Path) -> None:
+def drop_page_cache(path: Path) -> None:
     """Ask the kernel to drop the store's pages from its cache. No connection is open here, so no lock can be dropped."""
     for one in sorted(path.parent.glob(f"{path.name}*")):
         descriptor = os.open(one, os.O_RDONLY)

@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication.protocol import request_topic, response_topic
-from bench.stage import BARE_SERVING, Door
+from bench.common.testbed import BARE_SERVING, BrokerAccess
+from bench.common.worker_io import Options, broker_access, emit, stop_event, usage
 
 INSTANCE = "bare"
 WAIT_S_MAX = 60.0
@@ -40,13 +42,13 @@ _ASK = struct.Struct("<QQ")  # after which blob, up to which blob confirmed
 class BareClient:
     """A paho client with a thread of its own, connected and subscribed when made by `connected`."""
 
-    def __init__(self, door: Door, topic: str, on_message: Callable[[MQTTMessage], None]) -> None:
+    def __init__(self, broker: BrokerAccess, topic: str, on_message: Callable[[MQTTMessage], None]) -> None:
         self._topic = topic
         self._subscribed = threading.Event()
         self.client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
-        context = ssl.create_default_context(cafile=door.ca_file)
+        context = ssl.create_default_context(cafile=broker.ca_file)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(door.cert_file, door.key_file)
+        context.load_cert_chain(broker.cert_file, broker.key_file)
         self.client.tls_set_context(context)
         self.client.on_socket_open = no_delay
         self.client.on_connect = lambda client, *_: client.subscribe(topic)
@@ -54,10 +56,10 @@ class BareClient:
         self.client.on_message = lambda _client, _data, message: on_message(message)
 
     @classmethod
-    def connected(cls, door: Door, topic: str, on_message: Callable[[MQTTMessage], None]) -> BareClient:
-        """Connect as `door` says and subscribe to `topic`."""
-        made = cls(door, topic, on_message)
-        made.client.connect(door.host, door.port)
+    def connected(cls, broker: BrokerAccess, topic: str, on_message: Callable[[MQTTMessage], None]) -> BareClient:
+        """Connect as `broker` says and subscribe to `topic`."""
+        made = cls(broker, topic, on_message)
+        made.client.connect(broker.host, broker.port)
         made.client.loop_start()
         if not made._subscribed.wait(WAIT_S_MAX):
             raise TimeoutError(f"no subscription to {topic}")
@@ -69,15 +71,15 @@ class BareClient:
         self.client.loop_stop()
 
 
-class BareAsker:
+class BareRequester:
     """One end of bare round trips: asks, and waits for the answer."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, broker: BrokerAccess) -> None:
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._topic = request_topic(BARE_SERVING, door.zone)
-        back = response_topic(BARE_SERVING, door.zone, INSTANCE)
+        self._topic = request_topic(BARE_SERVING, broker.zone)
+        back = response_topic(BARE_SERVING, broker.zone, INSTANCE)
         self._properties = _asking(back)
-        self._client = BareClient.connected(door, back, lambda message: self._answers.put(bytes(message.payload)))
+        self._client = BareClient.connected(broker, back, lambda message: self._answers.put(bytes(message.payload)))
 
     def round_trip_ns(self, request_bytes: int, answer_bytes: int) -> int:
         """How long a request of so many bytes took to be answered with so many."""
@@ -97,8 +99,8 @@ class BareAsker:
 class Echo:
     """The other end of bare round trips."""
 
-    def __init__(self, door: Door, asking: str) -> None:
-        self._client = BareClient.connected(door, request_topic(door.zone, asking), self._answer)
+    def __init__(self, broker: BrokerAccess, asking: str) -> None:
+        self._client = BareClient.connected(broker, request_topic(broker.zone, asking), self._answer)
 
     def _answer(self, message: MQTTMessage) -> None:
         properties: Any = message.properties
@@ -110,10 +112,10 @@ class Echo:
         self._client.close()
 
 
-class BlobsOut:
+class BlobSender:
     """The sending end of the bare replication; `done` is set once the last blob is confirmed."""
 
-    def __init__(self, door: Door, asking: str, file: Path, bytes_max: int) -> None:
+    def __init__(self, broker: BrokerAccess, asking: str, file: Path, bytes_max: int) -> None:
         self.done = threading.Event()
         self.confirmed_ns = 0
         self.pages = 0
@@ -121,7 +123,7 @@ class BlobsOut:
         self._bytes_max = bytes_max
         self._frontier = 0
         self._last: int = self._database.execute("SELECT max(id) FROM blob").fetchone()[0]
-        self._client = BareClient.connected(door, request_topic(door.zone, asking), self._asked)
+        self._client = BareClient.connected(broker, request_topic(broker.zone, asking), self._asked)
 
     def _asked(self, message: MQTTMessage) -> None:
         after, confirmed = _ASK.unpack(message.payload)
@@ -154,13 +156,13 @@ class BlobsOut:
         self._database.close()
 
 
-class BlobsIn:
+class BlobReceiver:
     """The receiving end of the bare replication: asks for the next page, then stores the one that came.
 
     One loop in paho's thread; with `storing_apart` the pages are stored in a thread of their own.
     """
 
-    def __init__(self, door: Door, file: Path, blobs: int, *, storing_apart: bool) -> None:
+    def __init__(self, broker: BrokerAccess, file: Path, blobs: int, *, storing_apart: bool) -> None:
         self.started_ns = 0
         self._blobs = blobs
         self._storing_apart = storing_apart
@@ -168,11 +170,11 @@ class BlobsIn:
         self._stored = 0
         self._pages: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=1)
         self._database = open_blobs(file)
-        self._topic = request_topic(BARE_SERVING, door.zone)
-        back = response_topic(BARE_SERVING, door.zone, INSTANCE)
+        self._topic = request_topic(BARE_SERVING, broker.zone)
+        back = response_topic(BARE_SERVING, broker.zone, INSTANCE)
         self._properties = _asking(back)
         self._storing = threading.Thread(target=self._store_apart, name="store", daemon=True)
-        self._client = BareClient.connected(door, back, self._page_arrived)
+        self._client = BareClient.connected(broker, back, self._page_arrived)
 
     def start(self) -> None:
         """Ask for the first page."""
@@ -246,3 +248,44 @@ def _asking(back: str) -> Properties:
 def no_delay(_client: Client, _data: Any, opened: Any) -> None:
     """Send at once, as the product does: for paho's `on_socket_open`."""
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+# ------------------------------------------------------------------------------------------------- roles of bench.worker
+
+
+def echo(options: Options) -> None:
+    """Answer round trips until stopped."""
+    stopped = stop_event()
+    with closing(Echo(broker_access(options), options["asking"])):
+        emit("READY")
+        stopped.wait()
+
+
+def send_blobs(options: Options) -> None:
+    """The sending side of the bare replication; RESULT once the last blob is confirmed."""
+    stopped = stop_event()
+    broker = broker_access(options)
+    with closing(BlobSender(broker, options["asking"], Path(options["file"]), options["bytes_max"])) as sender:
+        since_ns = time.process_time_ns()
+        emit("READY")
+        while not sender.done.wait(0.1):
+            if stopped.is_set():
+                return
+        emit(
+            "RESULT",
+            {"confirmed_ns": sender.confirmed_ns, "pages": sender.pages, **usage(since_ns, broker.port)},
+        )
+        stopped.wait()
+
+
+def receive_blobs(options: Options) -> None:
+    """The receiving side of the bare replication; ENDED when stopped."""
+    stopped = stop_event()
+    broker = broker_access(options)
+    file, storing_apart = Path(options["file"]), options["storing_apart"]
+    with closing(BlobReceiver(broker, file, options["blobs"], storing_apart=storing_apart)) as receiver:
+        emit("READY")
+        since_ns = time.process_time_ns()
+        receiver.start()
+        stopped.wait()
+        emit("ENDED", {"started_ns": receiver.started_ns, **usage(since_ns, broker.port)})

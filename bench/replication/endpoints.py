@@ -28,10 +28,10 @@ from agent.replication.mqtt import Access, Asker, Link
 from agent.replication.pki import client_context
 from agent.replication.pulling import Puller, PullSettings
 from agent.replication.serving import Server
-from bench.bare import insert_blobs, open_blobs
-from bench.data import definitions, runs, samples
-from bench.side import Options, door_of, say, usage
-from bench.stage import ASKING, SERVING, Door
+from bench.common.data_sets import definitions, runs, samples
+from bench.common.testbed import ASKING, SERVING, BrokerAccess
+from bench.common.worker_io import Options, broker_access, emit, stop_event, usage
+from bench.replication.bare_loop import insert_blobs, open_blobs
 
 STREAM = "facts.telemetry"
 BATCH_FACTS = 1000
@@ -51,10 +51,10 @@ def consumer_of(stream: str) -> str:
 CONSUMER = consumer_of(STREAM)
 
 
-def access(door: Door) -> Access:
+def access(broker: BrokerAccess) -> Access:
     """What a link needs to know of the broker."""
-    files = (Path(door.ca_file), Path(door.cert_file), Path(door.key_file))
-    return Access("bench", door.zone, door.host, door.port, partial(client_context, *files))
+    files = (Path(broker.ca_file), Path(broker.cert_file), Path(broker.key_file))
+    return Access("bench", broker.zone, broker.host, broker.port, partial(client_context, *files))
 
 
 def batches(file: Path) -> Iterator[tuple[bytes, bytes]]:
@@ -67,21 +67,31 @@ def batches(file: Path) -> Iterator[tuple[bytes, bytes]]:
             after_offset = page[-1].last_offset
 
 
-def fill(options: Options) -> dict[str, Any]:
-    """A backlog in `file` in batches of `batch_facts`, and the same bytes in `blobs`; repeats itself after `distinct_facts`, if given."""
+def fill(options: Options) -> None:
+    """A store with a backlog in `file`, and the same sealed batches as blobs in `blobs` for the bare loop.
+
+    The backlog is in batches of `batch_facts` and repeats itself after `distinct_facts`, if that is given.
+    """
+    stopped = stop_event()
+    emit("READY")
+    emit("RESULT", _fill(options))
+    stopped.wait()
+
+
+def _fill(options: Options) -> dict[str, Any]:
     file, batch_facts = Path(options["file"]), options["batch_facts"]
     facts = 0
     with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
         store.define(definitions()).result()
-        flying: list[Future[Any]] = []
+        pending: list[Future[Any]] = []
         for run in _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts):
-            flying.append(store.append_samples(STREAM, run, awaited=True))
+            pending.append(store.append_samples(STREAM, run, awaited=True))
             facts += len(run)
-            if len(flying) == IN_FLIGHT:
-                for future in flying:
+            if len(pending) == IN_FLIGHT:
+                for future in pending:
                     future.result()
-                flying.clear()
-        for future in flying:
+                pending.clear()
+        for future in pending:
             future.result()
     count = size = 0
     with closing(open_blobs(Path(options["blobs"]))) as database:
@@ -105,7 +115,7 @@ OnConfirmed = Callable[[str, int, int], None]
 """(consumer, frontier, now_ns), in the writer's thread."""
 
 
-class Watched:
+class WatchedStore:
     """A store as its server sees it, that tells when a confirmation is durable."""
 
     def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
@@ -144,11 +154,11 @@ def serve(options: Options) -> None:
 
 def _tell_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
     since_ns = time.process_time_ns()
-    say("READY")
+    emit("READY")
     while not done.wait(0.02):
         if stopped.is_set():
             return
-    say("RESULT", {**noted, **usage(since_ns, door_of(options).port)})
+    emit("RESULT", {**noted, **usage(since_ns, broker_access(options).port)})
     stopped.wait()
 
 
@@ -163,8 +173,8 @@ async def serve_while(
     for stream in streams:
         with suppress(StoreError):  # no earlier round: no consumer
             await asyncio.wrap_future(store.remove_consumer(consumer_of(stream), force=True, now=True))
-    link = Link(access(door_of(options)))
-    watched: Any = Watched(store, on_confirmed)  # hands on what it does not know
+    link = Link(access(broker_access(options)))
+    watched: Any = WatchedStore(store, on_confirmed)  # hands on what it does not know
     server = Server(link, watched, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
     async with _running(link.run(), server.run()) as stopped:
         await link.wait_up()
@@ -186,8 +196,8 @@ def pull(options: Options) -> None:
 
 
 async def _pull(options: Options, store: FactStore) -> None:
-    door = door_of(options)
-    link = Link(access(door))
+    broker = broker_access(options)
+    link = Link(access(broker))
     receiving: Any = store  # satisfies the port as it is
     asker = Asker(link, SERVING)
     streams = options.get("streams", [STREAM])
@@ -196,16 +206,16 @@ async def _pull(options: Options, store: FactStore) -> None:
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()
         async with _running(*(puller.run() for puller in pullers)) as stopped:
-            say("READY")
+            emit("READY")
             await asyncio.to_thread(stopped.wait)
         found = [puller.statistics() for puller in pullers]
-        say(
+        emit(
             "ENDED",
             {
                 "started_ns": started_ns,
                 "facts_stored": sum(one.facts_stored for one in found),
                 "pages": sum(one.pages for one in found),
-                **usage(since_ns, door.port),
+                **usage(since_ns, broker.port),
             },
         )
 
@@ -243,7 +253,7 @@ class Probes:
             self.lags_ns.extend(now_ns - started_ns for started_ns in self._started_ns[:count])
             del self._offsets[:count], self._started_ns[:count]
 
-    def are_home(self, count: int) -> bool:
+    def all_confirmed(self, count: int) -> bool:
         """Whether so many facts were appended and confirmed."""
         with self._lock:
             return self.appended == count and not self._offsets
@@ -265,7 +275,7 @@ def _probe(options: Options, store: FactStore, probes: Probes, stopped: threadin
     load_facts = options["load_facts_per_s"] * PROBE_INTERVAL_NS // 1_000_000_000
     load = list(runs("A", options["seed"], load_facts * LOAD_RUNS, load_facts)) if load_facts else []
     single = list(islice(samples("A", options["seed"]), BATCH_FACTS))
-    say("READY")
+    emit("READY")
     while store.consumer(CONSUMER) is None and not stopped.wait(0.01):
         pass
     since_ns = time.process_time_ns()
@@ -277,11 +287,11 @@ def _probe(options: Options, store: FactStore, probes: Probes, stopped: threadin
         if load:
             store.append_samples(STREAM, load[number % LOAD_RUNS])
         probes.append(store, [single[number % BATCH_FACTS]])
-    while not probes.are_home(count) and not stopped.wait(0.01):
+    while not probes.all_confirmed(count) and not stopped.wait(0.01):
         pass
     warm = probes.lags_ns[count // 20 :]  # the first few fill caches and meet the first definitions
     facts = count * (load_facts + 1)
-    say("RESULT", {"lags_ns": warm, "facts": facts, **usage(since_ns, door_of(options).port)})
+    emit("RESULT", {"lags_ns": warm, "facts": facts, **usage(since_ns, broker_access(options).port)})
     stopped.wait()
 
 

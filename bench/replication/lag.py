@@ -19,9 +19,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bench.bare import BareAsker
-from bench.figures import Latency, Report, files_bytes, machine, process_cpu_ns, rounded
-from bench.stage import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Part, Stage, stage
+from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded
+from bench.common.testbed import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Testbed, Worker, open_testbed
+from bench.replication.bare_loop import BareRequester
 
 LOAD_FACTS_PER_S = 100_000
 ROUND_TRIPS = 2
@@ -35,16 +35,16 @@ IDLE_S = 5.0
 
 def run(seconds: float, seed: int, below: Path | None) -> Report:
     """Measure for `seconds` alone, for as long under load, and the limit before, between and after."""
-    with stage(below) as on:
-        described = machine(on.folder)
+    with open_testbed(below) as testbed:
+        described = machine(testbed.folder)
         round_trips_ns: list[int] = []
         fsyncs_ns: list[int] = []
         found: dict[int, dict[str, Any]] = {}
         count = max(20, int(seconds / 3 / BARE_INTERVAL_S))
-        _limit(on, count, round_trips_ns, fsyncs_ns)
+        _limit(testbed, count, round_trips_ns, fsyncs_ns)
         for load in (0, LOAD_FACTS_PER_S):
-            found[load] = _probe(on, load, seconds, seed)
-            _limit(on, count, round_trips_ns, fsyncs_ns)
+            found[load] = _probe(testbed, load, seconds, seed)
+            _limit(testbed, count, round_trips_ns, fsyncs_ns)
     alone, loaded = (Latency.of(one["lags_ns"]) for one in found.values())
     round_trip, fsync = Latency.of(round_trips_ns), Latency.of(fsyncs_ns)
     limit_p50_ms, limit_p99_ms = (
@@ -84,15 +84,15 @@ def run(seconds: float, seed: int, below: Path | None) -> Report:
     return Report("lag", values, lines, described)
 
 
-def _probe(on: Stage, load_facts_per_s: int, seconds: float, seed: int) -> dict[str, Any]:
-    source, target = on.folder / f"sender-{load_facts_per_s}", on.folder / f"receiver-{load_facts_per_s}"
+def _probe(testbed: Testbed, load_facts_per_s: int, seconds: float, seed: int) -> dict[str, Any]:
+    source, target = testbed.folder / f"sender-{load_facts_per_s}", testbed.folder / f"receiver-{load_facts_per_s}"
     source.mkdir()
     target.mkdir()
     options = {"file": source / "facts.db", "asking": ASKING, "seconds": seconds, "seed": seed}
     name = f"lag-{load_facts_per_s}"
     with (
-        on.part(name, "lag", SERVING, load_facts_per_s=load_facts_per_s, **options) as sending,
-        on.part(f"pull-{name}", "pull", ASKING, file=target / "facts.db") as pulling,
+        testbed.worker(name, "lag", SERVING, load_facts_per_s=load_facts_per_s, **options) as sending,
+        testbed.worker(f"pull-{name}", "pull", ASKING, file=target / "facts.db") as pulling,
     ):
         sender = sending.result_with(pulling, RESULT_S_MAX + seconds)
         idle = {} if load_facts_per_s else _idle(min(IDLE_S, seconds), sender=sending, receiver=pulling)
@@ -107,20 +107,23 @@ def _probe(on: Stage, load_facts_per_s: int, seconds: float, seed: int) -> dict[
     }
 
 
-def _idle(seconds: float, **parts: Part) -> dict[str, float]:
+def _idle(seconds: float, **parts: Worker) -> dict[str, float]:
     """Processor time of each process while nothing happens, as a share of one core."""
     before = {name: process_cpu_ns(one.pid) for name, one in parts.items()}
     time.sleep(seconds)
     return {name: rounded((process_cpu_ns(one.pid) - before[name]) / 1e9 / seconds) for name, one in parts.items()}
 
 
-def _limit(on: Stage, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:
+def _limit(testbed: Testbed, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:
     """Bare round trips and fsyncs, in turns."""
-    file = os.open(on.folder / "page", os.O_RDWR | os.O_CREAT)
+    file = os.open(testbed.folder / "page", os.O_RDWR | os.O_CREAT)
     try:
         os.pwrite(file, bytes(PREALLOCATED_PAGES * PAGE_BYTES), 0)
         os.fsync(file)
-        with on.part("echo", "echo", BARE_SERVING, asking=ASKING), closing(BareAsker(on.door(ASKING))) as asker:
+        with (
+            testbed.worker("echo", "echo", BARE_SERVING, asking=ASKING),
+            closing(BareRequester(testbed.access(ASKING))) as asker,
+        ):
             for number in range(count):
                 time.sleep(BARE_INTERVAL_S)
                 round_trips_ns.append(asker.round_trip_ns(BARE_BYTES, BARE_BYTES))
