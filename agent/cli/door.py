@@ -10,8 +10,7 @@ import click
 from agent import local_socket
 from agent.config import NodeSettings
 from agent.fact_store import Start
-from agent.query.errors import TimeUnreadable
-from agent.query.times import moment_ns
+from agent.query.scan import TimeUnreadable, parse_moment_ns
 
 ANSWER_S = 10.0  # twice the time in which a stream, by default, gives up waiting for those who should confirm
 
@@ -24,7 +23,7 @@ def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
         case "end":
             return "end"
     try:
-        return moment_ns(value, time.time_ns()) // 1_000_000
+        return parse_moment_ns(value, time.time_ns()) // 1_000_000
     except TimeUnreadable as error:
         raise click.BadParameter(f"{error}, nor oldest or end; {error.hint}", param=parameter) from error
 

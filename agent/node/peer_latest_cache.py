@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.query.latest import ShownRow
+from agent.query.latest import LatestRecord
 from agent.replication.protocol import LatestEntry
 from agent.replication.serving import Told
 
@@ -37,9 +37,9 @@ def is_kept(state_dir: Path, peer: str, stream: str) -> bool:
     return _read(_file(state_dir, peer, stream)) is not None
 
 
-def heard_rows(state_dir: Path, stream: str | None = None) -> list[ShownRow]:
+def heard_rows(state_dir: Path, stream: str | None = None) -> list[LatestRecord]:
     """What peers told, of one stream or of all; `offset` is theirs, so it is left out, and `via` names them."""
-    rows = list[ShownRow]()
+    rows = list[LatestRecord]()
     for file in sorted((state_dir / FOLDER).glob("*.json")):
         told = _read(file)
         if told is not None and stream in {None, told.stream}:
@@ -47,17 +47,17 @@ def heard_rows(state_dir: Path, stream: str | None = None) -> list[ShownRow]:
     return rows
 
 
-def row_of(entry: LatestEntry, stream: str, via: str | None = None) -> ShownRow:
+def row_of(entry: LatestEntry, stream: str, via: str | None = None) -> LatestRecord:
     """A value that another node told, as our own would be shown; `via` whom, where it is kept beside our own."""
     told = msgspec.structs.asdict(entry)
     told["value"] = msgspec.json.decode(bytes(entry.value))
     if via is not None:
         told["offset"] = None
-    row: ShownRow = {**told, "stream": stream, "via": via or entry.via}  # type: ignore[typeddict-item]
+    row: LatestRecord = {**told, "stream": stream, "via": via or entry.via}  # type: ignore[typeddict-item]
     return row
 
 
-def entry_of(row: ShownRow) -> LatestEntry:
+def entry_of(row: LatestRecord) -> LatestEntry:
     """A value as it is told to another node."""
     known = {name: row[name] for name in row if name not in {"stream", "value"}}  # type: ignore[literal-required]
     return LatestEntry(value=msgspec.Raw(msgspec.json.encode(row["value"])), **known)

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.fact_store import Appended, StoreReader
-from agent.query.bounds import Bounds
 from agent.query.export import export
-from agent.query.latest import latest
-from agent.query.scan import Scanner
+from agent.query.latest import find_latest
+from agent.query.scan import Bounds, Scanner
 from agent.query.sql import SqlSession
 from bench.common.data_sets import SCAN_NS, START_NS, TAGS, definitions, runs
 from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
@@ -60,7 +59,7 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
             latest_ns = [_latest_ns(reader) for _ in range(repeats)]
         sizes = files_bytes(folder / "store") / facts, flat.stat().st_size / exported.facts
     asked, bare, indexed = (Latency.of(durations) for durations in turns[:3])
-    effort = turns[3]
+    counters = turns[3]
     latest_spread = Latency.of(latest_ns)
     values = {
         **asked.to_dict(),
@@ -72,7 +71,7 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
         "indexed": indexed.to_dict(),
         "span_facts": span_facts,
         "span_facts_per_s": round(1000 * span_facts / asked.p50_ms),
-        "batches": {"looked_at": effort[0], "opened": effort[1]},
+        "batches": {"looked_at": counters[0], "opened": counters[1]},
         "command_s": {"cold": rounded(cold_s), "warm": rounded(median(warm_s))},
         "latest": latest_spread.to_dict(),
         "bytes_per_fact": rounded(sizes[0]),
@@ -86,7 +85,7 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
         f"limit      {bare}; ratio {values['ratio']}; a flat table of {exported.facts:,} facts without an index",
         f"indexed    {indexed}; the flat table with its index",
         f"command    {cold_s:6.2f} s cold, {median(warm_s):.2f} s warm, as a process of its own",
-        f"batches    {effort[0]:,} looked at, {effort[1]:,} opened",
+        f"batches    {counters[0]:,} looked at, {counters[1]:,} opened",
         f"latest     {latest_spread}; {TAGS} tags",
         f"at rest    {sizes[0]:6.2f} bytes a fact; flat {sizes[1]:.0f}",
     )
@@ -111,20 +110,20 @@ def _in_turns(
     told: dict[str, Any] = {"tag": TAG, "since_ns": since_ns, "until_ns": until_ns}
     plain, without_index = QUESTION.format(plus="", **told), QUESTION.format(plus="+", **told)
     durations: tuple[list[int], list[int], list[int]] = ([], [], [])
-    effort = 0, 0
+    counters = 0, 0
     with closing(sqlite3.connect(flat)) as connection:
         for _ in range(repeats):
             start_ns = time.perf_counter_ns()
             with closing(SqlSession(reader, 0)) as session:
                 (found,) = session.ask(plain).rows
             durations[0].append(time.perf_counter_ns() - start_ns)
-            effort = session.scanner.effort.heads, session.scanner.effort.batches_opened
+            counters = session.scanner.counters.heads, session.scanner.counters.batches_opened
             for statement, into in ((without_index, durations[1]), (plain, durations[2])):
                 start_ns = time.perf_counter_ns()
                 (expected,) = connection.execute(statement).fetchall()
                 into.append(time.perf_counter_ns() - start_ns)
                 assert _equal(found, expected), f"batches say {found}, the flat table {expected}"
-    return *durations, effort
+    return *durations, counters
 
 
 def _equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -146,7 +145,7 @@ def _command_s(file: Path, since_ns: int, until_ns: int, *, is_cold: bool) -> fl
 
 def _latest_ns(reader: StoreReader) -> int:
     start_ns = time.perf_counter_ns()
-    found = latest(Scanner(reader), START_NS)
+    found = find_latest(Scanner(reader), START_NS)
     assert len(found.rows) == TAGS
     assert not found.missing
     return time.perf_counter_ns() - start_ns

@@ -26,7 +26,7 @@ from agent.cli.door import answer_s_option, ask, start_option, to_option
 from agent.config import NodeSettings, load
 from agent.fact_store import Acks, Hole, Start, StoreReader, StreamSettings
 from agent.message import Envelope, Fact, canonical_json, parse_json
-from agent.query.presented import presented
+from agent.query.scan import fact_messages
 
 OPERATIONAL = "facts.operational"
 FOLLOW_S = 0.2
@@ -145,7 +145,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
                 f"{unknown}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)", err=True
             )
         damaged = False
-        for one in presented(reader, registered.stream, registered.frontier, limit):
+        for one in fact_messages(reader, registered.stream, registered.frontier, limit):
             _print(one, registered.stream)
             damaged |= isinstance(one, Hole) and one.reason == "damaged"
     sys.exit(1 if damaged else 0)
@@ -180,7 +180,7 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
             click.echo(unknown, err=True)
         after = max(0, reader.end_offset(stream) - limit)
         while True:
-            for one in presented(reader, stream, after, sys.maxsize):
+            for one in fact_messages(reader, stream, after, sys.maxsize):
                 after = _print(one, stream)
             if not follow:
                 return

@@ -20,10 +20,8 @@ from agent.cli.door import answer_s_option
 from agent.cli.facts.sql import file_option, reader_of, tell_holes
 from agent.cli.table import lines
 from agent.config import load
-from agent.query.bounds import matches_glob
-from agent.query.latest import DEPTH_FACTS, FRESH_MS, ShownRow, Tag, shown, with_heard
-from agent.query.latest import latest as search
-from agent.query.scan import Scanner
+from agent.query.latest import DEPTH_FACTS, FRESH_MS, LatestRecord, Tag, find_latest, latest_record, merge_peer_records
+from agent.query.scan import Scanner, matches_glob
 
 COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "mode", "as_of", "staleness")
 TELEMETRY = "facts.telemetry"
@@ -78,21 +76,21 @@ def latest(
         sys.exit(0 if rows else 1)
     with reader_of(config_file, store_file) as reader:
         scanner = Scanner(reader)
-        streams = None if stream is None else scanner.checked([stream])
+        streams = None if stream is None else scanner.check_streams([stream])
         wanted, fresh_ms, now_ns = matching(tag_glob, zone), int(fresh_s * 1000), time.time_ns()
-        found = search(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
-    rows = [shown(row) for row in found.rows]
+        found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
+    rows = [latest_record(row) for row in found.rows]
     if store_file is None:
         heard = [
             row for row in _heard(config_file, stream) if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
         ]
-        rows = with_heard(rows, heard, now_ns, fresh_ms) if heard else rows
+        rows = merge_peer_records(rows, heard, now_ns, fresh_ms) if heard else rows
     _print(rows, as_json=as_json)
     if not as_json:
         _tell_heard(rows)
         _tell_missing([row for row in rows if row["source_time"] is None], depth)
     _tell_none(rows, tag_glob, zone)
-    sys.exit(tell_holes(scanner.effort) if rows else 1)
+    sys.exit(tell_holes(scanner.counters) if rows else 1)
 
 
 def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
@@ -110,7 +108,7 @@ def quality_text(quality: int) -> str:
     return severity if quality == 0 else f"{severity} {quality:#010x}"
 
 
-def _print(rows: Sequence[ShownRow], *, as_json: bool) -> None:
+def _print(rows: Sequence[LatestRecord], *, as_json: bool) -> None:
     """A row with its value in a table, or each as a JSON object."""
     if as_json:
         for row in rows:
@@ -120,7 +118,7 @@ def _print(rows: Sequence[ShownRow], *, as_json: bool) -> None:
         click.echo(line)
 
 
-def _cells(row: ShownRow) -> tuple[Any, ...]:
+def _cells(row: LatestRecord) -> tuple[Any, ...]:
     value = row["value"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return (
@@ -148,7 +146,7 @@ def _tell_none(rows: Sequence[object], tag_glob: str, zone: str | None) -> None:
         click.echo(f"bsfg: no tag matches {tag_glob!r}" + (f" in zone {zone}" if zone else ""), err=True)
 
 
-def _heard(config_file: Path, stream: str | None) -> list[ShownRow]:
+def _heard(config_file: Path, stream: str | None) -> list[LatestRecord]:
     """What peers told of streams whose pulls began at the latest values."""
     state_dir = load(config_file).node.state_dir
     if not (state_dir / "heard").is_dir():  # as nearly everywhere: do not load what reads it
@@ -158,7 +156,7 @@ def _heard(config_file: Path, stream: str | None) -> list[ShownRow]:
     return heard_rows(state_dir, stream)
 
 
-def _tell_heard(rows: Sequence[ShownRow]) -> None:
+def _tell_heard(rows: Sequence[LatestRecord]) -> None:
     for zone in sorted({row["via"] for row in rows if row["via"] is not None}):
         count = sum(row["via"] == zone for row in rows)
         click.echo(
@@ -166,7 +164,7 @@ def _tell_heard(rows: Sequence[ShownRow]) -> None:
         )
 
 
-def _tell_missing(missing: Sequence[ShownRow], depth_facts: int) -> None:
+def _tell_missing(missing: Sequence[LatestRecord], depth_facts: int) -> None:
     if missing:
         names = ", ".join(row["subject"].removeprefix("tag:") for row in missing[:MISSING_NAMED])
         more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""

@@ -10,16 +10,16 @@ import re
 from agent.cli.ask_peer import ask_peer
 from agent.config import NodeSettings
 from agent.node.peer_latest_cache import row_of
-from agent.query.bounds import matches_glob
-from agent.query.latest import ShownRow
+from agent.query.latest import LatestRecord
+from agent.query.scan import matches_glob
 from agent.replication.protocol import GetLatest, LatestAnswer
 
 
 def ask_latest(
     settings: NodeSettings, peer: str, stream: str, tag_glob: str, fresh_ms: int, answer_s: float
-) -> list[ShownRow]:
+) -> list[LatestRecord]:
     """Every value that the node of `peer` knows of tags that match."""
-    rows, after = list[ShownRow](), None
+    rows, after = list[LatestRecord](), None
     while True:
         request = GetLatest(stream=stream, prefix=literal_prefix(tag_glob), after=after, fresh_ms=fresh_ms)
         answer = ask_peer(settings, peer, request, LatestAnswer, answer_s)

@@ -18,7 +18,7 @@ from agent.cli import config_option, json_option
 from agent.cli.table import lines
 from agent.config import load
 from agent.fact_store import StoreReader
-from agent.query.scan import Effort
+from agent.query.scan import ScanCounters
 from agent.query.sql import SqlSession
 
 file_option = click.option(
@@ -45,7 +45,7 @@ def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool,
             answer = session.ask(text)
             for line in lines(answer.columns, answer.rows, "json" if as_json else "csv" if as_csv else "table"):
                 click.echo(line)
-            sys.exit(tell_holes(session.scanner.effort))
+            sys.exit(tell_holes(session.scanner.counters))
 
 
 @contextlib.contextmanager
@@ -55,10 +55,10 @@ def reader_of(config_file: Path, store_file: Path | None) -> Iterator[StoreReade
         yield reader
 
 
-def tell_holes(effort: Effort) -> int:
+def tell_holes(counters: ScanCounters) -> int:
     """Say on standard error what could not be read; the exit status that follows from it."""
-    for stream, hole in effort.holes:
+    for stream, hole in counters.holes:
         click.echo(f"bsfg: {stream}: offsets {hole.first_offset} to {hole.last_offset} are {hole.reason}", err=True)
-    if effort.holes_total > len(effort.holes):
-        click.echo(f"bsfg: {effort.holes_total - len(effort.holes)} more holes", err=True)
-    return 1 if any(hole.reason == "damaged" for _, hole in effort.holes) else 0
+    if counters.holes_total > len(counters.holes):
+        click.echo(f"bsfg: {counters.holes_total - len(counters.holes)} more holes", err=True)
+    return 1 if any(hole.reason == "damaged" for _, hole in counters.holes) else 0

@@ -16,11 +16,9 @@ import click
 from agent.cli import config_option
 from agent.cli.facts.sql import file_option, reader_of, tell_holes
 from agent.message import INT64_MIN
-from agent.query.bounds import INT64_MAX, Bounds, matches_glob
-from agent.query.export import STDOUT, FormName
+from agent.query.export import STDOUT, FormatName
 from agent.query.export import export as write
-from agent.query.scan import Scanner
-from agent.query.times import moment_ns
+from agent.query.scan import INT64_MAX, Bounds, Scanner, matches_glob, parse_moment_ns
 
 PROGRESS_S = 0.2
 
@@ -44,7 +42,7 @@ PROGRESS_S = 0.2
 def export(
     config_file: Path,
     store_file: Path | None,
-    form: FormName,
+    form: FormatName,
     streams: tuple[str, ...],
     since: str | None,
     until: str | None,
@@ -57,9 +55,9 @@ def export(
     with reader_of(config_file, store_file) as reader:
         scanner = Scanner(reader)
         bounds = Bounds(
-            streams=scanner.checked(streams) if streams else None,
-            time_min_ns=moment_ns(since, now_ns) if since else INT64_MIN,
-            time_max_ns=moment_ns(until, now_ns) - 1 if until else INT64_MAX,
+            streams=scanner.check_streams(streams) if streams else None,
+            time_min_ns=parse_moment_ns(since, now_ns) if since else INT64_MIN,
+            time_max_ns=parse_moment_ns(until, now_ns) - 1 if until else INT64_MAX,
             subject_tests=(partial(_matches, tags),) if tags else (),
         )
         is_watched = sys.stderr.isatty()
@@ -70,7 +68,7 @@ def export(
             click.echo("\r\033[K" if is_watched else "", nl=False, err=True)  # the line of progress goes
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
-        sys.exit(tell_holes(scanner.effort))
+        sys.exit(tell_holes(scanner.counters))
 
 
 def _matches(globs: tuple[str, ...], subject: str) -> bool:

@@ -20,9 +20,7 @@ from typing import Any
 
 from agent.batch import Kind
 from agent.message import INT64_MIN
-from agent.query.bounds import INT64_MAX, OFFSET_MAX, Bounds
-from agent.query.facts import COLUMNS
-from agent.query.times import time_ns
+from agent.query.scan import COLUMNS, INT64_MAX, OFFSET_MAX, Bounds, parse_time_ns
 
 FACTS_COST = 1e9  # about the most a store holds; what matters is only the order of the costs below
 _RANGES = ("eq", "gt", "ge", "lt", "le")
@@ -110,7 +108,7 @@ class _Narrowing:
             case "offset" | "source_time_ns":
                 self._narrow_span(column, operator, value)
             case "source_time":
-                times_ns = {time_ns(one) if isinstance(one, str) else None for one in _each(value)}
+                times_ns = {parse_time_ns(one) if isinstance(one, str) else None for one in _each(value)}
                 self._narrow_span("source_time_ns", operator, times_ns)
             case "tag":
                 if (numbers := _integers(value)) is not None:

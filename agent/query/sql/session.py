@@ -18,11 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from agent.fact_store import INCIDENTS_MAX, StoreReader, named_statements
 from agent.message import TagDefinition, time_text
-from agent.query.errors import ExtraMissing, SqlRefused
-from agent.query.facts import sql_value, value_text, value_type
-from agent.query.latest import latest
-from agent.query.scan import Scanner
-from agent.query.times import compare, moment_ns
+from agent.query.latest import find_latest
+from agent.query.scan import (
+    ExtraMissing,
+    Scanner,
+    SqlRefused,
+    compare,
+    parse_moment_ns,
+    sql_value,
+    value_text,
+    value_type,
+)
 
 if TYPE_CHECKING:
     import apsw
@@ -93,7 +99,7 @@ class SqlSession:
             raise SqlRefused(f"SQL: {str(error).removeprefix('SQLError: ')}", hint) from error
 
     def _make_tables(self) -> None:
-        from agent.query.sql.virtual import FactsTable, Module, RowsTable
+        from agent.query.sql.virtual_tables import FactsTable, Module, RowsTable
 
         tables = {
             "facts": FactsTable(self.scanner),
@@ -120,11 +126,11 @@ class SqlSession:
     def _ns(self, *texts: Any) -> int | None:
         """ns('2026-11-21T06:00Z') and ns('2h'), two hours ago."""
         (text,) = texts
-        return moment_ns(text, self._now_ns) if isinstance(text, str) else None
+        return parse_moment_ns(text, self._now_ns) if isinstance(text, str) else None
 
     def _latest(self) -> Iterable[tuple[Any, ...]]:
-        for row in latest(self.scanner, self._now_ns).rows:
-            known, as_of = row.known, None if row.as_of_ns is None else time_text(row.as_of_ns)
+        for row in find_latest(self.scanner, self._now_ns).rows:
+            known, as_of = row.latest, None if row.as_of_ns is None else time_text(row.as_of_ns)
             yield (
                 *row.tag,
                 *((sql_value(known.value), value_type(known.value), value_text(known.value)) if known else (None, None, None)),

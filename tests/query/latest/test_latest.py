@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader, StoreSettings
 from agent.message import Sample, TagDefinition
-from agent.query.dictionary import Dictionary
-from agent.query.latest.search import LatestRow, Tag
-from agent.query.latest.searching import Absent, Latest, latest, latest_again
-from agent.query.scan import Scanner
+from agent.query.latest.latest_query import AbsentTags, LatestResult, find_latest, find_latest_in_stream
+from agent.query.latest.latest_search import LatestRow, Tag
+from agent.query.scan.dictionary import Dictionary
+from agent.query.scan.scanner import Scanner
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, bits, everything, naive
 from tests.query.test_scan import damage
@@ -21,14 +21,14 @@ from tests.query.test_scan import damage
 OTHER = "facts.other"
 
 
-def found_in(file: Path, now_ns: int = BASE_NS, **more: Any) -> tuple[Latest, Scanner]:
-    """What a search of a file finds, and the scanner that made the effort."""
+def found_in(file: Path, now_ns: int = BASE_NS, **more: Any) -> tuple[LatestResult, Scanner]:
+    """What a search of a file finds, and the scanner that made the counters."""
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
-        return latest(scanner, now_ns, **more), scanner
+        return find_latest(scanner, now_ns, **more), scanner
 
 
-def by_subject(found: Latest) -> dict[tuple[str, str], LatestRow]:
+def by_subject(found: LatestResult) -> dict[tuple[str, str], LatestRow]:
     """Rows by zone and subject."""
     return {(row.tag.zone, row.tag.subject): row for row in found.rows}
 
@@ -37,13 +37,13 @@ def test_the_newest_source_time_wins(tmp_path: Path) -> None:
     """Each tag has the value with the newest source time over all its numbers, in the unit that value was recorded in."""
     found, _ = found_in(everything(tmp_path, rounds=2))
     rows = by_subject(found)
-    flow = rows["plant", "tag:line1/flow"].known
+    flow = rows["plant", "tag:line1/flow"].latest
     assert flow is not None
     assert (flow.value, flow.unit, flow.quality, flow.stream) == (7.25, "m3/h", 0, TELEMETRY)
-    temperature = rows["plant", "tag:line1/temp"].known
+    temperature = rows["plant", "tag:line1/temp"].latest
     assert temperature is not None
     assert (temperature.value, temperature.source_time_ns) == (20, BASE_NS + 1000 * SECOND_NS + 1)
-    assert rows["plant", "tag:line2/silent"].known is None
+    assert rows["plant", "tag:line2/silent"].latest is None
     assert {row.tag[:2] for row in found.missing} == {("plant", "tag:line2/silent"), ("north", "tag:line1/t2")}
     assert {zone for zone, _ in rows} == {"plant", "north"}
 
@@ -56,7 +56,7 @@ def test_history_that_comes_late_does_not_win(tmp_path: Path) -> None:
         for value, at_ns in ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300)):
             done(store.append_samples(TELEMETRY, [Sample(1, at_ns, value), Sample(2, at_ns, -value)], awaited=True))
     found, _ = found_in(tmp_path / "facts.db")
-    assert [row.known and (row.known.value, row.known.offset) for row in found.rows] == [(4, 7), (-4, 8)]
+    assert [row.latest and (row.latest.value, row.latest.offset) for row in found.rows] == [(4, 7), (-4, 8)]
 
 
 rounds = st.lists(
@@ -88,7 +88,7 @@ def test_a_search_finds_what_a_look_at_everything_finds(
     found, _ = found_in(file, is_wanted=lambda tag: tag.subject in wanted)
     assert {row.tag.subject for row in found.rows} == wanted
     for row in found.rows:
-        known = row.known and (row.known.source_time_ns, row.known.offset)
+        known = row.latest and (row.latest.source_time_ns, row.latest.offset)
         assert known == expected.get(row.tag.subject), row.tag
 
 
@@ -102,7 +102,7 @@ def test_one_who_searches_again_and_again_finds_the_same(
     questions: list[tuple[int, set[str], int]],
 ) -> None:
     """While a stream grows, questions about different tags at different depths: each answer is that of a search that knows nothing."""
-    file, absent = tmp_path_factory.mktemp("again") / "facts.db", Absent()
+    file, absent = tmp_path_factory.mktemp("again") / "facts.db", AbsentTags()
     with FactStore.open(file, "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
         done(store.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
         dictionary = Dictionary(store.reader)
@@ -115,9 +115,9 @@ def test_one_who_searches_again_and_again_finds_the_same(
                     "depth_facts": depth,
                     "fresh_ms": 0,
                 }
-                again = latest_again(Scanner(store.reader, dictionary), BASE_NS, TELEMETRY, absent, **told)
-                once = latest(Scanner(store.reader), BASE_NS, streams=frozenset([TELEMETRY]), **told)
-                assert again == [row for row in once.rows if row.known is not None]
+                again = find_latest_in_stream(Scanner(store.reader, dictionary), BASE_NS, TELEMETRY, absent, **told)
+                once = find_latest(Scanner(store.reader), BASE_NS, streams=frozenset([TELEMETRY]), **told)
+                assert again == [row for row in once.rows if row.latest is not None]
 
 
 def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition("tag:a"), TagDefinition("tag:elsewhere")]))
-        absent = Absent()
+        absent = AbsentTags()
 
         def append(tag: int, count: int) -> None:
             for _ in range(count):
@@ -136,8 +136,8 @@ def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
 
         def search(depth: int) -> list[str]:
             scanner = Scanner(store.reader)
-            found = latest_again(scanner, BASE_NS, TELEMETRY, absent, depth_facts=depth)
-            opened.append(scanner.effort.batches_opened)
+            found = find_latest_in_stream(scanner, BASE_NS, TELEMETRY, absent, depth_facts=depth)
+            opened.append(scanner.counters.batches_opened)
             return [row.tag.subject for row in found]
 
         append(1, 40)
@@ -150,7 +150,7 @@ def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
         assert opened[:5] == [30, 1, 5, 1, 40]
         append(1, 45)
         damage(file, 70)
-        absent = Absent()
+        absent = AbsentTags()
         assert search(40) == search(40) == ["tag:a"]
     assert opened[-2:] == [39, 39]
 
@@ -165,11 +165,11 @@ def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
             newest[key] = fact
     found, _ = found_in(file)
     for key, row in by_subject(found).items():
-        if row.known is None:
+        if row.latest is None:
             assert key not in newest
             continue
-        assert bits(row.known.value) == newest[key]["exact"]
-        assert (row.known.offset, row.known.quality, row.known.unit or None) == (
+        assert bits(row.latest.value) == newest[key]["exact"]
+        assert (row.latest.offset, row.latest.quality, row.latest.unit or None) == (
             newest[key]["offset"], newest[key]["quality"], newest[key]["unit"]
         )  # fmt: skip
 
@@ -215,7 +215,7 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
 
     def opened(names: str, depth_facts: int = 0) -> tuple[int, int]:
         found, scanner = found_in(file, is_wanted=lambda tag: tag.subject[4:] in names, depth_facts=depth_facts)
-        return scanner.effort.batches_opened, len(found.missing)
+        return scanner.counters.batches_opened, len(found.missing)
 
     assert opened("ab") == (1, 0)
     assert opened("abc") == (41, 0)
@@ -234,7 +234,7 @@ def test_another_zones_tags_are_their_own(tmp_path: Path) -> None:
         new.put(store, [new.seal(7)])
     found, _ = found_in(tmp_path / "facts.db")
     rows = by_subject(found)
-    here, there = rows["plant", "tag:line1/t1"].known, rows["north", "tag:line1/t1"].known
+    here, there = rows["plant", "tag:line1/t1"].latest, rows["north", "tag:line1/t1"].latest
     assert here is not None
     assert there is not None
     assert (here.value, there.value) == ("here", 7)
@@ -246,7 +246,7 @@ def test_damage_is_named_and_an_older_value_is_found(tmp_path: Path) -> None:
     file = everything(tmp_path)
     damage(file, 31)
     found, scanner = found_in(file)
-    assert [hole.first_offset for _, hole in scanner.effort.holes] == [31]
-    flow = by_subject(found)["plant", "tag:line1/flow"].known
+    assert [hole.first_offset for _, hole in scanner.counters.holes] == [31]
+    flow = by_subject(found)["plant", "tag:line1/flow"].latest
     assert flow is not None
     assert flow.unit == "l/min"

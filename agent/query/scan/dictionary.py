@@ -8,7 +8,7 @@ from __future__ import annotations
 from agent.batch import DEFINITIONS_MAX, BatchError, Origin
 from agent.fact_store import StoreReader
 from agent.message import TagDefinition
-from agent.query.bounds import Bounds
+from agent.query.scan.bounds import Bounds
 
 
 class Dictionary:

@@ -13,13 +13,13 @@ from typing import Any
 from agent.batch import BatchError, Kind, open_messages, open_samples, parse
 from agent.fact_store import Hole, StoredBatch, StoreReader
 from agent.message import Envelope, Message, sample_message, sample_message_id
-from agent.query.dictionary import Dictionary
+from agent.query.scan.dictionary import Dictionary
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 PAGE_FACTS_MAX = 100_000
 
 
-def presented(reader: StoreReader, stream: str, after_offset: int, limit: int) -> Iterator[dict[str, Any] | Hole]:
+def fact_messages(reader: StoreReader, stream: str, after_offset: int, limit: int) -> Iterator[dict[str, Any] | Hole]:
     """At most `limit` facts after an offset as JSON objects, and the holes among them."""
     dictionary = Dictionary(reader)
     while limit > 0:

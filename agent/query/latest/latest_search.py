@@ -31,7 +31,7 @@ class Tag(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LatestValue:
     """The last known value of a tag, with the unit of the definition under which it was recorded."""
 
     source_time_ns: int
@@ -48,13 +48,13 @@ class LatestRow:
 
     tag: Tag
     source: str
-    known: Known | None
+    latest: LatestValue | None
     as_of_ns: int | None
     staleness_ms: int | None
     mode: Literal["fresh", "degraded"]
 
 
-class Search:
+class LatestSearch:
     """Tags whose last values are sought. Give it batches in the order of their latest times, descending."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Search:
                 for origin, number in numbers:
                     self._open.setdefault(origin, {})[number] = tag
         self._unsettled = {tag for tag in self.wanted if not absent(tag)}
-        self._found: dict[Tag, Known] = {}
+        self._found: dict[Tag, LatestValue] = {}
         self._times: list[tuple[int, Tag]] = []  # heap, newest first; what has been bettered stays in it
 
     def settle(self, time_max_ns: int) -> bool:
@@ -116,7 +116,7 @@ class Search:
         for (tag, place), (value, quality) in zip(better.items(), details, strict=True):
             time_ns = best[tag][0]
             unit = self._definitions[origin][tags[place] - 1].unit
-            self._found[tag] = Known(time_ns, first_offset + place, stream, value, quality, unit)
+            self._found[tag] = LatestValue(time_ns, first_offset + place, stream, value, quality, unit)
             heapq.heappush(self._times, (-time_ns, tag))
 
     def rows(self, now_ns: int, fresh_ms: int) -> list[LatestRow]:

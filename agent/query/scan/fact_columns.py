@@ -31,8 +31,8 @@ from typing import Any
 
 from agent.batch import Batch, Kind, Unpacked
 from agent.message import Json, Message, TagDefinition, Value, sample_message_id, time_text
+from agent.query.scan.bounds import INT64_MAX
 
-INT64_MAX = 2**63 - 1
 COLUMNS = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "value", "value_type",
     "value_text", "unit", "quality", "source_time", "source_time_ns", "object_json", "message_id", "to_zone",

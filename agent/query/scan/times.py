@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from agent.query.errors import TimeUnreadable
+from agent.query.scan.errors import TimeUnreadable
 
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)? ?(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII
@@ -22,7 +22,7 @@ _TEXTS_KEPT = 4096
 
 
 @lru_cache(_TEXTS_KEPT)
-def time_ns(text: str) -> int | None:
+def parse_time_ns(text: str) -> int | None:
     """The time that a text names, or nothing where it names none."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
@@ -38,11 +38,11 @@ def time_ns(text: str) -> int | None:
     return seconds * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
 
 
-def moment_ns(text: str, now_ns: int) -> int:
-    """As `time_ns`, or so long ago: `90s`, `15m`, `2h`, `7d`. Raises TimeUnreadable."""
+def parse_moment_ns(text: str, now_ns: int) -> int:
+    """As `parse_time_ns`, or so long ago: `90s`, `15m`, `2h`, `7d`. Raises TimeUnreadable."""
     if ago := _AGO.fullmatch(text.strip()):
         return now_ns - int(ago[1]) * _SECONDS[ago[2]] * 1_000_000_000
-    if (found := time_ns(text)) is None:
+    if (found := parse_time_ns(text)) is None:
         raise TimeUnreadable(f"{text!r} is no time", "write 2026-11-21T06:00:00Z, or 2h for two hours ago")
     return found
 
@@ -52,7 +52,7 @@ def compare(one: str, other: str) -> int:
     if _is_ours(one) and _is_ours(other):
         left, right = one[:-1], other[:-1]
         return (left > right) - (left < right)
-    first, second = time_ns(one), time_ns(other)
+    first, second = parse_time_ns(one), parse_time_ns(other)
     if first is None or second is None:
         return (one.encode() > other.encode()) - (one.encode() < other.encode())
     return (first > second) - (first < second)

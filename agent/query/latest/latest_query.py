@@ -3,7 +3,7 @@
 Only as many facts as `depth` are looked through, from the end of each stream: a tag that has never said anything would otherwise have
 the whole store opened for its sake. Within the depth the answer is exact; what was not found in it is a row without a value.
 
-Whoever searches one stream again and again keeps an `Absent`. A store's definitions name the tags of all its streams, so in any one of
+Whoever searches one stream again and again keeps an `AbsentTags`. A store's definitions name the tags of all its streams, so in any one of
 them most are sought in vain through the whole depth; the next search looks for those only in what has come since.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agent.batch import BatchError, Kind, Origin, open_packed, parse
 from agent.fact_store import BatchHead, Hole
 from agent.message import TagDefinition
-from agent.query.latest.search import LatestRow, Search, Tag
+from agent.query.latest.latest_search import LatestRow, LatestSearch, Tag
 from agent.query.scan import Scanner
 
 DEPTH_FACTS = 10_000_000  # one to two seconds on two shared cores, where nothing ends the search earlier
@@ -24,7 +24,7 @@ OFFSET_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class LatestResult:
     """What a search found, and the bound it kept: the depth in facts, 0 where it could go to the beginning."""
 
     rows: list[LatestRow]
@@ -33,10 +33,10 @@ class Latest:
     @property
     def missing(self) -> list[LatestRow]:
         """Rows without a value."""
-        return [row for row in self.rows if row.known is None]
+        return [row for row in self.rows if row.latest is None]
 
 
-class Absent:
+class AbsentTags:
     """Which tags were sought in vain in which offsets of a stream, by one who keeps searching it; used by one thread at a time.
 
     What was there stays as it was: batches never change, and later ones lie behind. Only a damaged batch may come back to its
@@ -59,13 +59,13 @@ class Absent:
         """What became of the tags that were sought; of others it stays known how far they were."""
         known = self._searched.setdefault(stream, {})
         for row in rows:
-            if row.known is None:
+            if row.latest is None:
                 known[row.tag] = first_offset, last_offset
             else:
                 known.pop(row.tag, None)
 
 
-def latest(
+def find_latest(
     scanner: Scanner,
     now_ns: int,
     is_wanted: Callable[[Tag], bool] = lambda _: True,
@@ -73,18 +73,18 @@ def latest(
     streams: frozenset[str] | None = None,
     depth_facts: int = DEPTH_FACTS,
     fresh_ms: int = FRESH_MS,
-) -> Latest:
+) -> LatestResult:
     """The last known value of each wanted tag."""
-    search = Search(_definitions(scanner), is_wanted)
+    search = LatestSearch(_definitions(scanner), is_wanted)
     _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts))
-    return Latest(search.rows(now_ns, fresh_ms), depth_facts)
+    return LatestResult(search.rows(now_ns, fresh_ms), depth_facts)
 
 
-def latest_again(
+def find_latest_in_stream(
     scanner: Scanner,
     now_ns: int,
     stream: str,
-    absent: Absent,
+    absent: AbsentTags,
     is_wanted: Callable[[Tag], bool] = lambda _: True,
     *,
     depth_facts: int = DEPTH_FACTS,
@@ -97,21 +97,21 @@ def latest_again(
     known = absent.until(stream, first_offset, filter(is_wanted, tags))
     heads = _newest_first(scanner, frozenset([stream]), depth_facts)
     while True:
-        search = Search(definitions, is_wanted, known.__contains__)
+        search = LatestSearch(definitions, is_wanted, known.__contains__)
         _carry_out(scanner, search, heads, min(known.values(), default=end_offset))
         rows = search.rows(now_ns, fresh_ms)
-        spoken = [row.tag for row in rows if row.known is not None and row.tag in known]
+        spoken = [row.tag for row in rows if row.latest is not None and row.tag in known]
         if not spoken:
             break
         for tag in spoken:  # for the first time: now as_of of its source may lie in what was left out
             del known[tag]
-    if not scanner.effort.holes_total:
+    if not scanner.counters.holes_total:
         absent.note(stream, first_offset, end_offset, rows)
-    return [row for row in rows if row.known is not None]
+    return [row for row in rows if row.latest is not None]
 
 
 def _carry_out(
-    scanner: Scanner, search: Search, heads: Iterable[tuple[BatchHead, str]], until_offset: int = OFFSET_MAX
+    scanner: Scanner, search: LatestSearch, heads: Iterable[tuple[BatchHead, str]], until_offset: int = OFFSET_MAX
 ) -> None:
     """Look while something is sought, and at every batch behind `until_offset`, where those may be that are absent before it."""
     for head, stream in heads:
@@ -142,12 +142,12 @@ def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts:
     return found
 
 
-def _look(scanner: Scanner, search: Search, stream: str, head: BatchHead) -> None:
+def _look(scanner: Scanner, search: LatestSearch, stream: str, head: BatchHead) -> None:
     for stored in scanner.read(stream, head.first_offset, head.last_offset):
         try:
             samples = open_packed(parse(stored.sealed))
         except BatchError:
-            scanner.effort.met(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
+            scanner.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             continue
-        scanner.effort.batches_opened += 1
+        scanner.counters.batches_opened += 1
         search.look(stream, stored.first_offset, stored.origin, samples)

@@ -17,8 +17,7 @@ from typing import IO, Any, Protocol
 
 from agent.fact_store import named_statements
 from agent.message import JSON_INTEGER_MAX, Value
-from agent.query.errors import ExtraMissing
-from agent.query.facts import COLUMNS, Facts, exact_text, value_type
+from agent.query.scan import COLUMNS, ExtraMissing, Facts, exact_text, value_type
 
 _SQL = dict(named_statements(Path(__file__).with_name("export.sql").read_text("utf-8")))
 _TEXT_COLUMNS = tuple(name for name in COLUMNS if name != "value_text")  # `value` is exact where everything is text

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 from agent.message import json_value, time_text
-from agent.query.facts import value_type
-from agent.query.latest.search import LatestRow
-from agent.query.times import time_ns
+from agent.query.latest.latest_search import LatestRow
+from agent.query.scan import parse_time_ns, value_type
 
 _NEVER_NS = -(2**63)
 
 
-class ShownRow(TypedDict):
+class LatestRecord(TypedDict):
     """A row for programs: `value` as in a message, everything about it None where none was found, times as text. `via`: the fact is
     not in this store, that zone told of it."""
 
@@ -37,9 +36,9 @@ class ShownRow(TypedDict):
     via: str | None
 
 
-def shown(row: LatestRow) -> ShownRow:
+def latest_record(row: LatestRow) -> LatestRecord:
     """A row as programs and other nodes read it."""
-    known = row.known
+    known = row.latest
     return {
         "zone": row.tag.zone,
         "subject": row.tag.subject,
@@ -59,7 +58,9 @@ def shown(row: LatestRow) -> ShownRow:
     }
 
 
-def with_heard(rows: Sequence[ShownRow], heard: Iterable[ShownRow], now_ns: int, fresh_ms: int) -> list[ShownRow]:
+def merge_peer_records(
+    rows: Sequence[LatestRecord], heard: Iterable[LatestRecord], now_ns: int, fresh_ms: int
+) -> list[LatestRecord]:
     """Rows of the store, and beside them what others told of tags of which it knows nothing as new; by zone and subject.
 
     How stale a source is follows from both: who told knew until when it spoke.
@@ -74,7 +75,7 @@ def with_heard(rows: Sequence[ShownRow], heard: Iterable[ShownRow], now_ns: int,
     for row in best.values():
         source = row["zone"], row["source"]
         newest[source] = max(_at_ns(row["as_of"]), newest.get(source, _NEVER_NS))
-    merged = list[ShownRow]()
+    merged = list[LatestRecord]()
     for _, row in sorted(best.items()):
         as_of_ns = newest[row["zone"], row["source"]]
         if as_of_ns == _NEVER_NS:
@@ -88,5 +89,5 @@ def with_heard(rows: Sequence[ShownRow], heard: Iterable[ShownRow], now_ns: int,
 
 def _at_ns(text: str | None) -> int:
     """A time that was found, or before all times."""
-    found = None if text is None else time_ns(text)
+    found = None if text is None else parse_time_ns(text)
     return _NEVER_NS if found is None else found

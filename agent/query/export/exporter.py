@@ -1,7 +1,7 @@
 """Facts to a flat file that other programs read, as far as the store can be read, with a count that can be relied on.
 
 Promised: a file of the name asked for is either absent, what was there before, or a whole export; an export that is broken off
-leaves nothing. Nothing is overwritten unless asked. What was asked for and could not be read is in `Scanner.effort.holes`.
+leaves nothing. Nothing is overwritten unless asked. What was asked for and could not be read is in `Scanner.counters.holes`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from agent.query.bounds import Bounds
-from agent.query.errors import ExportRefused
-from agent.query.export.forms import CsvForm, Form, JsonLinesForm, ParquetForm, SqliteForm
-from agent.query.scan import Scanner
+from agent.query.export.formats import CsvForm, Form, JsonLinesForm, ParquetForm, SqliteForm
+from agent.query.scan import Bounds, ExportRefused, Scanner
 
-FormName = Literal["sqlite", "csv", "jsonl", "parquet"]
+FormatName = Literal["sqlite", "csv", "jsonl", "parquet"]
 STDOUT = Path("-")
 
 
@@ -36,7 +34,7 @@ def export(
     scanner: Scanner,
     bounds: Bounds,
     target: Path,
-    form_name: FormName,
+    form_name: FormatName,
     *,
     force: bool = False,
     progress: Callable[[int, str, int], None] = lambda _facts, _stream, _offset: None,
@@ -79,7 +77,7 @@ def _write(scanner: Scanner, bounds: Bounds, form: Form, progress: Callable[[int
     return count
 
 
-def _form(name: FormName, path: Path) -> Form:
+def _form(name: FormatName, path: Path) -> Form:
     match name:
         case "sqlite":
             return SqliteForm(path)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from agent.batch import BatchError, Kind, open_messages, open_packed, parse
 from agent.fact_store import BatchHead, Hole, StoreDamaged, StoredBatch, StoreReader
-from agent.query.bounds import Bounds
-from agent.query.dictionary import Dictionary, Wanted
-from agent.query.errors import StreamUnknown
-from agent.query.facts import Facts
+from agent.query.scan.bounds import Bounds
+from agent.query.scan.dictionary import Dictionary, Wanted
+from agent.query.scan.errors import StreamUnknown
+from agent.query.scan.fact_columns import Facts
 
 HEADS_PAGE = 4096  # some milliseconds for each statement
 READ_BYTES_MAX = 4 * 1024 * 1024
@@ -24,7 +24,7 @@ HOLES_MAX = 1000  # named one by one; more are counted
 
 
 @dataclass(slots=True)
-class Effort:
+class ScanCounters:
     """What a scan has done: batches it looked at, and of those read and opened; holes it met."""
 
     heads: int = 0
@@ -34,7 +34,7 @@ class Effort:
     holes: list[tuple[str, Hole]] = field(default_factory=list)
     holes_total: int = 0
 
-    def met(self, stream: str, hole: Hole) -> None:
+    def add_hole(self, stream: str, hole: Hole) -> None:
         """Note a hole."""
         if (stream, hole) in self.holes:
             return
@@ -52,10 +52,10 @@ class Scanner:
         bounds = reader.bounds()
         self.firsts: Mapping[str, int] = {name: first for name, (first, _) in bounds.items()}
         self.ends: Mapping[str, int] = {name: last for name, (_, last) in bounds.items()}
-        self.effort = Effort()
+        self.counters = ScanCounters()
         self._rows: dict[str, list[tuple[int, BatchHead]]] | None = None  # only of a damaged file
 
-    def checked(self, streams: Iterable[str]) -> frozenset[str]:
+    def check_streams(self, streams: Iterable[str]) -> frozenset[str]:
         """These streams. Raises StreamUnknown where the store has not heard of one."""
         for stream in streams:
             if stream not in self.ends:
@@ -82,7 +82,7 @@ class Scanner:
                 page = [head for _, head in self._salvaged(stream, first_offset, last_offset)]
                 yield page[::-1] if newest_first else page
                 return
-            self.effort.heads += len(page)
+            self.counters.heads += len(page)
             if not page:
                 return
             yield page
@@ -101,21 +101,21 @@ class Scanner:
             except StoreDamaged:
                 return found + self._read_rows(stream, after + 1, last_offset)
             for hole in page.holes:
-                self.effort.met(stream, hole)
+                self.counters.add_hole(stream, hole)
             found += page.batches
             ends = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
             if not ends:
-                self.effort.met(stream, Hole(after + 1, last_offset, "expired"))
+                self.counters.add_hole(stream, Hole(after + 1, last_offset, "expired"))
                 break
             after = max(ends)
-        self.effort.batches_read += len(found)
+        self.counters.batches_read += len(found)
         return found
 
     def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
         """The facts of a batch that are asked for, if it has any. A batch that does not open is noted as a hole."""
         try:
             batch = parse(stored.sealed)
-            self.effort.batches_opened += 1
+            self.counters.batches_opened += 1
             if batch.header.kind is Kind.MESSAGES:
                 messages = open_messages(batch)
                 places = bounds.message_places(stored.first_offset, messages)
@@ -127,9 +127,9 @@ class Scanner:
                 definitions = self.dictionary.of(stored.origin, stored.definition_count)
                 facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions)
         except (BatchError, StoreDamaged):  # a definition that cannot be read leaves a batch without meaning
-            self.effort.met(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
+            self.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             return None
-        self.effort.facts += len(places)
+        self.counters.facts += len(places)
         return facts if places else None
 
     def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
@@ -157,11 +157,11 @@ class Scanner:
             if head.last_offset < first_offset or head.first_offset > last_offset:
                 continue
             if head.first_offset > expected:
-                self.effort.met(stream, Hole(expected, head.first_offset - 1, "damaged"))
+                self.counters.add_hole(stream, Hole(expected, head.first_offset - 1, "damaged"))
             found.append((row, head))
             expected = head.last_offset + 1
         if expected <= last_offset:
-            self.effort.met(stream, Hole(expected, last_offset, "damaged"))
+            self.counters.add_hole(stream, Hole(expected, last_offset, "damaged"))
         return found
 
     def _read_rows(self, stream: str, first_offset: int, last_offset: int) -> list[StoredBatch]:
@@ -170,8 +170,8 @@ class Scanner:
             try:
                 found.append(self.reader.row(row))
             except StoreDamaged:
-                self.effort.met(stream, Hole(head.first_offset, head.last_offset, "damaged"))
-        self.effort.batches_read += len(found)
+                self.counters.add_hole(stream, Hole(head.first_offset, head.last_offset, "damaged"))
+        self.counters.batches_read += len(found)
         return found
 
     def _names_some(self, head: BatchHead, wanted: Wanted) -> bool:

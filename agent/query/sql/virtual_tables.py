@@ -11,8 +11,7 @@ from typing import Any
 
 import apsw
 
-from agent.query.facts import COLUMNS, Facts
-from agent.query.scan import Scanner
+from agent.query.scan import COLUMNS, Facts, Scanner
 from agent.query.sql.plan import Plan, is_useful, order_kept
 
 _OPERATORS = {
