@@ -16,7 +16,7 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option, table
-from agent.cli.door import ask, start_option
+from agent.cli.local_node import ask, start_option
 from agent.config import load
 from agent.fact_store import Start
 

@@ -1,1 +1,1 @@
-"""`bsfg store`: commands on one store file. They verify, repair, export and migrate it, and print its statistics."""
+"""`bsfg store`: commands on one store file. They verify, export and migrate it and print its statistics."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option
-from agent.cli.facts.sql import file_option, reader_of, tell_holes
+from agent.cli.store_file import file_option, open_reader, report_holes
 from agent.message import INT64_MIN
 from agent.query.export import STDOUT, FormatName
 from agent.query.export import export as write
@@ -52,7 +52,7 @@ def export(
 ) -> None:
     """Write facts as flat rows to TARGET ("-" is standard output, for csv and jsonl)."""
     now_ns = time.time_ns()
-    with reader_of(config_file, store_file) as reader:
+    with open_reader(config_file, store_file) as reader:
         scanner = Scanner(reader)
         bounds = Bounds(
             streams=scanner.check_streams(streams) if streams else None,
@@ -68,7 +68,7 @@ def export(
             click.echo("\r\033[K" if is_watched else "", nl=False, err=True)  # the line of progress goes
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
-        sys.exit(tell_holes(scanner.counters))
+        sys.exit(report_holes(scanner.counters))
 
 
 def _matches(globs: tuple[str, ...], subject: str) -> bool:

@@ -13,7 +13,7 @@ import click
 
 from agent.batch import Origin
 from agent.cli import config_option, json_option
-from agent.cli.facts.sql import file_option, reader_of
+from agent.cli.store_file import file_option, open_reader
 from agent.message import time_text
 from agent.query.statistics import Statistics, statistics
 
@@ -26,7 +26,7 @@ INCIDENTS_SHOWN = 5
 @json_option
 def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Count what a store holds: streams, origins, definitions, consumers, files, incidents."""
-    with reader_of(config_file, store_file) as reader:
+    with open_reader(config_file, store_file) as reader:
         found = statistics(reader)
     click.echo(json.dumps(found.to_dict()) if as_json else text(found))
     sys.exit(0)

@@ -1,4 +1,4 @@
-"""Asking the node from a command: at its socket while one runs, else by opening the store and being the node for one request."""
+"""Requests to the node of this machine: at its socket while it runs, otherwise answered from the store by the command itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agent.config import NodeSettings
 from agent.fact_store import Start
 from agent.query.scan import TimeUnreadable, parse_moment_ns
 
-ANSWER_S = 10.0  # twice the time in which a stream, by default, gives up waiting for those who should confirm
+ANSWER_S = 10.0  # twice the default acks_timeout of a stream
 
 
 def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
-    """Where a new consumer begins, as the store takes it; a time as a date or so long ago."""
+    """Parse `--start`: oldest, end, or a time given as a date or an age."""
     match value:
         case "oldest":
             return "oldest"
@@ -25,7 +25,7 @@ def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
     try:
         return parse_moment_ns(value, time.time_ns()) // 1_000_000
     except TimeUnreadable as error:
-        raise click.BadParameter(f"{error}, nor oldest or end; {error.hint}", param=parameter) from error
+        raise click.BadParameter(f"{error}, and neither oldest nor end; {error.hint}", param=parameter) from error
 
 
 start_option = click.option(
@@ -48,16 +48,19 @@ answer_s_option = click.option(
 
 
 def ask(settings: NodeSettings, request: local_socket.Request, waits_ms: int = 0) -> local_socket.Answer:
-    """Ask the running node, or be the node for one request; `waits_ms` is how long the store may rightly wait for others."""
+    """Send a request to the running node, or answer it from the store. Raises LocalError when it is refused.
 
-    async def be_the_node() -> local_socket.Answer:
+    `waits_ms` is how long the store may wait for acknowledgements before it answers.
+    """
+
+    async def answer_from_store() -> local_socket.Answer:
         with local_socket.open_store(settings) as store:
             return await local_socket.Door(store).answer(request)
 
     try:
         answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, waits_ms))
     except (FileNotFoundError, ConnectionRefusedError):
-        answer = asyncio.run(be_the_node())
+        answer = asyncio.run(answer_from_store())
     if isinstance(answer, local_socket.Refused):
         raise local_socket.LocalError(answer.message, answer.hint)
     return answer

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.cli.facts.latest_from import literal_prefix
+from agent.cli.facts.peer_requests import literal_prefix
 from agent.query.scan.bounds import matches_glob
 from tests.replication.nodes import STREAM, Node, write_node_toml
 from tests.support.mosquitto import Mosquitto
