@@ -4,13 +4,14 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.query.making import everything
+from tests.support import command
 
 ROOT = Path(__file__).resolve().parents[2]
 Bsfg = Callable[..., subprocess.CompletedProcess[str]]
@@ -18,13 +19,8 @@ Bsfg = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in an empty folder, as a process of its own."""
-
-    def run(*arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *python, "-m", "agent.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-
-    return run
+    """Run `bsfg` in an empty folder."""
+    return partial(command.bsfg, tmp_path)
 
 
 @pytest.fixture
@@ -34,10 +30,11 @@ def node(bsfg: Bsfg) -> Bsfg:
     return bsfg
 
 
-def test_init_writes_what_check_accepts(node: Bsfg) -> None:
-    """A new user's first two commands end well."""
-    done = node("check")
-    assert done.returncode == 0
+def test_init_writes_what_check_accepts(tmp_path: Path) -> None:
+    """A new user's first two commands succeed, each in a process of its own."""
+    assert command.process(tmp_path, "init", "--zone", "plant-a").returncode == 0
+    done = command.process(tmp_path, "check")
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("node.toml: good; zone plant-a")
 
 
@@ -191,9 +188,9 @@ def test_a_refused_name_comes_with_an_example(node: Bsfg) -> None:
         assert (refused.returncode, refused.stderr.endswith(f"; for example {example}\n")) == (1, True)
 
 
-def test_an_interpreter_without_asserts_is_refused(bsfg: Bsfg) -> None:
-    """-O would remove the checks the product rests on."""
-    done = bsfg("check", python=("-O",))
+def test_an_interpreter_without_asserts_is_refused(tmp_path: Path) -> None:
+    """-O would remove the checks the product relies on."""
+    done = command.process(tmp_path, "check", python=("-O",))
     assert done.returncode == 1
     assert "-O" in done.stderr
 

@@ -3,10 +3,10 @@
 import csv
 import json
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pyspark_bsfg.schema import FACTS
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
 from tests.query.test_scan import damage
+from tests.support import command
 
 MANY = 100_000
 FORMS: tuple[FormatName, ...] = ("sqlite", "csv", "jsonl", "parquet")
@@ -211,9 +212,7 @@ def test_parquet_without_pyarrow_says_so(tmp_path: Path, file: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def bsfg(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `bsfg` as a process of its own."""
-    return subprocess.run([sys.executable, "-m", "agent.cli", *arguments], capture_output=True, text=True, check=False)
+bsfg = partial(command.bsfg, Path())
 
 
 def test_the_command_narrows_counts_and_streams(tmp_path: Path) -> None:
