@@ -4,7 +4,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from agent.query.scan.scanner import Scanner
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, bits, everything, naive
 from tests.query.test_scan import damage
+from tests.support.memory import memory_folder
 
 OTHER = "facts.other"
 
@@ -69,10 +69,15 @@ rounds = st.lists(
 @settings(deadline=None)
 @given(rounds, st.sets(st.sampled_from(["tag:a", "tag:b", "tag:c"]), min_size=1))
 def test_a_search_finds_what_a_look_at_everything_finds(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[list[tuple[int, int, bool]]], wanted: set[str]
+    batches: list[list[tuple[int, int, bool]]], wanted: set[str]
 ) -> None:
-    """Whatever arrives in whatever order of times, in two streams and under two numbers, the search is exact."""
-    file = tmp_path_factory.mktemp("latest") / "facts.db"
+    """Facts arrive in any order of times, in two streams and under two numbers: the search is exact."""
+    with memory_folder() as folder:
+        check_search(folder / "facts.db", batches, wanted)
+
+
+def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted: set[str]) -> None:
+    """Store batches of (tag, time_ns, is in the other stream), then compare the search with a look at each fact."""
     subjects = ["tag:a", "tag:b", "tag:c", "tag:a"]
     expected: dict[str, tuple[int, int]] = {}
     ends = {TELEMETRY: 0, OTHER: 0}
@@ -97,13 +102,12 @@ def test_a_search_finds_what_a_look_at_everything_finds(
     rounds, st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40)))
 )
 def test_one_who_searches_again_and_again_finds_the_same(
-    tmp_path_factory: pytest.TempPathFactory,
     batches: list[list[tuple[int, int, bool]]],
     questions: list[tuple[int, set[str], int]],
 ) -> None:
-    """While a stream grows, questions about different tags at different depths: each answer is that of a search that knows nothing."""
-    file, absent = tmp_path_factory.mktemp("again") / "facts.db", AbsentTags()
-    with FactStore.open(file, "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
+    """While a stream grows, questions about different tags at different depths get the answers of a search without memory."""
+    absent = AbsentTags()
+    with memory_folder() as folder, FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
         dictionary = Dictionary(store.reader)
         for at, rows in enumerate(batches):

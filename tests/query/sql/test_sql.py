@@ -298,7 +298,7 @@ def test_a_question_beside_a_writer(tmp_path: Path) -> None:
         assert writer.stdout.readline() == "READY\n"
         last = 0
         with closing(StoreReader(file)) as reader:
-            for _ in range(30):
+            for _ in range(12):
                 with closing(SqlSession(reader, NOW_NS)) as session:
                     statement = f"select count(*), min(offset), max(offset) from facts where stream = '{TELEMETRY}'"
                     ((count, least, greatest),) = ask(session, statement)
