@@ -154,7 +154,7 @@ def growth(facts: int, gigabytes: float, seed: int, folder: Path | None, as_json
 
 @bench.command()
 @click.option(
-    "--ids", "count", type=click.IntRange(min=100_000), default=1_000_000, show_default=True, help="Messages to append."
+    "--ids", "count", type=click.IntRange(min=40_000), default=1_000_000, show_default=True, help="Messages to append."
 )
 @_seed_option
 @_folder_option
