@@ -1,8 +1,10 @@
-"""The command line: `bsfg` and its subcommands, a module for each noun. `_COMMANDS` says which module holds which command.
+"""The command line: `bsfg` and its subcommands, a module for each noun. `_COMMANDS` says which module holds which
+command.
 
-A command prints one line or facts; with `--json` it prints JSON. The exit status is 0 for a good result, 1 for a bad one and 2
-for wrong usage. An error message ends with what to do. A command's module is imported when the command is called, so that
-`bsfg status` does not load OPC UA. A command reads its arguments, calls the product and prints; it decides nothing.
+A command prints one line or facts; with `--json` it prints JSON. The exit status is 0 for a good result, 1 for a bad
+one and 2 for wrong usage. An error message ends with what to do. A command's module is imported when the command is
+called, so that `bsfg status` does not load OPC UA. A command reads its arguments, calls the product and prints; it
+decides nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`bsfg bench`: the figures of this machine, each beside its limit measured in the same run.
+"""`bsfg bench`: benchmarks of this machine, each with a limit measured in the same run.
 
-Each benchmark prints lines for a person, or with --json one JSON object for a program. They write below --folder, which must
-be on the disk that matters, start a private broker on loopback where they need one, and leave nothing behind. Run them on an
-otherwise idle machine; the ratio is what can be compared between machines.
+Each benchmark prints lines for a person, or with --json one JSON object. It writes below --folder, which must be on the
+disk to be measured, starts a private broker on loopback if it needs one, and deletes everything at the end. Run it on
+an otherwise idle machine. The ratio to the limit can be compared between machines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _seconds_option(default: float) -> Callable[[_Command], _Command]:
 
 @click.group()
 def bench() -> None:
-    """Measure this machine: each benchmark beside the limit it is compared with."""
+    """Measure this machine; each benchmark is compared with a limit."""
 
 
 @bench.command()

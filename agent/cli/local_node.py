@@ -1,4 +1,5 @@
-"""Requests to the node of this machine: at its socket while it runs, otherwise answered from the store by the command itself."""
+"""Requests to the node of this machine: at its socket while it runs, otherwise answered from the store by the command
+itself."""
 
 from __future__ import annotations
 

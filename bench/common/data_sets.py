@@ -1,7 +1,8 @@
 """Data sets A and B: what a small plant says, second after second, the same for the same seed.
 
-500 tags read in one scan a second. 400 are slowly varying floats: each scan adds a normal step of 0.2 to a level that began
-between 0 and 100. 50 are integers and 50 are booleans that change now and then. They differ in what compression can find:
+500 tags read in one scan a second. 400 are slowly varying floats: each scan adds a normal step of 0.2 to a level that
+began between 0 and 100. 50 are integers and 50 are booleans that change now and then. They differ in what compression
+can find:
 
     A   half of the floats keep all 52 bits, half are rounded to 0.01; every timestamp is off by 0..999 us
     B   all floats are rounded to 0.01; one timestamp per scan, as a PLC gives it

@@ -1,8 +1,8 @@
 """Figures: percentiles, what the kernel says of a process and a disk, and the one shape every benchmark reports in.
 
-What is read from the kernel is Linux's /proc: VmHWM and not ru_maxrss, because a child inherits the latter from its parent;
-schedstat and not utime, because ticks of 10 ms are too coarse for runs below a second. A result says where it was measured,
-so that a figure without its machine cannot be quoted.
+What is read from the kernel is Linux's /proc: VmHWM and not ru_maxrss, because a child inherits the latter from its
+parent; schedstat and not utime, because ticks of 10 ms are too coarse for runs below a second. A result says where it
+was measured, so that a figure without its machine cannot be quoted.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def peak_rss_mib() -> float:
 
 
 def tcp_bytes(port: int) -> tuple[int, int]:
-    """(acknowledged, received) bytes of this process's open connections to a port on loopback, TLS and MQTT included."""
+    """(acknowledged, received) bytes of this process's open connections to a port on loopback, TLS and MQTT
+    included."""
     sent = received = 0
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:

@@ -1,9 +1,9 @@
 """The test bed of a benchmark: a folder on a real disk, a private broker with mutual TLS, and worker processes.
 
-Each side of a benchmark is a process of its own (`bench.worker`), because two sides in one interpreter would share a lock that
-they do not share in the field. A worker gets its options in one JSON argument, prints `READY` when it can begin and
-`RESULT {...}` when it is done, and runs until it is stopped. The broker is configured by the product's own generator. Nothing
-keeps running afterwards.
+Each side of a benchmark is a process of its own (`bench.worker`), because two sides in one interpreter would share a
+lock that they do not share in the field. A worker gets its options in one JSON argument, prints `READY` when it can
+begin and `RESULT {...}` when it is done, and runs until it is stopped. The broker is configured by the product's own
+generator. Nothing keeps running afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the processes of a benchmark share: their options, the lines they print, and what they measure of themselves.
 
-A worker prints READY, then RESULT {...} once its work is done, and ENDED {...} when it is stopped. `testbed.Worker` reads these
-lines. All times are of the monotonic clock, which the processes of one machine share.
+A worker prints READY, then RESULT {...} once its work is done, and ENDED {...} when it is stopped. `testbed.Worker`
+reads these lines. All times are of the monotonic clock, which the processes of one machine share.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     blobs in    asks for pages, one ahead, inserts their blobs into a second SQLite, one FULL commit a page, and confirms
 
 They use what the product uses: paho, MQTT 5, the same broker with mutual TLS 1.3, TCP_NODELAY, SQLite in WAL mode with
-synchronous=FULL. They check nothing, know no fact, and survive nothing; in exchange they may do whatever is fastest: one
-loop in paho's own network thread, the next page asked for before one is stored, a page published before the confirmation
-that came with the request is stored.
+synchronous=FULL. They check nothing, know no fact, and survive nothing; in exchange they may do whatever is fastest:
+one loop in paho's own network thread, the next page asked for before one is stored, a page published before the
+confirmation that came with the request is stored.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def no_delay(_client: Client, _data: Any, opened: Any) -> None:
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-# ------------------------------------------------------------------------------------------------- roles of bench.worker
+# ------------------------------------------------------------------------------------ roles of bench.worker
 
 
 def echo(options: Options) -> None:

@@ -1,16 +1,17 @@
 """`drain`: a receiver that was away for a day comes back, and facts keep being appended while it catches up.
 
-A backlog of 24 hours of 1,000 tags a second lies in the sender's store, in batches of 250: what its group commit makes of such a
-plant in `commit_interval_ms`. A receiver that has nothing yet pulls it, and beside it a second stream that has no backlog. Meanwhile 1,000
-facts/s go on being appended to the first stream, and then, for a second receiver, 100,000; and a probe every 10 ms to each of the
-two streams, timed from the start of its append to its durable confirmation at the sender.
+A backlog of 24 hours of 1,000 tags a second lies in the sender's store, in batches of 250: what its group commit makes
+of such a plant in `commit_interval_ms`. A receiver that has nothing yet pulls it, and beside it a second stream that
+has no backlog. Meanwhile 1,000 facts/s go on being appended to the first stream, and then, for a second receiver,
+100,000; and a probe every 10 ms to each of the two streams, timed from the start of its append to its durable
+confirmation at the sender.
 
     in_stream       the probe stands behind the backlog: what a fact has to wait for in a stream that is drained in order
     own_stream      the probe has a stream of its own: what the draining of another costs it
 
-`during` are probes begun before the last fact of the backlog was confirmed; `after`, those begun once that was so and the receiver had
-come to the end of the log as well. The drain ends when the confirmation of the backlog's last fact is durable. The limit is the bare
-loop of `replicate`, which moves equal blobs and knows of no live facts.
+`during` are probes begun before the last fact of the backlog was confirmed; `after`, those begun once that was so and
+the receiver had come to the end of the log as well. The drain ends when the confirmation of the backlog's last fact is
+durable. The limit is the bare loop of `replicate`, which moves equal blobs and knows of no live facts.
 
 The backlog repeats 200 runs of data set A; each batch has another place in its chain, and other bytes by that.
 """
@@ -158,7 +159,7 @@ def _told(spread: dict[str, Any] | None) -> str:
     return str(Latency(**spread)) if spread else "no probe came home"
 
 
-# --------------------------------------------------------------------------------------------------- the sender's process
+# ------------------------------------------------------------------------------------ the sender's process
 
 
 def drain(options: Options) -> None:

@@ -1,8 +1,9 @@
-"""The product's side of a benchmark: real stores, links, servers and pullers, put together as a node puts them together.
+"""The product's side of a benchmark: real stores, links, servers and pullers, put together as a node puts them
+together.
 
-Nothing is changed to make it faster: synchronous=FULL, every batch verified by its receiver, pages of the default size. The
-store that a server serves from is wrapped only to note when a confirmation has become durable, which is the moment at which
-the product has kept its promise for a fact.
+Nothing is changed to make it faster: synchronous=FULL, every batch verified by its receiver, pages of the default size.
+The store that a server serves from is wrapped only to note when a confirmation has become durable, which is the moment
+at which the product has kept its promise for a fact.
 """
 
 from __future__ import annotations

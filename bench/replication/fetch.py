@@ -1,8 +1,8 @@
 """`fetch`: FetchFacts of 1000 facts at random offsets, beside bare MQTT round trips of equal bytes.
 
 One process serves a store from which another asks for a batch of 1000 facts at a time, each answered before the next is
-asked; timed from the call to the decoded answer with its batch, digest checked. In turns with it, a bare requester sends as
-many bytes as the product's request has to a bare responder that returns as many as the answer has.
+asked; timed from the call to the decoded answer with its batch, digest checked. In turns with it, a bare requester
+sends as many bytes as the product's request has to a bare responder that returns as many as the answer has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What many use today: a persistent MQTT session, QoS 1, one message a fact, kept by the broker while its reader is away.
+"""What many use today: a persistent MQTT session, QoS 1, one message a fact, kept by the broker while its reader is
+away.
 
-The same broker and the same mutual TLS as the product's, but told to keep sessions and to write them to its disk. A reader
-subscribes and goes away, a publisher hands over the facts as JSON in QoS 1, the reader comes back and takes them; each is
-acknowledged by itself. How long the broker took to take them in, and to hand them out again, is told apart. What Mosquitto keeps, it
-keeps in memory and saves now and then: a crash loses what came since, which neither figure pays for.
+The same broker and the same mutual TLS as the product's, but told to keep sessions and to write them to its disk. A
+reader subscribes and goes away, a publisher hands over the facts as JSON in QoS 1, the reader comes back and takes
+them; each is acknowledged by itself. How long the broker took to take them in, and to hand them out again, is told
+apart. What Mosquitto keeps, it keeps in memory and saves now and then: a crash loses what came since, which neither
+figure pays for.
 """
 
 from __future__ import annotations
@@ -121,7 +123,8 @@ def _publish(broker: Mosquitto, topic: str, payloads: list[bytes]) -> int:
 
 
 def _reader(broker: Mosquitto, topic: str, facts: int) -> int:
-    """Come back to the session and take `facts` messages; nanoseconds from the connection on. With 0, only subscribe."""
+    """Come back to the session and take `facts` messages; nanoseconds from the connection on. With 0, only
+    subscribe."""
     client = _client(broker, ASKING, "queued-reader")
     taken = 0
     subscribed = threading.Event()

@@ -1,13 +1,13 @@
 """`growth`: whether the last million facts go in as fast as the first, and how long a store of that size takes to open.
 
-A process of its own fills one store with data set A in batches of 1000, a few on their way, stretch after stretch; the samples
-are made outside of what is timed. With each stretch some of its very bytes are appended to a plain file with one fdatasync a
-batch, so that a disk that grows tired is told from a store that does. What is compared is the first tenth of the stretches with
-the last, as facts per second and as the ratio to the limit of the same stretches.
+A process of its own fills one store with data set A in batches of 1000, a few on their way, stretch after stretch; the
+samples are made outside of what is timed. With each stretch some of its very bytes are appended to a plain file with
+one fdatasync a batch, so that a disk that grows tired is told from a store that does. What is compared is the first
+tenth of the stretches with the last, as facts per second and as the ratio to the limit of the same stretches.
 
-Then the process is killed with -9 in the middle of an append, and the store is opened: once from a cold page cache, as far as the
-kernel forgets it when asked to, then from a warm one. `--gigabytes` fills the store up before that with values that cannot be
-compressed, for what opening costs depends on bytes, if on anything.
+Then the process is killed with -9 in the middle of an append, and the store is opened: once from a cold page cache, as
+far as the kernel forgets it when asked to, then from a warm one. `--gigabytes` fills the store up before that with
+values that cannot be compressed, for what opening costs depends on bytes, if on anything.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _opening_s(path: Path, stream: str, end_offset: int) -> Iterator[float]:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Ask the kernel to drop the store's pages from its cache. No connection is open here, so no lock can be dropped."""
+    """Ask the kernel to drop the store's pages from its cache. No connection is open here, so no lock can be
+    dropped."""
     for one in sorted(path.parent.glob(f"{path.name}*")):
         descriptor = os.open(one, os.O_RDONLY)
         try:

@@ -1,14 +1,15 @@
 """`ids`: whether message ids stay fast when there are millions of them.
 
-A process of its own appends messages with random ids in batches of 1000, a few on their way, to one store, stretch after stretch;
-the messages are made outside of what is timed. What is compared is the first million with the last (or the first and last fifth
-of a shorter run). Because a machine changes its mind within minutes, each stretch is timed in turn with one of the *limit*: the
-very same kind of messages appended to a store of its own that is begun anew with each stretch, so that its ids never outgrow
-anything. A process has one store at a time, so their ratio is what the millions before cost.
+A process of its own appends messages with random ids in batches of 1000, a few on their way, to one store, stretch
+after stretch; the messages are made outside of what is timed. What is compared is the first million with the last (or
+the first and last fifth of a shorter run). Because a machine changes its mind within minutes, each stretch is timed in
+turn with one of the *limit*: the very same kind of messages appended to a store of its own that is begun anew with each
+stretch, so that its ids never outgrow anything. A process has one store at a time, so their ratio is what the millions
+before cost.
 
-Then messages are offered again: of the first stretches, whose ids are the oldest, and of the last. Each must be answered with
-its first offset. At the end the process is killed with -9 and the store is opened: cold, as far as the kernel forgets its pages
-when asked to, and warm.
+Then messages are offered again: of the first stretches, whose ids are the oldest, and of the last. Each must be
+answered with its first offset. At the end the process is killed with -9 and the store is opened: cold, as far as the
+kernel forgets its pages when asked to, and warm.
 """
 
 from __future__ import annotations

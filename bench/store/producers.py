@@ -1,12 +1,14 @@
-"""`producers`: a thousand tasks of one event loop, each awaiting its own durable append of one message with a unique id.
+"""`producers`: a thousand tasks of one event loop, each awaiting its own durable append of one message with a unique
+id.
 
-That is what a node does for the applications of its zone: the door to the store (`fact_store.producers`) hands over together what
-was asked for in one turn, and the group commit takes what has queued up. Checking, ids, sealing, index, commit and waking
-are all in it; making the messages is, too, for it costs what it costs an application.
+That is what a node does for the applications of its zone: the door to the store (`fact_store.producers`) hands over
+together what was asked for in one turn, and the group commit takes what has queued up. Checking, ids, sealing, index,
+commit and waking are all in it; making the messages is, too, for it costs what it costs an application.
 
-The *limit* has as many tasks, each awaiting its own future: one thread joins the bytes of all that wait, appends them to a file,
-syncs it once, and wakes them. No ids, no batches, no database: what remains is what asyncio, a thread and the disk cost.
-Product and limit take turns. Beside that, single fsyncs of a page: how many commits the disk would allow.
+The *limit* has as many tasks, each awaiting its own future: one thread joins the bytes of all that wait, appends them
+to a file, syncs it once, and wakes them. No ids, no batches, no database: what remains is what asyncio, a thread and
+the disk cost. Product and limit take turns. Beside that, single fsyncs of a page: how many commits the disk would
+allow.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""`sql`: one hour of one tag out of 500, asked of sealed batches, beside the same question to a flat table in plain SQLite.
+"""`sql`: one hour of one tag out of 500, asked of sealed batches, beside the same question to a flat table in plain
+SQLite.
 
-A store is filled with data set A in batches of 1000. The question (count, mean, least and greatest of one tag's values in the last
-hour, or in all of the data where that is shorter) goes to `bsfg sql`'s virtual table over the whole store, and to a flat SQLite file
-of its last facts that the product's own export made, in turns. The limit is the flat table gone through without an index, which is
-what a question on anything but tag and time costs there too; what its index on (subject, source_time_ns) buys stands beside it,
-with what it costs in bytes. Both must give the same answer, or there is no result.
+A store is filled with data set A in batches of 1000. The question (count, mean, least and greatest of one tag's values
+in the last hour, or in all of the data where that is shorter) goes to `bsfg sql`'s virtual table over the whole store,
+and to a flat SQLite file of its last facts that the product's own export made, in turns. The limit is the flat table
+gone through without an index, which is what a question on anything but tag and time costs there too; what its index on
+(subject, source_time_ns) buys stands beside it, with what it costs in bytes. Both must give the same answer, or there
+is no result.
 
-Then the question as a command of its own, interpreter and imports included: once from a cold page cache, as far as the kernel forgets
-it when asked to, then warm. At the end the last value of every tag.
+Then the question as a command of its own, interpreter and imports included: once from a cold page cache, as far as the
+kernel forgets it when asked to, then warm. At the end the last value of every tag.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ def _fill(folder: Path, facts: int, seed: int) -> None:
 def _in_turns(
     reader: StoreReader, flat: Path, since_ns: int, until_ns: int, repeats: int
 ) -> tuple[list[int], list[int], list[int], tuple[int, int]]:
-    """Durations of the question to batches, to the flat table without its index, and with it; heads and batches opened."""
+    """Durations of the question to batches, to the flat table without its index, and with it; heads and batches
+    opened."""
     told: dict[str, Any] = {"tag": TAG, "since_ns": since_ns, "until_ns": until_ns}
     plain, without_index = QUESTION.format(plus="", **told), QUESTION.format(plus="+", **told)
     durations: tuple[list[int], list[int], list[int]] = ([], [], [])

@@ -49,7 +49,8 @@ def latencies(found: Any) -> Iterator[dict[str, float]]:
 
 @pytest.fixture(scope="module", params=SMALL)
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON object of one small run; where docs/reference/benchmarks.md shows the command, with the options of the page."""
+    """The JSON object of one small run; where docs/reference/benchmarks.md shows the command, with the options of the
+    page."""
     name: str = request.param
     folder = tmp_path_factory.mktemp(name)
     found: dict[str, Any] = json.loads(bsfg("bench", name, *SMALL[name], "--folder", str(folder), "--json"))

@@ -139,7 +139,8 @@ def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
 
 
 def test_a_lease_fences_by_hand_too(node: Bsfg) -> None:
-    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, says which is in force, and fails."""
+    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, says which is in force, and
+    fails."""
     assert node("lease", "mes").stdout == "1\n"
     assert json.loads(node("lease", "mes", "--json").stdout) == {"lease_epoch": 2}
     fenced = node("append", "--producer", "mes", "--lease-epoch", "1", "batch:1", "done", "{}")
@@ -151,7 +152,8 @@ def test_a_lease_fences_by_hand_too(node: Bsfg) -> None:
 
 
 def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
-    """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does not."""
+    """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does
+    not."""
     done = node("append", "--acks", "all", "batch:1", "done", "{}", "--json")
     assert done.returncode == 0
     told = json.loads(done.stdout)
@@ -163,7 +165,8 @@ def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
 
 
 def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
-    """A misspelt stream is not silence: its name and those there are stand on stderr; a known one prints facts alone."""
+    """A misspelt stream is not silence: its name and those there are stand on stderr; a known one prints facts
+    alone."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("tail", "--stream", "facts.operationl")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -172,7 +175,8 @@ def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
 
 
 def test_fetch_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
-    """A reader may come before the first fact; one that waits for a misspelt stream is told so, and how to take it back."""
+    """A reader may come before the first fact; one that waits for a misspelt stream is told so, and how to take it
+    back."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("fetch", "--stream", "facts.operationl", "--consumer", "mes")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -250,7 +254,8 @@ def test_sql_that_cannot_be_run_is_a_sentence(node: Bsfg) -> None:
 
 
 def test_latest_says_how_stale_it_is(bsfg: Bsfg, tmp_path: Path) -> None:
-    """A row for each tag with its staleness, as a table and as JSON; what was not found and what does not match is said."""
+    """A row for each tag with its staleness, as a table and as JSON; what was not found and what does not match is
+    said."""
     file = everything(tmp_path)
     done = bsfg("latest", "--file", str(file))
     assert done.returncode == 0, done.stderr

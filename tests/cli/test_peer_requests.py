@@ -15,8 +15,8 @@ from tests.support.mosquitto import Mosquitto
 
 
 def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows are those that `bsfg latest` prints beside the store itself; a pattern narrows them; what is not exported is refused,
-    and a tag that is not there is a bad result."""
+    """The rows are those that `bsfg latest` prints beside the store itself; a pattern narrows them; what is not
+    exported is refused, and a tag that is not there is a bad result."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "idmz" / "idmz.db"
 

@@ -227,7 +227,8 @@ def test_every_type_of_value_is_in_the_store(facts: list[dict[str, Any]]) -> Non
 
 
 def test_what_was_released_is_gone_though_its_rows_are_still_there(tmp_path: Path) -> None:
-    """Facts that retention has let go of are in no scan, and are no damage, whether or not their rows were deleted yet."""
+    """Facts that retention has let go of are in no scan, and are no damage, whether or not their rows were deleted
+    yet."""
     file = everything(tmp_path)
     whole = naive(file)
     with closing(sqlite3.connect(file)) as connection:
@@ -247,7 +248,8 @@ def test_what_was_released_is_gone_though_its_rows_are_still_there(tmp_path: Pat
 
 
 def test_a_store_of_an_older_program_says_what_to_do(tmp_path: Path) -> None:
-    """A reader refuses a schema that lacks a step, by the step's name and with the command, and does not call it damaged."""
+    """A reader refuses a schema that lacks a step, by the step's name and with the command, and does not call it
+    damaged."""
     file = everything(tmp_path)
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DELETE FROM _sqlite_migrations WHERE id = (SELECT max(id) FROM _sqlite_migrations)")

@@ -1,4 +1,5 @@
-"""Run a `bsfg` command in the test's own process: the same code from the arguments to the exit status, without a second's start.
+"""Run a `bsfg` command in the test's own process: the same code from the arguments to the exit status, without a
+second's start.
 
 What only a process of its own can show (options of the interpreter, signals, memory) is tested with `process`.
 """

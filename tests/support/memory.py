@@ -1,4 +1,5 @@
-"""A folder in memory for stores that many examples or lives open: a sync costs nothing there, and the folder is deleted after each."""
+"""A folder in memory for stores that many examples or lives open: a sync costs nothing there, and the folder is deleted
+after each."""
 
 import os
 import tempfile

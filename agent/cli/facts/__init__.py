@@ -1,1 +1,2 @@
-"""Commands on facts and artifacts: append, lease, fetch, confirm, tail, latest, sql, object; `peer_requests` asks another node."""
+"""Commands on facts and artifacts: append, lease, fetch, confirm, tail, latest, sql, object; `peer_requests` asks
+another node."""

@@ -1,7 +1,7 @@
 """`bsfg append` and `bsfg lease`: append one fact, or take a producer's lease, at this node or with `--to` at a peer's.
 
-The running node is asked at its local socket; where none runs, the command opens the store itself and handles the request in the
-same way.
+The running node is asked at its local socket; where none runs, the command opens the store itself and handles the
+request in the same way.
 """
 
 from __future__ import annotations

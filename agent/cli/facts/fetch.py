@@ -1,7 +1,8 @@
 """`bsfg fetch`, `confirm` and `tail`: print facts on the machine of the node, and confirm them.
 
-Facts are read from the store's file, read-only, whether a node runs or not, and printed as JSON lines with offset, envelope and
-fact. A consumer's cursor is moved by the running node; where none runs, the command opens the store itself.
+Facts are read from the store's file, read-only, whether a node runs or not, and printed as JSON lines with offset,
+envelope and fact. A consumer's cursor is moved by the running node; where none runs, the command opens the store
+itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ FOLLOW_S = 0.2
     "--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Maximum number of facts."
 )
 def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: int) -> None:
-    """Print the facts after the consumer's frontier, oldest first. Until they are confirmed, the next fetch prints them again."""
+    """Print the facts after the consumer's frontier, oldest first. Until they are confirmed, the next fetch prints them
+    again."""
     settings = load(config_file)
     with contextlib.closing(StoreReader(settings.store_file)) as reader:
         unknown = _unknown_stream(reader, stream)

@@ -1,7 +1,7 @@
 """`bsfg latest`: the latest value of every tag and its staleness, from this store or from a peer.
 
-Every row has its staleness. Tags without a value within the depth are listed on standard error, or with --json as rows without
-a value.
+Every row has its staleness. Tags without a value within the depth are listed on standard error, or with --json as rows
+without a value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`bsfg object put`, `get`, `list`, `verify`: artifacts, which are too large for a fact and are stored beside the log by digest.
+"""`bsfg object put`, `get`, `list`, `verify`: artifacts, which are too large for a fact and are stored beside the log
+by digest.
 
-`put` sends the bytes to the running node, to the store itself where no node runs, or with `--to` to a peer. Reading needs no node,
-since the files never change. An interrupted `put` is continued by the next. `get` gives a file its name when it is complete.
+`put` sends the bytes to the running node, to the store itself where no node runs, or with `--to` to a peer. Reading
+needs no node, since the files never change. An interrupted `put` is continued by the next. `get` gives a file its name
+when it is complete.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ from agent.replication.protocol import (
 _AnswerT = TypeVar("_AnswerT", bound=Answer)
 
 LEASE_TRIES = 5
-"""The first request finds out which lease is in force. Each further one means that another process took a lease meanwhile."""
+"""The first request finds out which lease is in force. Each further one means that another process took a lease
+meanwhile."""
 
 Feed = Callable[[Callable[[int, bytes], Awaitable[tuple[int, bool]]], int], Awaitable[None]]
 """feed(send, chunk_bytes) sends a file with `send(offset, data)`, in chunks of at most `chunk_bytes`."""
@@ -103,7 +104,8 @@ def get_latest(
 
 
 def literal_prefix(tag_glob: str) -> str:
-    """The prefix of every subject that the pattern matches: its text before the first * ? or [, with `tag:` added where it is absent."""
+    """The prefix of every subject that the pattern matches: its text before the first * ? or [, with `tag:` added where
+    it is absent."""
     (literal,) = re.findall(r"\A[^*?\[]*", tag_glob)
     if not literal or "tag:".startswith(literal):
         return ""
@@ -172,8 +174,8 @@ async def _with_retries(
 
 
 def _ask(settings: NodeSettings, zone: str, request: Request, kind: type[_AnswerT], answer_s: float) -> _AnswerT:
-    """Ask the peer `zone` of node.toml once. Raises UsageError for an unknown peer, MalformedMessage for an answer of another kind,
-    and what `ask_once` raises."""
+    """Ask the peer `zone` of node.toml once. Raises UsageError for an unknown peer, MalformedMessage for an answer of
+    another kind, and what `ask_once` raises."""
     access = _access_to(settings, zone)
     answer = asyncio.run(ask_once(access, zone, request, answer_s)).answer
     if not isinstance(answer, kind):
@@ -182,7 +184,8 @@ def _ask(settings: NodeSettings, zone: str, request: Request, kind: type[_Answer
 
 
 def _access_to(settings: NodeSettings, zone: str) -> Access:
-    """How to connect to the broker of a peer. The certificate files are checked first, since a broker gives no reason for a refusal.
+    """How to connect to the broker of a peer. The certificate files are checked first, since a broker gives no reason
+    for a refusal.
 
     Raises UsageError where node.toml names no such peer.
     """

@@ -1,7 +1,7 @@
 """`bsfg sql`: run a SELECT statement on a store, read-only, in a process of its own.
 
-It works with and without a running node, on the node's store or on a file that was set aside. The answer is a table, CSV or JSON
-lines. Offsets that could not be read are printed last, on standard error; damage gives exit status 1.
+It works with and without a running node, on the node's store or on a file that was set aside. The answer is a table,
+CSV or JSON lines. Offsets that could not be read are printed last, on standard error; damage gives exit status 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from agent.query.sql import SqlSession
 @json_option
 @click.argument("statement")
 def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool, statement: str) -> None:  # noqa: FBT001 click passes options by name
-    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, latest, definitions, streams,
-    consumers and incidents; see docs/operate/query.md for their columns."""
+    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, latest, definitions,
+    streams, consumers and incidents; see docs/operate/query.md for their columns."""
     text = sys.stdin.read() if statement == "-" else statement
     with open_reader(config_file, store_file) as reader:
         session = SqlSession(reader, time.time_ns())

@@ -1,8 +1,8 @@
 """`bsfg pki`: the certificates of a site that has no authority of its own.
 
-`ca` once, `issue` for each zone and each broker, `renew` before they end, `revoke` when one is lost, `crl` where the list ends,
-`show` and `list` to see what there is.  `import` brings what a site's own PKI has made into the same places.  The folder
-(`--pki`) is a plain folder of PEM files; it belongs on a machine that is neither a gateway nor a broker.
+`ca` once, `issue` for each zone and each broker, `renew` before they end, `revoke` when one is lost, `crl` where the
+list ends, `show` and `list` to see what there is.  `import` brings what a site's own PKI has made into the same places.
+The folder (`--pki`) is a plain folder of PEM files; it belongs on a machine that is neither a gateway nor a broker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`bsfg store stats`: what lies in a store, for whom it is kept, and how much room it takes; counted, not estimated.
+"""`bsfg store stats`: counts of a store by stream, origin and consumer, and the size of its files.
 
-Reads what batches say of themselves and opens none, so a store of 100 million facts takes about a second.
+It reads the heads of batches and opens none, so a store of 100 million facts takes about a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  #
 
 
 def text(found: Statistics) -> str:
-    """As a person reads it."""
+    """The statistics as text for people."""
     file = found.file
     each = f", {file.bytes / found.facts:.2f} bytes a fact" if found.facts else ""
     lines = [

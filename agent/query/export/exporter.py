@@ -1,7 +1,8 @@
 """Facts to a flat file that other programs read, as far as the store can be read, with a count that can be relied on.
 
-Promised: a file of the name asked for is either absent, what was there before, or a whole export; an export that is broken off
-leaves nothing. Nothing is overwritten unless asked. What was asked for and could not be read is in `Scanner.counters.holes`.
+Promised: a file of the name asked for is either absent, what was there before, or a whole export; an export that is
+broken off leaves nothing. Nothing is overwritten unless asked. What was asked for and could not be read is in
+`Scanner.counters.holes`.
 """
 
 from __future__ import annotations

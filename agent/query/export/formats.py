@@ -1,8 +1,8 @@
 """The forms of an export: SQLite, CSV, JSON lines and Parquet, each taking the facts of a batch at a time.
 
-Every form says each value to the bit, together with `value_type`; docs/reference/export.md says how, and a test reads each of them
-back. A form that is closed without `finish` leaves nothing that looks whole: that is seen to by export.py, which gives it a file of
-another name.
+Every form says each value to the bit, together with `value_type`; docs/reference/export.md says how, and a test reads
+each of them back. A form that is closed without `finish` leaves nothing that looks whole: that is seen to by export.py,
+which gives it a file of another name.
 """
 
 from __future__ import annotations

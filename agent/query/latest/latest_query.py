@@ -1,10 +1,13 @@
-"""Carries out a search for last values on a store: heads first, then batches from the newest time down, until nothing is missing.
+"""Carries out a search for last values on a store: heads first, then batches from the newest time down, until nothing
+is missing.
 
-Only as many facts as `depth` are looked through, from the end of each stream: a tag that has never said anything would otherwise have
-the whole store opened for its sake. Within the depth the answer is exact; what was not found in it is a row without a value.
+Only as many facts as `depth` are looked through, from the end of each stream: a tag that has never said anything would
+otherwise have the whole store opened for its sake. Within the depth the answer is exact; what was not found in it is a
+row without a value.
 
-Whoever searches one stream again and again keeps an `AbsentTags`. A store's definitions name the tags of all its streams, so in any one of
-them most are sought in vain through the whole depth; the next search looks for those only in what has come since.
+Whoever searches one stream again and again keeps an `AbsentTags`. A store's definitions name the tags of all its
+streams, so in any one of them most are sought in vain through the whole depth; the next search looks for those only in
+what has come since.
 """
 
 from __future__ import annotations
@@ -37,10 +40,11 @@ class LatestResult:
 
 
 class AbsentTags:
-    """Which tags were sought in vain in which offsets of a stream, by one who keeps searching it; used by one thread at a time.
+    """Which tags were sought in vain in which offsets of a stream, by one who keeps searching it; used by one thread at
+    a time.
 
-    What was there stays as it was: batches never change, and later ones lie behind. Only a damaged batch may come back to its
-    place, so a search that met a hole is not remembered.
+    What was there stays as it was: batches never change, and later ones lie behind. Only a damaged batch may come back
+    to its place, so a search that met a hole is not remembered.
     """
 
     def __init__(self) -> None:
@@ -113,7 +117,8 @@ def find_latest_in_stream(
 def _carry_out(
     scanner: Scanner, search: LatestSearch, heads: Iterable[tuple[BatchHead, str]], until_offset: int = OFFSET_MAX
 ) -> None:
-    """Look while something is sought, and at every batch behind `until_offset`, where those may be that are absent before it."""
+    """Look while something is sought, and at every batch behind `until_offset`, where those may be that are absent
+    before it."""
     for head, stream in heads:
         is_sought = search.settle(head.time_max_ns)
         if not is_sought and until_offset == OFFSET_MAX:

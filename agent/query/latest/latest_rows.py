@@ -1,4 +1,5 @@
-"""Last known values as rows for programs, people and other nodes, and those of a store beside what others told. Core: no IO.
+"""Last known values as rows for programs, people and other nodes, and those of a store beside what others told. Core:
+no IO.
 
 A value that was told is shown until the store itself knows one that is as new, and says who told of it.
 """
@@ -16,8 +17,8 @@ _NEVER_NS = -(2**63)
 
 
 class LatestRecord(TypedDict):
-    """A row for programs: `value` as in a message, everything about it None where none was found, times as text. `via`: the fact is
-    not in this store, that zone told of it."""
+    """A row for programs: `value` as in a message, everything about it None where none was found, times as text. `via`:
+    the fact is not in this store, that zone told of it."""
 
     zone: str
     subject: str
@@ -61,7 +62,8 @@ def latest_record(row: LatestRow) -> LatestRecord:
 def merge_peer_records(
     rows: Sequence[LatestRecord], heard: Iterable[LatestRecord], now_ns: int, fresh_ms: int
 ) -> list[LatestRecord]:
-    """Rows of the store, and beside them what others told of tags of which it knows nothing as new; by zone and subject.
+    """Rows of the store, and beside them what others told of tags of which it knows nothing as new; by zone and
+    subject.
 
     How stale a source is follows from both: who told knew until when it spoke.
     """

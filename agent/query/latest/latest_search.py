@@ -1,14 +1,16 @@
 """The last known value of every tag, found by looking at batches from the newest source time down. Core: no IO.
 
-A tag is what a zone says of a subject under a predicate, whatever number it has had: a new unit, a new epoch and a new source give it
-a new number, and its last value is the one with the newest source time, of equal ones that with the later offset. Facts do not
-arrive in the order of their source times (a gap is filled from history behind the live values), so the first value found is not the last
-known one until every batch that remains ends before it. Batches are therefore taken in the order of the latest time they hold, and a
-tag is *settled* as soon as what it has is newer than anything the rest can hold.
+A tag is what a zone says of a subject under a predicate, whatever number it has had: a new unit, a new epoch and a new
+source give it a new number, and its last value is the one with the newest source time, of equal ones that with the
+later offset. Facts do not arrive in the order of their source times (a gap is filled from history behind the live
+values), so the first value found is not the last known one until every batch that remains ends before it. Batches are
+therefore taken in the order of the latest time they hold, and a tag is *settled* as soon as what it has is newer than
+anything the rest can hold.
 
-Each value carries how stale it is. A tag that reports by exception may rightly be silent for hours, so what goes stale is not the tag
-but its source: `as_of` is the newest source time that any tag of the same zone and source has, the moment until which we know what that
-source said. `staleness_ms` is its age, and `mode` says `degraded` instead of `fresh` when that is more than the reader can bear.
+Each value carries how stale it is. A tag that reports by exception may rightly be silent for hours, so what goes stale
+is not the tag but its source: `as_of` is the newest source time that any tag of the same zone and source has, the
+moment until which we know what that source said. `staleness_ms` is its age, and `mode` says `degraded` instead of
+`fresh` when that is more than the reader can bear.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class LatestSearch:
         is_wanted: Callable[[Tag], bool],
         absent: Callable[[Tag], bool] = lambda _: False,
     ) -> None:
-        """`absent` tags are known not to be in most batches: they are found where they are, and nobody searches on for them."""
+        """`absent` tags are known not to be in most batches: they are found where they are, and nobody searches on for
+        them."""
         self._definitions = definitions
         self._sources: dict[Tag, str] = {}
         self._numbers: dict[Tag, list[tuple[Origin, int]]] = {}

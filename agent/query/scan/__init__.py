@@ -1,4 +1,5 @@
-"""Reading a store: which batches may hold what is asked for, their facts as columns or messages, and times as people write them."""
+"""Reading a store: which batches may hold what is asked for, their facts as columns or messages, and times as people
+write them."""
 
 from agent.query.scan.bounds import INT64_MAX, OFFSET_MAX, Bounds, matches_glob
 from agent.query.scan.dictionary import Dictionary

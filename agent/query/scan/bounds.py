@@ -1,8 +1,8 @@
 """What of a store a question can be about, and which batches it therefore need not read or open. Core: no IO.
 
-A batch says before it is read which offsets it holds, whose facts they are and which times they span; a definition says which
-number a tag has at its origin. What these rule out is never decompressed. Everything here may only leave out what cannot be
-asked for: a question's own conditions are checked again by whoever asked.
+A batch says before it is read which offsets it holds, whose facts they are and which times they span; a definition says
+which number a tag has at its origin. What these rule out is never decompressed. Everything here may only leave out what
+cannot be asked for: a question's own conditions are checked again by whoever asked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Facts of these streams, offsets and times; `None` is any. `is_subject` and the rest are asked of what a tag stands for."""
+    """Facts of these streams, offsets and times; `None` is any. `is_subject` and the rest are asked of what a tag
+    stands for."""
 
     streams: frozenset[str] | None = None
     zones: frozenset[str] | None = None

@@ -1,7 +1,7 @@
 """The facts of one opened batch as columns, each built when it is asked for. Core: no IO.
 
-This is where a stored batch becomes something that people and other programs read: `tail` and `fetch` (as messages), `sql` and
-`export` (as rows) and `latest` all stand on it. The columns of a row:
+This is where a stored batch becomes something that people and other programs read: `tail` and `fetch` (as messages),
+`sql` and `export` (as rows) and `latest` all stand on it. The columns of a row:
 
     stream offset                where it lies in this store
     zone epoch sequence          identity for ever: by which life of which zone's store it was first recorded
@@ -46,7 +46,8 @@ _TYPE_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Some facts of one batch: those at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of the batch."""
+    """Some facts of one batch: those at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of
+    the batch."""
 
     stream: str
     first_offset: int
@@ -150,7 +151,8 @@ def value_type(value: Value) -> str:
 
 
 def value_text(value: Value) -> str | None:
-    """Exactly, what `sql_value` loses; None where it loses nothing. NaN with other bits than the usual is NaN:<16 hex digits>."""
+    """Exactly, what `sql_value` loses; None where it loses nothing. NaN with other bits than the usual is NaN:<16 hex
+    digits>."""
     if type(value) is float:
         if value != value:  # noqa: PLR0124 as above
             bits = struct.pack("<d", value)

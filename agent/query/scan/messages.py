@@ -1,7 +1,8 @@
-"""Facts as the specification shows them: offset, envelope, fact; samples presented as messages. What `tail` and `fetch` print.
+"""Facts as the specification shows them: offset, envelope, fact; samples presented as messages. What `tail` and `fetch`
+print.
 
-Promised: every fact after an offset in its order, and between them each hole in the log by name, so that whoever copies the
-output knows what is not in it.
+Promised: every fact after an offset in its order, and between them each hole in the log by name, so that whoever copies
+the output knows what is not in it.
 """
 
 from __future__ import annotations

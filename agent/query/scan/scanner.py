@@ -1,8 +1,9 @@
-"""Facts of a store within bounds, batch by batch: reads what batches say of themselves, then only those that may matter.
+"""Facts of a store within bounds, batch by batch: reads what batches say of themselves, then only those that may
+matter.
 
-Promised: every fact within the bounds that was there when the scan was made and has not been released since, once, in the
-order of streams and offsets (or backwards); what could not be read is named in `holes` and does not end the scan. Between two
-statements nothing is open, so the node can go on reusing its log while a long question is answered.
+Promised: every fact within the bounds that was there when the scan was made and has not been released since, once, in
+the order of streams and offsets (or backwards); what could not be read is named in `holes` and does not end the scan.
+Between two statements nothing is open, so the node can go on reusing its log while a long question is answered.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Scanner:
         return frozenset(streams)
 
     def scan(self, bounds: Bounds, *, newest_first: bool = False) -> Iterator[Facts]:
-        """The facts within the bounds, by batch; in a batch they are in the order of `Facts.places`, which may be backwards."""
+        """The facts within the bounds, by batch; in a batch they are in the order of `Facts.places`, which may be
+        backwards."""
         wanted = Wanted(self.dictionary, bounds)
         for stream in sorted(self.ends, reverse=newest_first):
             if bounds.streams is None or stream in bounds.streams:
@@ -186,7 +188,8 @@ class Scanner:
 
 
 def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchHead]]]:
-    """What is left of the table of batches in a damaged file, by stream and offset: row by row, leaping over what cannot be read."""
+    """What is left of the table of batches in a damaged file, by stream and offset: row by row, leaping over what
+    cannot be read."""
     found: dict[str, dict[int, tuple[int, BatchHead]]] = {}
     row, leap, limit = 0, 1, HEADS_PAGE
     while leap < ROW_LEAP_MAX:

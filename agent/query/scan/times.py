@@ -1,7 +1,8 @@
 """Times as people write them, in nanoseconds since 1970, and their order as texts. Core: no IO.
 
 Read are ISO 8601 and what SQLite's datetime() writes: `2026-11-21`, `2026-11-21 06:00`, `2026-11-21T06:00:00.1234567Z`,
-`2026-11-21T07:00+01:00`. Without a zone it is UTC. Our own form (`message.time_text`) ends in Z and in no zero of a fraction.
+`2026-11-21T07:00+01:00`. Without a zone it is UTC. Our own form (`message.time_text`) ends in Z and in no zero of a
+fraction.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From the conditions of an SQL statement to bounds of a scan, and back what SQLite needs to know to plan. Core: no IO.
 
-SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`); those that can rule out batches or tags
-are taken, with their operator, and their values come when the scan begins. A taken condition is still checked by SQLite on each row
-it gets, so a plan may let too much through but never leave anything out: a value of another type than the column's, an unknown
-collation or a text that is no time is simply not used.
+SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`); those that can rule out
+batches or tags are taken, with their operator, and their values come when the scan begins. A taken condition is still
+checked by SQLite on each row it gets, so a plan may let too much through but never leave anything out: a value of
+another type than the column's, an unknown collation or a text that is no time is simply not used.
 
 A plan travels through SQLite as text, because that is what its interface passes from planning to running.
 """
@@ -42,7 +42,8 @@ _KINDS = {"sample": int(Kind.SAMPLES), "message": int(Kind.MESSAGES)}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Conditions taken, as (column, operator) in the order of their values; columns that are needed; the order of rows."""
+    """Conditions taken, as (column, operator) in the order of their values; columns that are needed; the order of
+    rows."""
 
     terms: tuple[tuple[str, str], ...]
     used: tuple[int, ...]

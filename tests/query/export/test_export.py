@@ -249,7 +249,8 @@ def test_damage_is_said_with_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_file_that_sqlite_finds_damaged_is_read_as_far_as_it_goes(tmp_path: Path, seed: int) -> None:
-    """With pages of a set-aside file overwritten, what is exported is right, and what is missing is named: together they are all."""
+    """With pages of a set-aside file overwritten, what is exported is right, and what is missing is named: together
+    they are all."""
     file = everything(tmp_path, rounds=60)
     whole = {(fact["stream"], fact["offset"]): fact for fact in naive(file)}
     data = bytearray(file.read_bytes())
@@ -283,7 +284,8 @@ def test_a_file_that_sqlite_finds_damaged_is_read_as_far_as_it_goes(tmp_path: Pa
 
 
 def test_statistics_count_what_is_there(tmp_path: Path) -> None:
-    """Facts, messages, batches, bytes, times, origins with gaps, definitions, consumers and incidents, as the store has them."""
+    """Facts, messages, batches, bytes, times, origins with gaps, definitions, consumers and incidents, as the store has
+    them."""
     file = everything(tmp_path)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
         done(store.register_consumer("mes", "plant", TELEMETRY))

@@ -1,4 +1,5 @@
-"""Last known values: exactly those of a plain look at everything, found without looking at everything, with their staleness."""
+"""Last known values: exactly those of a plain look at everything, found without looking at everything, with their
+staleness."""
 
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +35,8 @@ def by_subject(found: LatestResult) -> dict[tuple[str, str], LatestRow]:
 
 
 def test_the_newest_source_time_wins(tmp_path: Path) -> None:
-    """Each tag has the value with the newest source time over all its numbers, in the unit that value was recorded in."""
+    """Each tag has the value with the newest source time over all its numbers, in the unit that value was recorded
+    in."""
     found, _ = found_in(everything(tmp_path, rounds=2))
     rows = by_subject(found)
     flow = rows["plant", "tag:line1/flow"].latest
@@ -49,8 +51,8 @@ def test_the_newest_source_time_wins(tmp_path: Path) -> None:
 
 
 def test_history_that_comes_late_does_not_win(tmp_path: Path) -> None:
-    """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times the later
-    offset wins."""
+    """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times
+    the later offset wins."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition("tag:a"), TagDefinition("tag:b")]))
         for value, at_ns in ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300)):
@@ -105,7 +107,8 @@ def test_one_who_searches_again_and_again_finds_the_same(
     batches: list[list[tuple[int, int, bool]]],
     questions: list[tuple[int, set[str], int]],
 ) -> None:
-    """While a stream grows, questions about different tags at different depths get the answers of a search without memory."""
+    """While a stream grows, questions about different tags at different depths get the answers of a search without
+    memory."""
     absent = AbsentTags()
     with memory_folder() as folder, FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
@@ -125,8 +128,9 @@ def test_one_who_searches_again_and_again_finds_the_same(
 
 
 def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
-    """A tag of another stream, that the store's definitions name, costs the first search the whole depth; the next opens what has come
-    since and the end. A deeper question searches anew, and so does one after a search that met damage."""
+    """A tag of another stream, that the store's definitions name, costs the first search the whole depth; the next
+    opens what has come since and the end. A deeper question searches anew, and so does one after a search that met
+    damage."""
     opened = list[int]()
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
@@ -179,7 +183,8 @@ def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_staleness_is_the_sources(tmp_path: Path) -> None:
-    """A tag that is silent while others of its source speak is fresh; when the source falls silent all of its tags are degraded."""
+    """A tag that is silent while others of its source speak is fresh; when the source falls silent all of its tags are
+    degraded."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(
             store.define(
@@ -204,8 +209,8 @@ def test_staleness_is_the_sources(tmp_path: Path) -> None:
 
 
 def test_only_the_end_is_opened(tmp_path: Path) -> None:
-    """Tags that all speak are found in the last batch; one that is silent costs the batches back to its value, one that never spoke
-    all within the depth."""
+    """Tags that all speak are found in the last batch; one that is silent costs the batches back to its value, one that
+    never spoke all within the depth."""
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition(f"tag:{name}") for name in "abcd"]))

@@ -31,7 +31,8 @@ def values(rows: list[LatestRecord]) -> dict[str, tuple[object, str | None]]:
 
 
 def test_what_was_told_is_shown_until_the_store_knows_one_as_new() -> None:
-    """A tag of which the store knows nothing, or something older, shows what was told; of equal times the store's own fact."""
+    """A tag of which the store knows nothing, or something older, shows what was told; of equal times the store's own
+    fact."""
     own = [row("tag:a", "2023-11-14T22:14:30Z"), row("tag:b", "2023-11-14T22:14:30Z"), row("tag:c", None)]
     heard = [
         told("tag:a", "2023-11-14T22:14:30Z"), told("tag:b", "2023-11-14T22:14:30.5Z"), told("tag:c", "2023-01-01T00:00:00Z"),
@@ -43,7 +44,8 @@ def test_what_was_told_is_shown_until_the_store_knows_one_as_new() -> None:
 
 
 def test_staleness_is_that_of_the_source_over_both() -> None:
-    """Who told knew until when the source spoke, and so does the store; the later of them counts for every tag of that source."""
+    """Who told knew until when the source spoke, and so does the store; the later of them counts for every tag of that
+    source."""
     own = [row("tag:a", "2023-11-14T22:14:30Z"), row("tag:other", "2023-11-14T22:00:00Z", source="boiler")]
     heard = [
         told("tag:d", "2023-01-01T00:00:00Z", as_of="2023-11-14T22:10:00Z"),

@@ -1,4 +1,5 @@
-"""SQL on a store: the same facts as a plain filter finds, few batches opened, nothing but reading, beside a running writer."""
+"""SQL on a store: the same facts as a plain filter finds, few batches opened, nothing but reading, beside a running
+writer."""
 
 import random
 import struct
@@ -287,7 +288,8 @@ def test_apsw_never_opens_the_store(file: Path) -> None:
 
 
 def test_a_question_beside_a_writer(tmp_path: Path) -> None:
-    """While a writer of another process appends, every answer is a dense prefix of the log, and nothing disturbs the writer."""
+    """While a writer of another process appends, every answer is a dense prefix of the log, and nothing disturbs the
+    writer."""
     file = everything(tmp_path)
     writer = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -333,7 +335,8 @@ with FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_in
 
 
 def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
-    """In the middle of an answer no read mark is held: 20 MB of appends go by and the write-ahead log stays as small as ever."""
+    """In the middle of an answer no read mark is held: 20 MB of appends go by and the write-ahead log stays as small as
+    ever."""
     file = everything(tmp_path, rounds=5)
     noise = random.Random(1)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
