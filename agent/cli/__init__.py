@@ -1,8 +1,10 @@
-"""The face: one command, `bsfg`, with a module for each noun.
+"""The command line: `bsfg` and its subcommands, a module for each noun. `_COMMANDS` says which module holds which
+command.
 
-A command says what happened in one line or prints facts; `--json` where it prints facts or figures. Exit status 0 is good,
-1 a bad result, 2 bad usage; an error ends with what to do. Commands are loaded when they are called, so that `bsfg status`
-does not pay for OPC UA. Nothing is decided here: a command reads its arguments, asks the product, and prints.
+A command prints one line or facts; with `--json` it prints JSON. The exit status is 0 for a good result, 1 for a bad
+one and 2 for wrong usage. An error message ends with what to do. A command's module is imported when the command is
+called, so that `bsfg status` does not load OPC UA. A command reads its arguments, calls the product and prints; it
+decides nothing.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ _COMMANDS = {
     "check": "agent.cli.check:check",
     "run": "agent.cli.run:run",
     "status": "agent.cli.status:status",
-    "append": "agent.cli.facts.facts:append",
-    "lease": "agent.cli.facts.facts:lease",
+    "append": "agent.cli.facts.append:append",
+    "lease": "agent.cli.facts.append:lease",
     "object": "agent.cli.facts.object:object_",
-    "fetch": "agent.cli.facts.facts:fetch",
-    "confirm": "agent.cli.facts.facts:confirm",
+    "fetch": "agent.cli.facts.fetch:fetch",
+    "confirm": "agent.cli.facts.fetch:confirm",
     "consumer": "agent.cli.consumer:consumer",
-    "tail": "agent.cli.facts.facts:tail",
+    "tail": "agent.cli.facts.fetch:tail",
     "latest": "agent.cli.facts.latest:latest",
     "sql": "agent.cli.facts.sql:sql",
     "store": "agent.cli.store.group:store",
-    "pki": "agent.cli.pki.pki:pki",
+    "pki": "agent.cli.pki.commands:pki",
     "broker": "agent.cli.broker:broker",
     "peer": "agent.cli.peer:peer",
     "hardware": "agent.cli.hardware:hardware",
@@ -45,7 +47,7 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when somebody asks for them: `lazy` says where each lies, as module:name."""
+    """A group whose commands are imported when they are called; `lazy` maps a command to its module:name."""
 
     def __init__(self, *arguments: Any, lazy: Mapping[str, str], **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -84,7 +86,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 def main() -> None:
     """Entry point of the `bsfg` command."""
     if sys.flags.optimize:
-        sys.exit("bsfg: python -O removes the assertions this program rests on; start it without -O")
+        sys.exit("bsfg: python -O removes the assertions that this program relies on; start it without -O")
     try:
         bsfg()
     except BsfgError as error:

@@ -1,8 +1,8 @@
-"""`bsfg bench`: the figures of this machine, each beside its limit measured in the same run.
+"""`bsfg bench`: benchmarks of this machine, each with a limit measured in the same run.
 
-Each benchmark prints lines for a person, or with --json one JSON object for a program. They write below --folder, which must
-be on the disk that matters, start a private broker on loopback where they need one, and leave nothing behind. Run them on an
-otherwise idle machine; the ratio is what can be compared between machines.
+Each benchmark prints lines for a person, or with --json one JSON object. It writes below --folder, which must be on the
+disk to be measured, starts a private broker on loopback if it needs one, and deletes everything at the end. Run it on
+an otherwise idle machine. The ratio to the limit can be compared between machines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 from agent.cli import json_option
 
 if TYPE_CHECKING:
-    from bench.figures import Report
+    from bench.common.measuring import Report
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ def _seconds_option(default: float) -> Callable[[_Command], _Command]:
 
 @click.group()
 def bench() -> None:
-    """Measure this machine: each benchmark beside the limit it is compared with."""
+    """Measure this machine; each benchmark is compared with a limit."""
 
 
 @bench.command()
@@ -54,7 +54,7 @@ def bench() -> None:
 @json_option
 def append(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Durable appends in batches of 1000 samples, beside raw file appends with fdatasync."""
-    from bench import append as benchmark
+    from bench.store import append as benchmark
 
     _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
 
@@ -77,7 +77,7 @@ def replicate(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """A backlog from store to store through a broker, beside a bare loop that moves the same bytes."""
-    from bench import replicate as benchmark
+    from bench.replication import replicate as benchmark
 
     _print(benchmark.run(facts, repeats, seed, folder, batch_facts), as_json=as_json)
 
@@ -89,7 +89,7 @@ def replicate(
 @json_option
 def lag(seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """A fact every 10 ms, from its append to its confirmation, alone and among 100,000 facts/s."""
-    from bench import lag as benchmark
+    from bench.replication import lag as benchmark
 
     _print(benchmark.run(seconds, seed, folder), as_json=as_json)
 
@@ -102,7 +102,7 @@ def lag(seconds: float, seed: int, folder: Path | None, as_json: bool) -> None: 
 @json_option
 def fetch(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """FetchFacts of 1000 facts at random offsets, beside bare round trips of equal bytes."""
-    from bench import fetch as benchmark
+    from bench.replication import fetch as benchmark
 
     _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
 
@@ -115,7 +115,7 @@ def fetch(facts: int, seconds: float, seed: int, folder: Path | None, as_json: b
 @json_option
 def drain(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """A day's backlog is drained while live facts keep coming, beside a bare loop that moves the same bytes."""
-    from bench import drain as benchmark
+    from bench.replication import drain as benchmark
 
     _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
 
@@ -128,7 +128,7 @@ def drain(facts: int, seconds: float, seed: int, folder: Path | None, as_json: b
 @json_option
 def retention(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Appends while as many facts are forgotten, beside a store that keeps everything."""
-    from bench import retention as benchmark
+    from bench.store import retention as benchmark
 
     _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
 
@@ -147,21 +147,21 @@ def retention(facts: int, seconds: float, seed: int, folder: Path | None, as_jso
 @json_option
 def growth(facts: int, gigabytes: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """A store that grows: the rate at its end beside that at its start; then kill -9, and opening it."""
-    from bench import growth as benchmark
+    from bench.store import growth as benchmark
 
     _print(benchmark.run(facts, gigabytes, seed, folder), as_json=as_json)
 
 
 @bench.command()
 @click.option(
-    "--ids", "count", type=click.IntRange(min=100_000), default=1_000_000, show_default=True, help="Messages to append."
+    "--ids", "count", type=click.IntRange(min=40_000), default=1_000_000, show_default=True, help="Messages to append."
 )
 @_seed_option
 @_folder_option
 @json_option
 def ids(count: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Messages with random ids: the rate at the end of millions, beside that of a store that is new."""
-    from bench import ids as benchmark
+    from bench.store import ids as benchmark
 
     _print(benchmark.run(count, seed, folder), as_json=as_json)
 
@@ -173,7 +173,7 @@ def ids(count: int, seed: int, folder: Path | None, as_json: bool) -> None:  # n
 @json_option
 def producers(count: int, seconds: float, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """A thousand producers that each await their own message, beside as many bare futures and one fsync for all."""
-    from bench import producers as benchmark
+    from bench.store import producers as benchmark
 
     _print(benchmark.run(count, seconds, folder), as_json=as_json)
 
@@ -186,7 +186,7 @@ def producers(count: int, seconds: float, folder: Path | None, as_json: bool) ->
 @json_option
 def sql(facts: int, repeats: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """An hour of one tag in SQL over sealed batches, beside a flat table in plain SQLite."""
-    from bench import query as benchmark
+    from bench.store import sql as benchmark
 
     _print(benchmark.run(facts, repeats, seed, folder), as_json=as_json)
 

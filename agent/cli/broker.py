@@ -1,7 +1,8 @@
-"""`bsfg broker`: the folder a Mosquitto starts from, and the proof that the running one does what it must.
+"""`bsfg broker`: the folder that a Mosquitto broker starts from, and checks of a running broker.
 
-`config` writes configuration, access list and certificates from who asks whom; `reload` makes a running broker read them, after it has
-looked at them; `deny` shuts a zone out; `check` tries a running broker with one zone's identity: what must work, and what must not.
+`config` writes the configuration, access list and certificates for a set of links. `reload` checks these files and
+makes a running broker read them. `deny` takes all rights from a zone. `check` connects with a zone's identity and tries
+what must work and what must be refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.pki.pki import pki_option
+from agent.cli.pki.commands import pki_option
 from agent.replication.broker import (
     CONFIG_NAME,
     PORT,
@@ -34,7 +35,7 @@ from agent.replication.protocol.topics import is_zone
 
 
 class _LinkType(click.ParamType[PeerLink]):
-    """`SERVING:ASKING`, as the topics have it."""
+    """A link `SERVING:ASKING`, in the order of the topics."""
 
     name = "SERVING:ASKING"
 
@@ -53,12 +54,12 @@ _config_file_option = click.option(
     show_default=True,
     help="The broker's configuration, as bsfg broker config wrote it.",
 )
-_HELP = "ASKING pulls facts from SERVING, or appends there; repeatable, one for each direction."
+_HELP = "ASKING pulls facts from SERVING or appends there; repeatable, one link for each direction."
 
 
 @click.group()
 def broker() -> None:
-    """Configure Mosquitto for this site, and prove that it runs as configured."""
+    """Configure Mosquitto for this site and check that it runs as configured."""
 
 
 @broker.command()
@@ -82,7 +83,7 @@ def config(
     pki_folder: Path,
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
-    """Write to FOLDER everything that Mosquitto needs: nothing is written if any of it is wrong."""
+    """Write to FOLDER everything that Mosquitto needs. If anything is wrong, nothing is written."""
     from agent.replication.broker import write_broker_folder
 
     if not is_zone(name):
@@ -108,9 +109,9 @@ def config(
 )
 @json_option
 def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Make a running broker read certificates, lists and rights again, if they would leave it a broker.
+    """Make a running broker read its certificates, revocation list and access list again.
 
-    Everything is checked first; if anything is wrong nothing is sent, and the broker runs on with what it has.
+    The files are checked first. If one is wrong, no signal is sent and the broker keeps what it has.
     """
     from agent.replication.broker import reload_broker
 
@@ -125,10 +126,10 @@ def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  
 )
 @json_option
 def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Shut zones out at once, also where they are connected; everybody else goes on undisturbed.
+    """Take all rights from zones at once, also from connected ones. Other zones are not disturbed.
 
-    Their certificates stay good until they are revoked (bsfg pki revoke), and the next bsfg broker config gives them
-    their rights again unless their links are left out.
+    Their certificates stay valid until they are revoked (bsfg pki revoke). The next bsfg broker config restores their
+    rights, unless their links are left out.
     """
     from agent.replication.broker import deny_zones, reload_broker
 
@@ -136,19 +137,19 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
         raise click.UsageError(f"{', '.join(map(repr, bad))}: a zone is 1 to 32 of a-z, 0-9 and -")
     acl_file = deny_zones(config_file, zones)
     if not as_json:
-        click.echo(f"{acl_file}: {', '.join(zones)} may do nothing")
+        click.echo(f"{acl_file}: no rights for {', '.join(zones)}")
     _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
 
 
 @broker.command()
-@click.option("--zone", help="The zone to try it as; without one only the files are checked.")
+@click.option("--zone", help="The zone whose identity is used; without it only the files are checked.")
 @click.option(
     "--files",
     "config_file",
     type=click.Path(path_type=Path),
     help="Also check what a reload would read: the mosquitto.conf of a broker on this machine.",
 )
-@click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Others than the zone's are ignored.")
+@click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Links of other zones are ignored.")
 @click.option("--host", default="localhost", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--ca", "ca_file", type=click.Path(path_type=Path), help="By default ca.pem of the authority's folder.")
@@ -168,11 +169,11 @@ def check(
     pki_folder: Path,
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
-    """Prove a running broker as ZONE: handshake, limits, each right of its links, and what must be refused."""
+    """Check a running broker as ZONE: handshake, limits, each right of its links, and what it must refuse."""
     from agent.replication.broker import BrokerTarget, check_broker, check_broker_files
 
     if zone is None and config_file is None:
-        raise click.UsageError("name a --zone to try the broker as, or --files to look at, or both")
+        raise click.UsageError("give --zone to test a running broker, --files to check its files, or both")
     diagnostics: list[Iterator[Diagnostic]] = []
     if config_file is not None:
         diagnostics.append(check_broker_files(config_file))

@@ -1,7 +1,7 @@
-"""`bsfg check`: everything that can be known before a node starts, told at once.
+"""`bsfg check`: every problem that can be found before a node starts, in one list.
 
-node.toml, the tag maps it names, the certificates and keys, and whether the state folder can hold a store. Nothing is
-connected to and nothing is written. What `check` accepts, `run` starts with.
+It reads node.toml, the tag maps that it names, the certificates and keys, and checks that the state folder can hold a
+store. It connects to nothing and writes nothing. What `check` accepts, `run` starts with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.replication.pki import check_identity
 @config_option
 @json_option
 def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Read node.toml and everything it names, and tell every problem."""
+    """Read node.toml and the files that it names, and print every problem."""
     try:
         settings = load(config_file)
     except ConfigError as error:
@@ -45,7 +45,7 @@ def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
 
 
 def problems_of(settings: NodeSettings) -> Iterator[str]:
-    """What is wrong with the things the settings name."""
+    """The problems of the files and folders that the settings name."""
     yield from _state_problems(settings.node.state_dir)
     for broker in settings.broker:
         yield from _identity_problems(broker, settings.node.zone)
@@ -57,7 +57,7 @@ def problems_of(settings: NodeSettings) -> Iterator[str]:
 
 
 def summary(settings: NodeSettings) -> str:
-    """What the node would be, in one line."""
+    """The node in one line: its zone, sources, tags and peers."""
     tags = sum(len(load_tag_map(source).tags) for source in settings.sources)
     peers = ", ".join(peer.zone for peer in settings.peer) or "none"
     return f"zone {settings.node.zone}, {len(settings.sources)} sources with {tags} tags, peers: {peers}"

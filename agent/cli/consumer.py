@@ -1,7 +1,7 @@
-"""`bsfg consumer list`, `add`, `remove`: who reads this node's streams, and what each of them holds back.
+"""`bsfg consumer list`, `add`, `remove`: the consumers of this node's streams, and what retention keeps for each.
 
-Asks the running node, which alone knows who was seen a moment ago; where none runs, the store on the disk. A consumer keeps facts
-on this gateway until it has confirmed them, so one that nobody needs any more is removed here, and one that is merely away is not.
+The running node is asked, since it knows when each consumer was last seen; where no node runs, the store is read. Facts
+stay on this gateway until every consumer has confirmed them, so a consumer that is no longer needed has to be removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option, table
-from agent.cli.door import ask, start_option
+from agent.cli.local_node import ask, start_option
 from agent.config import load
 from agent.fact_store import Start
 
@@ -25,14 +25,14 @@ _COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds 
 
 @click.group()
 def consumer() -> None:
-    """Who reads this node's streams, and what each holds back."""
+    """The consumers of this node's streams, and the facts kept for each."""
 
 
 @consumer.command("list")
 @config_option
 @json_option
 def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """List every consumer: where it stands, what it holds back, and when it was last seen."""
+    """List every consumer: its frontier, the facts kept for it, and when it was last seen."""
     answer = cast(local_socket.Consumers, ask(load(config_file), local_socket.ListConsumers()))
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(one) for one in answer.consumers]))
@@ -45,8 +45,8 @@ def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
 
 @consumer.command()
 @config_option
-@click.option("--stream", required=True, help="The stream it reads, for ever.")
-@click.option("--zone", help="Whose it is.  [default: this node's zone]")
+@click.option("--stream", required=True, help="The stream that it reads; cannot be changed later.")
+@click.option("--zone", help="The zone that it belongs to.  [default: this node's zone]")
 @start_option
 @click.argument("name")
 @json_option
@@ -58,7 +58,7 @@ def add(
     name: str,
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:
-    """Register the consumer NAME; from now on facts wait for it. One that is there already stays as it is."""
+    """Register the consumer NAME. From now on facts are kept for it. An existing consumer does not change."""
     request = local_socket.RegisterConsumer(name, stream, start, zone)
     answer = cast(local_socket.Registered, ask(load(config_file), request))
     if as_json:
@@ -69,12 +69,12 @@ def add(
 
 @consumer.command()
 @config_option
-@click.option("--force", is_flag=True, help="Also if it fetches or confirms these days.")
-@click.option("--now", is_flag=True, help="At once, instead of leaving it ten minutes to come back.")
+@click.option("--force", is_flag=True, help="Also if it fetched or confirmed recently.")
+@click.option("--now", is_flag=True, help="Remove it at once, without the delay of ten minutes.")
 @click.argument("name")
 @json_option
 def remove(config_file: Path, force: bool, now: bool, name: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Forget the consumer NAME, so that what it holds back may go, and say what that is."""
+    """Remove the consumer NAME and print which facts were kept for it."""
     answer = cast(local_socket.Removed, ask(load(config_file), local_socket.RemoveConsumer(name, force, now)))
     was = answer.was
     if as_json:
@@ -87,7 +87,7 @@ def remove(config_file: Path, force: bool, now: bool, name: str, as_json: bool) 
     if was.behind_facts:
         old = "" if was.held_hours is None else f", the oldest {was.held_hours:.1f} h old"
         click.echo(
-            f"not confirmed by it: {was.behind_facts} facts, {_size(was.held_bytes)}{old}; they may now go unread by it"
+            f"not confirmed by it: {was.behind_facts} facts, {_size(was.held_bytes)}{old}; they may now be released"
         )
 
 

@@ -1,4 +1,5 @@
-"""`bsfg demo`: three zones, a broker and a plant on this machine, and what happens to them. See agent/demo."""
+"""`bsfg demo`: run three zones, a broker and a simulated plant on this machine, cut a link and compare counts
+(agent/demo)."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ PIPE_COLUMNS = 120
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave everything running at the end, to look around, until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Keep everything running at the end until Ctrl-C.")
 def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Show facts travel from a plant to the enterprise, a cut, the catch-up, and the count in Spark."""
+    """Show facts travelling from a plant to the enterprise, a cut link, the catch-up, and the counts in Spark."""
     from rich.console import Console
     from rich.table import Table
 
@@ -60,7 +61,7 @@ def _spark_table(table_type: Any, spark: dict[str, Any]) -> Any:
 
 
 def _cell(name: str, value: object) -> str:
-    """A figure of the rollup as it fits a terminal: times of the day, tags without their kind, two decimals."""
+    """A value of the rollup, shortened for a terminal: time of day, tag without its prefix, two decimals."""
     if value is None:
         return "-"
     if name == "minute":

@@ -1,6 +1,6 @@
-"""`bsfg hardware`: does a node fit this class of gateway?
+"""`bsfg hardware`: whether a gateway is large enough for a given rate of facts.
 
-A profile under hardware/ says what a gateway has; this command says for how many hours and years it does.
+A profile in hardware/ describes a gateway; this command computes the hours of facts that fit and the life of its flash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.health.hardware import Load, assess, parse_profile
 
 @click.group()
 def hardware() -> None:
-    """What a gateway can bear."""
+    """Check gateway profiles against a load."""
 
 
 @hardware.command()
@@ -34,7 +34,8 @@ def check(
     commit_interval_ms: float,
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:
-    """Say how many hours of facts fit a gateway PROFILE, and how long its flash lasts: 0 when nothing is of concern."""
+    """Print how many hours of facts fit the gateway PROFILE and how long its flash lasts. Exit status 1 when there is a
+    concern."""
     found = parse_profile(profile.read_text(encoding="utf-8"), str(profile))
     fit = assess(found, Load(facts_per_s, bytes_per_fact, commit_interval_ms))
     if as_json:

@@ -1,7 +1,7 @@
-"""`bsfg init`: a configuration that works as it stands, with every setting explained where it stands.
+"""`bsfg init`: write a node.toml that works without changes and explains every setting.
 
-The file is a template with one hole, the zone. A test holds each `# key = default` in it equal to the settings' own default,
-so an operator can trust what the comments say.
+The file is a template in which only the zone is filled in. A test compares each `# key = default` in it with the
+default of the settings.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def node_toml(zone: str) -> str:
 
 
 @click.command()
-@click.option("--zone", required=True, help="The zone this node stands for: 1 to 32 of a-z, 0-9 and -.")
+@click.option("--zone", required=True, help="The zone of this node: 1 to 32 of a-z, 0-9 and -.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), default=DEFAULT_CONFIG, show_default=True)
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def init(zone: str, config_file: Path, force: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Write a commented node.toml that works as it stands."""
+    """Write a commented node.toml that works without changes."""
     if not ZONE.fullmatch(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
     if config_file.exists() and not force:
-        raise click.ClickException(f"{config_file} exists; name another file with --config, or say --force")
+        raise click.ClickException(f"{config_file} exists; name another file with --config, or give --force")
     config_file.parent.mkdir(parents=True, exist_ok=True)
     config_file.write_text(node_toml(zone), encoding="utf-8")
     click.echo(f"wrote {config_file}; next: edit it, then `bsfg check --config {config_file}`")

@@ -1,8 +1,8 @@
-"""`bsfg peer`: the zones this node talks with, and everything between it and one of them, tried step by step.
+"""`bsfg peer`: the peers of this node and the connection to each.
 
-`list` shows what is configured, and what the running node says of each; `compare` asks whether both hold the same, and repairs; `test`
-tries it: configuration, name, TCP, TLS, identity, rights,
-the peer's protocol, round trip, clocks, streams. It works beside a running node and without one.
+`list` prints the configured peers and their state in the running node. `compare` compares the stored facts with a
+peer's and repairs differences. `test` tries the connection step by step: configuration, name, TCP, TLS, identity,
+rights, protocol, round trip, clocks, streams. It works with and without a running node.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COMPARE_MS_MAX = 6 * 3600 * 1000  # to read a store of a hundred gigabytes and f
 
 @click.group()
 def peer() -> None:
-    """List the peers of this node, and test the way to one."""
+    """List the peers of this node, test a connection, compare what is stored."""
 
 
 @peer.command(name="list")
 @config_option
 @json_option
 def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """The configured peers, and what the running node says of them."""
+    """List the configured peers and their state in the running node."""
     settings = load(config_file)
     state = _state(settings)
     for each in settings.peer:
@@ -56,7 +56,7 @@ def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 clic
 @config_option
 @json_option
 def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Try everything between this node and ZONE. Exit status 1 when a step fails."""
+    """Test each step of the connection between this node and ZONE. Exit status 1 when a step fails."""
     from agent.replication.broker import BrokerTarget, Outcome, Peer, check_peer
 
     settings = load(config_file)
@@ -88,11 +88,12 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
 @peer.command()
 @click.argument("name", metavar="ZONE")
 @config_option
-@click.option("--repair", is_flag=True, help="Fetch what is missing or damaged here, and nothing else.")
-@click.option("--scan", is_flag=True, help="Read everything stored here first, to find what the disk has damaged.")
+@click.option("--repair", is_flag=True, help="Fetch what is missing or damaged here.")
+@click.option("--scan", is_flag=True, help="First read everything stored here to find damage.")
 @json_option
 def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Compare what is pulled from ZONE with what ZONE holds, by digests. Exit status 1 when something differs and is not repaired."""
+    """Compare what was pulled from ZONE with ZONE's store, by digests. Exit status 1 when a difference is left
+    unrepaired."""
     from agent.node import compare_alone
 
     settings = load(config_file)
@@ -115,7 +116,7 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
 
 
 def _told(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
-    """A stream's comparison for people."""
+    """The comparison of one stream as lines for people."""
     equal = "equal" if not one.divergent_ranges else f"{one.divergent_ranges} ranges differ"
     cost = f"{one.exchanges} exchanges, {one.bytes:,} bytes"
     yield f"{one.stream}: {one.compared_facts:,} facts compared with {zone}, {equal} ({cost})"
@@ -133,15 +134,15 @@ def _told(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
     if one.repaired_artifacts:
         yield f"  repaired: {one.repaired_artifacts:,} artifacts"
     if one.unavailable_facts:
-        yield f"  not to be had from {zone}: {one.unavailable_facts:,} facts"
+        yield f"  not available from {zone}: {one.unavailable_facts:,} facts"
     if one.missing_artifacts:
         yield f"  missing here: {one.missing_artifacts:,} artifacts to which facts refer"
     for why in one.refused:
-        yield f"  not taken: {why}"
+        yield f"  not accepted: {why}"
 
 
 def _state(settings: NodeSettings) -> dict[str, str]:
-    """By zone, what the running node says; nothing when none runs."""
+    """The state of each peer in the running node, by zone; empty when no node runs."""
     try:
         found = ask_health(settings.health.listen_host, settings.health.listen_port)
     except BsfgError:

@@ -1,7 +1,7 @@
 """`bsfg run`: the node, in the foreground, until SIGTERM or SIGINT.
 
-Logs go to standard error, one JSON object a line when that is not a terminal: a constant event name and its fields. Normal is
-quiet.
+Logs go to standard error, one JSON object a line when that is not a terminal: a constant event name and its fields.
+Normal operation logs little.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EventFormatter(logging.Formatter):
 
 
 def set_up_logging() -> None:
-    """Events to standard error; warnings of libraries too, their chatter not."""
+    """Log events of the agent from INFO on and of libraries from WARNING on, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(EventFormatter(as_json=not sys.stderr.isatty()))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -52,7 +52,7 @@ def set_up_logging() -> None:
 @click.command()
 @config_option
 def run(config_file: Path) -> None:
-    """Run the node until it is told to stop."""
+    """Run the node until SIGTERM or SIGINT."""
     settings = load(config_file)
     set_up_logging()
     from agent.node import run_node  # the protocol drivers weigh 40 MB; a config error must not wait for them

@@ -1,7 +1,7 @@
-"""`bsfg status`: what a node says of itself, worst first.
+"""`bsfg status`: the state of the running node, the worst first.
 
-The running node is asked at its health page, so what is printed is what a monitoring system sees. A node that does not answer
-is a bad result, said as such.
+The node is asked at its health page, so this prints what a monitoring system sees. A node that does not answer is a bad
+result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.health.verdict import duration
 @config_option
 @json_option
 def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Say how the running node is: 0 when nobody has to act, 1 otherwise."""
+    """Print the state of the running node. Exit status 0 when no action is needed, 1 otherwise."""
     settings = load(config_file)
     found = ask_health(settings.health.listen_host, settings.health.listen_port)
     click.echo(json.dumps(found) if as_json else text(found))
@@ -31,7 +31,7 @@ def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click pass
 
 
 def text(found: dict[str, Any]) -> str:
-    """The health page's JSON as a person reads it."""
+    """The health page's JSON as text for people."""
     lines = [f"{found['zone']}: {found['summary']}"]
     lines += [f"  {'!' if reason['alert'] else '-'} {reason['subject']}: {reason['text']}; {reason['hint']}"
               for reason in found["reasons"]]  # fmt: skip
@@ -66,12 +66,12 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _with_trouble(link: str, trouble: str) -> str:
-    """Why there is no connection, in the middle of a line; the reasons above say it in full."""
+    """Add the reason for a missing connection; the reasons above it give the whole text."""
     return f"{link} ({trouble.rstrip('. ')})" if trouble else link
 
 
 def _catch_up(peer: dict[str, Any]) -> str:
-    """How far a pull that is far behind has come: from where, how fast, how long still."""
+    """Progress of a pull that is far behind: where it began, its rate, and the time left."""
     state = peer["catch_up"]
     if state is None:
         return ""
@@ -81,7 +81,7 @@ def _catch_up(peer: dict[str, Any]) -> str:
 
 
 def _artifacts(store: dict[str, Any]) -> list[str]:
-    """What artifacts take, where there are some or they have a limit."""
+    """The bytes of artifacts, if there are any or a limit is set."""
     limit, lacking = store["artifact_bytes_max"], store["artifact_bytes_lacking"]
     if not store["artifact_bytes"] and limit is None:
         return []
@@ -93,7 +93,7 @@ def _artifacts(store: dict[str, Any]) -> list[str]:
 
 
 def _pacing(peer: dict[str, Any]) -> str:
-    """What the limit of the peer's bandwidth costs this pull."""
+    """How long this pull waited for the bandwidth limit of its peer."""
     state = peer["pacing"]
     if state is None:
         return ""
@@ -105,21 +105,21 @@ def _pacing(peer: dict[str, Any]) -> str:
 
 
 def _room(stream: dict[str, Any]) -> str:
-    """What a stream may hold, what comes in, and for how long."""
+    """The limit of a stream, its rate, and the time until it is full."""
     parts = []
     if stream["bytes_max"] is not None:
         parts.append(f" of {stream['bytes_max'] / 1e6:.1f} MB")
     if stream["inflow_bytes_per_s"]:
         parts.append(f", {stream['inflow_bytes_per_s'] / 1000:.1f} kB/s")
     if stream["hours_until_full"] is not None:
-        parts.append(f", full in {stream['hours_until_full']:,.1f} h if nobody confirms")
+        parts.append(f", full in {stream['hours_until_full']:,.1f} h without confirmations")
     if stream["hours_until_ttl_loss"] is not None:
         parts.append(f", first loss in {stream['hours_until_ttl_loss']:,.1f} h")
     return "".join(parts)
 
 
 def _behind(consumer: dict[str, Any]) -> str:
-    """For how long what a consumer lacks has waited for it, and how long it takes to catch up."""
+    """The age of a consumer's oldest unconfirmed fact, and the time it needs to catch up."""
     age, left = consumer["oldest_unconfirmed_age_s"], consumer["seconds_left"]
     if not consumer["behind_facts"] or age is None:
         return ""
@@ -128,7 +128,7 @@ def _behind(consumer: dict[str, Any]) -> str:
 
 
 def _held(consumer: dict[str, Any]) -> str:
-    """What is kept for a consumer that is behind."""
+    """The bytes kept for a consumer that is behind."""
     if not consumer["behind_facts"] or consumer["bytes_held"] is None:
         return ""
     return f", holds back {consumer['bytes_held'] / 1e6:.1f} MB"

@@ -1,6 +1,6 @@
-"""Rows as people and programs read them: an aligned table, CSV, or a JSON object a line.
+"""Print rows as an aligned table, as CSV, or as one JSON object a line.
 
-A table is aligned by its first rows, which are the only ones that wait; what follows them streams.
+The first rows of a table determine the widths of its columns; later rows are printed as they come.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _aligned(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> Iterator[
 
 
 def _cell(value: Any) -> str:
-    """One line of limited length; what cannot be seen is escaped, so that a value cannot paint over the terminal."""
+    """One line of limited length. Unprintable characters are escaped, so a value cannot send control sequences to a
+    terminal."""
     if value is None:
         return ""
     text = f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
@@ -85,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def _json(value: Any) -> Any:
-    """As the messages have it: bytes as {"base64": text}, infinities as text."""
+    """A value as in messages: bytes as {"base64": text}, infinities and NaN as text."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,8 @@
 """The demonstration: three zones, a broker and a plant as real processes on this machine, and what happens to them.
 
-Nothing here is part of a gateway's work. It starts the same programs an operator would (`bsfg run`, Mosquitto, an OPC UA
-server, a Modbus device), in a temporary folder, on loopback ports found free at that moment, and ends them all by their id.
+Nothing here is part of a gateway's work. It starts the same programs an operator would (`bsfg run`, Mosquitto, an OPC
+UA server, a Modbus device), in a temporary folder, on loopback ports found free at that moment, and ends them all by
+their id.
 
     processes       one child process: started, watched, frozen, killed, ended
     layout          the folder: certificates, broker configuration, one node.toml per zone

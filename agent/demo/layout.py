@@ -1,7 +1,8 @@
 """The folder of a demonstration: one node.toml per zone, and the tag maps of the plant.
 
-Zones and links are the specification's chain, enterprise <- idmz <- plant-a, with the broker standing in the IDMZ. Texts are
-made here and written by `write`; everything in them could have been typed by an operator, and `bsfg check` accepts it.
+Zones and links are the specification's chain, enterprise <- idmz <- plant-a, with the broker standing in the IDMZ.
+Texts are made here and written by `write`; everything in them could have been typed by an operator, and `bsfg check`
+accepts it.
 """
 
 from __future__ import annotations

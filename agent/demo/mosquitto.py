@@ -4,8 +4,8 @@
         broker.host, broker.port, broker.identity("plant-a").cert_file
         broker.freeze(); broker.thaw(); broker.kill(); broker.restart()
 
-The configuration is the product's, unchanged but for port, folder and user: as root Mosquitto would give up root and then
-could not enter a folder of root's, so it is told to stay who started it.
+The configuration is the product's, unchanged but for port, folder and user: as root Mosquitto would give up root and
+then could not enter a folder of root's, so it is told to stay who started it.
 """
 
 from __future__ import annotations

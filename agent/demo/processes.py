@@ -1,8 +1,9 @@
-"""Child processes as the demonstration, the benchmarks and the tests need them: started with a log file, known by their id.
+"""Child processes as the demonstration, the benchmarks and the tests need them: started with a log file, known by their
+id.
 
-A process is ready when it has printed a line that says so, or when a condition of the caller's holds; a process that ends
-before that is reported with the end of its log, because that is what somebody needs to read. Each starts in a group of its
-own, so that Ctrl-C on the terminal reaches only the program that owns them, and it ends them in order.
+A process is ready when it has printed a line that says so, or when a condition of the caller's holds; a process that
+ends before that is reported with the end of its log, because that is what somebody needs to read. Each starts in a
+group of its own, so that Ctrl-C on the terminal reaches only the program that owns them, and it ends them in order.
 
     ProcessFailed           a child ended, or did not become ready, when it should have; the text has the end of its log
 """
@@ -104,7 +105,8 @@ class Child:
         return found[0]
 
     def stop(self) -> int | None:
-        """End it as systemd would: SIGTERM, and SIGKILL to its whole group when it does not. Returns the exit status."""
+        """End it as systemd would: SIGTERM, and SIGKILL to its whole group when it does not. Returns the exit
+        status."""
         if self._process is None:
             return None
         if self.running:

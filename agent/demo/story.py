@@ -6,8 +6,8 @@
     the IDMZ node is killed (-9)     and started again
     the plant falls silent           and the three stores are compared with each other, and with what Spark counts
 
-The plant is real servers speaking real protocols, the nodes are `bsfg run`. Nothing is counted twice from the same place: the
-stores are read by this program, the Parquet files by Spark.
+The plant is real servers speaking real protocols, the nodes are `bsfg run`. Nothing is counted twice from the same
+place: the stores are read by this program, the Parquet files by Spark.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
 
 
 def play(folder: Path, view: View, timing: Timing, report: Callable[[Outcome], None], *, keep: bool = False) -> Outcome:
-    """The whole story; `report` is told the outcome while everything still runs. Raises StoryFailed when the zones do not agree in time."""
+    """The whole story; `report` is told the outcome while everything still runs. Raises StoryFailed when the zones do
+    not agree in time."""
     view.say(f"starting a broker, a plant and three nodes in {folder}")
     with scene(folder, keep=keep) as stage:
         _watch(stage, view, lambda: stage.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
@@ -177,7 +178,8 @@ def rollup(store: Path, out: Path) -> dict[str, Any]:
 
 
 def _plant(folder: Path) -> tuple[tuple[Child, ...], layout.PlantAddress]:
-    """The two simulated servers, not started; they write their tag maps themselves. Fixed ports: they may come again."""
+    """The two simulated servers, not started; they write their tag maps themselves. Fixed ports: they may come
+    again."""
     for zone in layout.ZONES:
         (folder / zone).mkdir(parents=True, exist_ok=True)
     tags = folder / layout.PLANT / "tags.d"

@@ -1,6 +1,7 @@
 """What the demonstration shows while it runs: one table, redrawn on a terminal, a line every few seconds in a pipe.
 
-The figures are what each node says of itself at /healthz; a node that does not answer is shown as such, with its last figures.
+The figures are what each node says of itself at /healthz; a node that does not answer is shown as such, with its last
+figures.
 """
 
 from __future__ import annotations

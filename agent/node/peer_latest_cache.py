@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.query.latest import ShownRow
+from agent.query.latest import LatestRecord
 from agent.replication.protocol.messages import LatestEntry
 from agent.replication.serving import PeerLatest
 
@@ -39,10 +39,10 @@ def has_peer_latest(state_dir: Path, peer: str, stream: str) -> bool:
     return _read(_file(state_dir, peer, stream)) is not None
 
 
-def peer_latest(state_dir: Path, stream: str | None = None) -> list[ShownRow]:
+def peer_latest(state_dir: Path, stream: str | None = None) -> list[LatestRecord]:
     """The values that peers sent, of one stream or of all. `via` names the peer; `offset` is None, because it was the
     peer's."""
-    records = list[ShownRow]()
+    records = list[LatestRecord]()
     for file in sorted((state_dir / FOLDER).glob("*.json")):
         sent = _read(file)
         if sent is not None and stream in {None, sent.stream}:
@@ -50,17 +50,17 @@ def peer_latest(state_dir: Path, stream: str | None = None) -> list[ShownRow]:
     return records
 
 
-def record_of(entry: LatestEntry, stream: str, via: str | None = None) -> ShownRow:
+def record_of(entry: LatestEntry, stream: str, via: str | None = None) -> LatestRecord:
     """A value as a node sent it, in the form of our own. `via` is the peer, for a value that is kept here."""
     fields = msgspec.structs.asdict(entry)
     fields["value"] = msgspec.json.decode(bytes(entry.value))
     if via is not None:
         fields["offset"] = None
-    record: ShownRow = {**fields, "stream": stream, "via": via or entry.via}  # type: ignore[typeddict-item]
+    record: LatestRecord = {**fields, "stream": stream, "via": via or entry.via}  # type: ignore[typeddict-item]
     return record
 
 
-def entry_of(record: ShownRow) -> LatestEntry:
+def entry_of(record: LatestRecord) -> LatestEntry:
     """A value as it is sent to another node."""
     known = {name: record[name] for name in record if name not in {"stream", "value"}}  # type: ignore[literal-required]
     return LatestEntry(value=msgspec.Raw(msgspec.json.encode(record["value"])), **known)

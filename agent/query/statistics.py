@@ -1,7 +1,7 @@
 """What lies in a store: per stream its facts, batches, bytes and times, who recorded them, and what readers hold back.
 
-Read from what batches say of themselves, in pages; no batch is opened. Figures of a store that is being written to are those of the
-moment in which its streams' ends were read.
+Read from what batches say of themselves, in pages; no batch is opened. Figures of a store that is being written to are
+those of the moment in which its streams' ends were read.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     register(spark)
     facts = spark.read.format("bsfg").load("/var/lib/bsfg/enterprise/facts.db")
 
-Where this package is installed beside the driver's Python, Spark finds the data source by itself (it looks for packages named
-pyspark_* with a DefaultSource); with --py-files it does not, and says nothing. `register` always works, so our jobs call it.
+Where this package is installed beside the driver's Python, Spark finds the data source by itself (it looks for packages
+named pyspark_* with a DefaultSource); with --py-files it does not, and says nothing. `register` always works, so our
+jobs call it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Opened batches into Arrow record batches, column by column. Core: no IO.
 
-Facts are gathered over batch boundaries until a group is worth a record batch, because some twenty Arrow calls per batch of
-a hundred facts would cost more than the facts. Within a group, a *run* is what lies without a gap at one origin: everything
-that follows from identity (offset, sequence, zone, epoch, message_id) is made per run, never per fact.
+Facts are gathered over batch boundaries until a group is worth a record batch, because some twenty Arrow calls per
+batch of a hundred facts would cost more than the facts. Within a group, a *run* is what lies without a gap at one
+origin: everything that follows from identity (offset, sequence, zone, epoch, message_id) is made per run, never per
+fact.
 
-Promised: a record batch has at most FACTS_MAX_PER_GROUP + one batch of facts, and about TEXT_BYTES_MAX of text values, however
-well they compressed. Facts come out in the order they were added.
+Promised: a record batch has at most FACTS_MAX_PER_GROUP + one batch of facts, and about TEXT_BYTES_MAX of text values,
+however well they compressed. Facts come out in the order they were added.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Group:
 
 
 class Columns:
-    """Turns batches of one stream into record batches of one schema. `dictionary` must know a batch's tags before it is added."""
+    """Turns batches of one stream into record batches of one schema. `dictionary` must know a batch's tags before it is
+    added."""
 
     def __init__(self, schema: Any, stream: str, dictionary: Dictionary) -> None:
         self._schema = schema

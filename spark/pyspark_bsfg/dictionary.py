@@ -1,7 +1,9 @@
-"""Tag definitions of several origins as Arrow columns, so that a fact's tag, predicate and unit are one `take`. Core: no IO.
+"""Tag definitions of several origins as Arrow columns, so that a fact's tag, predicate and unit are one `take`. Core:
+no IO.
 
-Definitions are numbered densely from 1 at each origin; here they stand one origin behind the other, and a fact's place is its
-tag number plus its origin's base. What was put in keeps its place, so a group of facts may be built after another origin came.
+Definitions are numbered densely from 1 at each origin; here they stand one origin behind the other, and a fact's place
+is its tag number plus its origin's base. What was put in keeps its place, so a group of facts may be built after
+another origin came.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Dictionary:
         return self._counts.get(origin, 0)
 
     def put(self, origin: Origin, definitions: Sequence[bytes]) -> None:
-        """All definitions of an origin, as canonical JSON, from number 1. What was there of it before is left behind."""
+        """All definitions of an origin, as canonical JSON, from number 1. What was there of it before is left
+        behind."""
         read = [TagDefinition.from_json(body) for body in definitions]
         self._bases[origin] = len(self._texts["tag"]) - 1  # the first number is 1
         self._counts[origin] = len(read)

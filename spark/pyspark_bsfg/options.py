@@ -1,8 +1,8 @@
 """Options of the data source, from Spark's texts to a frozen record. Core: no IO.
 
 Spark hands over keys in lower case and every value as text. A key that is not known is refused: an `endOfset` that is
-silently ignored reads more than was asked for. Options are paths and numbers; a secret never belongs here, for Spark prints
-options in its plans.
+silently ignored reads more than was asked for. Options are paths and numbers; a secret never belongs here, for Spark
+prints options in its plans.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Offset ranges: which facts a read covers, and how they are shared among tasks. Core: no IO.
 
-Offsets of a stream are dense, so a range is two numbers and its length is a subtraction; where batches begin and end does not
-matter here. What a caller names and the store does not hold is refused: a count must never be smaller than somebody thinks.
+Offsets of a stream are dense, so a range is two numbers and its length is a subtraction; where batches begin and end
+does not matter here. What a caller names and the store does not hold is refused: a count must never be smaller than
+somebody thinks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class OffsetRange(NamedTuple):
 
 
 def resolve(held: OffsetRange, start_offset: int | None, end_offset: int | None) -> OffsetRange:
-    """What a read covers: what is held, narrowed by what the caller named. Raises FactsGone when that is not all held."""
+    """What a read covers: what is held, narrowed by what the caller named. Raises FactsGone when that is not all
+    held."""
     if start_offset is not None and start_offset < held.first:
         raise FactsGone(
             f"startOffset {start_offset}: the facts before {held.first} were released by retention",
@@ -46,8 +48,8 @@ def resolve(held: OffsetRange, start_offset: int | None, end_offset: int | None)
 def split(whole: OffsetRange, cores: int, partitions: int | None, facts_max: int) -> list[OffsetRange]:
     """Share a range among tasks, as evenly as it goes; an empty range gives no task.
 
-    `partitions` tasks where the caller named a number, otherwise one per core but none with less than FACTS_MIN_PER_TASK
-    facts. More in either case, where one would otherwise get more than `facts_max`.
+    `partitions` tasks where the caller named a number, otherwise one per core but none with less than
+    FACTS_MIN_PER_TASK facts. More in either case, where one would otherwise get more than `facts_max`.
     """
     assert cores > 0, cores
     assert facts_max > 0, facts_max

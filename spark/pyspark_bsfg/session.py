@@ -1,7 +1,8 @@
-"""The Spark session our jobs run in: the few settings that their results depend on, and those that keep it to this machine.
+"""The Spark session our jobs run in: the few settings that their results depend on, and those that keep it to this
+machine.
 
-A job that is started with spark-submit keeps what was set there, except for what a result depends on. Nobody listens beyond
-loopback and no web page is opened unless the one who submits asks for it.
+A job that is started with spark-submit keeps what was set there, except for what a result depends on. Nobody listens
+beyond loopback and no web page is opened unless the one who submits asks for it.
 """
 
 from __future__ import annotations

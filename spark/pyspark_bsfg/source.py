@@ -1,8 +1,8 @@
 """Shell: the data source as Spark sees it. `spark.read.format("bsfg").load("/path/to/facts.db")`.
 
-Spark makes these objects in one process, sends them pickled to others, and calls each method wherever it pleases; so they hold
-plain values only and open the store anew in each call. The range is fixed when a query is planned: all tasks of one query
-agree on where the stream ended, and the next query on the same DataFrame may see more.
+Spark makes these objects in one process, sends them pickled to others, and calls each method wherever it pleases; so
+they hold plain values only and open the store anew in each call. The range is fixed when a query is planned: all tasks
+of one query agree on where the stream ended, and the next query on the same DataFrame may see more.
 """
 
 from __future__ import annotations

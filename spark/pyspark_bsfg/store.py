@@ -1,8 +1,9 @@
 """Shell: an enterprise store's file on this host, read-only, in pages, each its own short statement.
 
-Promised: every fact of the range asked for that the store still has, each once, in order; and a word about each one that it no
-longer has: a warning in the log of the task, or an exception where the caller wants one. Between pages no statement and no
-transaction is open, so the node that owns the store can go on reusing its write-ahead log while a long job reads.
+Promised: every fact of the range asked for that the store still has, each once, in order; and a word about each one
+that it no longer has: a warning in the log of the task, or an exception where the caller wants one. Between pages no
+statement and no transaction is open, so the node that owns the store can go on reusing its write-ahead log while a long
+job reads.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def opened(path: Path) -> Iterator[StoreReader]:
-    """A reader of the store at `path`. Raises StoreUnreadable, or the store's own error, when it cannot be read from here."""
+    """A reader of the store at `path`. Raises StoreUnreadable, or the store's own error, when it cannot be read from
+    here."""
     _check_access(path)
     with closing(StoreReader(path)) as reader:
         yield reader

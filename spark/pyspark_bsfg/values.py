@@ -1,7 +1,8 @@
-"""A column of tag values, of any mix of types, as the Arrow columns value, value_int, value_text and value_type. Core: no IO.
+"""A column of tag values, of any mix of types, as the Arrow columns value, value_int, value_text and value_type. Core:
+no IO.
 
-Telemetry is mostly numbers, so those go through C arrays without a look at each one in Python; a group that holds something
-else as well costs a pass for the columns that are asked for, and no more.
+Telemetry is mostly numbers, so those go through C arrays without a look at each one in Python; a group that holds
+something else as well costs a pass for the columns that are asked for, and no more.
 """
 
 from __future__ import annotations

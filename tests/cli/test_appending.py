@@ -21,7 +21,8 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/appending.md").read_
 
 
 def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command in its order, in a new folder: the outcomes are those the page explains, and refusals have status 1."""
+    """Each command in its order, in a new folder: the outcomes are those the page explains, and refusals have status
+    1."""
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"]).exit_code == 0
     shown = re.search(r"<!-- test: appending -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
@@ -47,8 +48,8 @@ def test_the_page_explains_every_outcome() -> None:
 
 
 def test_what_the_page_shows_of_another_node_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of the second part, as plant-a at the broker where both meet: the words are those of an append at home, and who
-    may not is told why and where to look."""
+    """The commands of the second part, as plant-a at the broker where both meet: the words are those of an append at
+    home, and who may not is told why and where to look."""
     monkeypatch.chdir(tmp_path)
     shown = re.search(r"<!-- test: appending elsewhere -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert shown

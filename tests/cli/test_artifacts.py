@@ -21,7 +21,8 @@ REPORT = b"%PDF-1.7 report of batch B7.\n"
 
 
 def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command in its order, in a new folder: the file comes back as it went in, and a fact about another is refused."""
+    """Each command in its order, in a new folder: the file comes back as it went in, and a fact about another is
+    refused."""
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"]).exit_code == 0
     (tmp_path / "report.pdf").write_bytes(REPORT)
@@ -53,7 +54,8 @@ def test_a_file_that_is_empty_or_spoilt(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_that_was_got_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stood under the name stays until the whole of the artifact is there; verify names the file that the disk has changed."""
+    """What stood under the name stays until the whole of the artifact is there; verify names the file that the disk has
+    changed."""
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"])
     (tmp_path / "file").write_bytes(b"x" * 600_000)
@@ -71,12 +73,12 @@ def test_a_file_that_was_got_is_whole_or_not_there(tmp_path: Path, monkeypatch: 
         assert str(stored) in verified.output
     assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")]
     nowhere = CliRunner().invoke(bsfg, ["object", "get", digest, "no/folder/copy"])
-    assert "no/folder takes no file" in str(nowhere.exception)
+    assert "no/folder cannot hold a file" in str(nowhere.exception)
 
 
 def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Across the broker: a file put there is there, a fact about it may then be appended there, and the file comes back; what nobody
-    exports to us is refused by its name."""
+    """Across the broker: a file put there is there, a fact about it may then be appended there, and the file comes
+    back; what nobody exports to us is refused by its name."""
     monkeypatch.chdir(tmp_path)
     content = random.Random(5).randbytes(700_001)
     (tmp_path / "trace").write_bytes(content)

@@ -4,13 +4,14 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.query.making import everything
+from tests.support import command
 
 ROOT = Path(__file__).resolve().parents[2]
 Bsfg = Callable[..., subprocess.CompletedProcess[str]]
@@ -18,13 +19,8 @@ Bsfg = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in an empty folder, as a process of its own."""
-
-    def run(*arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *python, "-m", "agent.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-
-    return run
+    """Run `bsfg` in an empty folder."""
+    return partial(command.bsfg, tmp_path)
 
 
 @pytest.fixture
@@ -34,10 +30,11 @@ def node(bsfg: Bsfg) -> Bsfg:
     return bsfg
 
 
-def test_init_writes_what_check_accepts(node: Bsfg) -> None:
-    """A new user's first two commands end well."""
-    done = node("check")
-    assert done.returncode == 0
+def test_init_writes_what_check_accepts(tmp_path: Path) -> None:
+    """A new user's first two commands succeed, each in a process of its own."""
+    assert command.process(tmp_path, "init", "--zone", "plant-a").returncode == 0
+    done = command.process(tmp_path, "check")
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("node.toml: good; zone plant-a")
 
 
@@ -142,7 +139,8 @@ def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
 
 
 def test_a_lease_fences_by_hand_too(node: Bsfg) -> None:
-    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, says which is in force, and fails."""
+    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, says which is in force, and
+    fails."""
     assert node("lease", "mes").stdout == "1\n"
     assert json.loads(node("lease", "mes", "--json").stdout) == {"lease_epoch": 2}
     fenced = node("append", "--producer", "mes", "--lease-epoch", "1", "batch:1", "done", "{}")
@@ -154,7 +152,8 @@ def test_a_lease_fences_by_hand_too(node: Bsfg) -> None:
 
 
 def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
-    """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does not."""
+    """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does
+    not."""
     done = node("append", "--acks", "all", "batch:1", "done", "{}", "--json")
     assert done.returncode == 0
     told = json.loads(done.stdout)
@@ -166,7 +165,8 @@ def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
 
 
 def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
-    """A misspelt stream is not silence: its name and those there are stand on stderr; a known one prints facts alone."""
+    """A misspelt stream is not silence: its name and those there are stand on stderr; a known one prints facts
+    alone."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("tail", "--stream", "facts.operationl")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -175,7 +175,8 @@ def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
 
 
 def test_fetch_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
-    """A reader may come before the first fact; one that waits for a misspelt stream is told so, and how to take it back."""
+    """A reader may come before the first fact; one that waits for a misspelt stream is told so, and how to take it
+    back."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("fetch", "--stream", "facts.operationl", "--consumer", "mes")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -191,9 +192,9 @@ def test_a_refused_name_comes_with_an_example(node: Bsfg) -> None:
         assert (refused.returncode, refused.stderr.endswith(f"; for example {example}\n")) == (1, True)
 
 
-def test_an_interpreter_without_asserts_is_refused(bsfg: Bsfg) -> None:
-    """-O would remove the checks the product rests on."""
-    done = bsfg("check", python=("-O",))
+def test_an_interpreter_without_asserts_is_refused(tmp_path: Path) -> None:
+    """-O would remove the checks the product relies on."""
+    done = command.process(tmp_path, "check", python=("-O",))
     assert done.returncode == 1
     assert "-O" in done.stderr
 
@@ -253,7 +254,8 @@ def test_sql_that_cannot_be_run_is_a_sentence(node: Bsfg) -> None:
 
 
 def test_latest_says_how_stale_it_is(bsfg: Bsfg, tmp_path: Path) -> None:
-    """A row for each tag with its staleness, as a table and as JSON; what was not found and what does not match is said."""
+    """A row for each tag with its staleness, as a table and as JSON; what was not found and what does not match is
+    said."""
     file = everything(tmp_path)
     done = bsfg("latest", "--file", str(file))
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,8 @@ def test_what_the_page_shows_works() -> None:
 
 
 def test_what_each_holds_back() -> None:
-    """Behind in facts, bytes and hours; one that has confirmed everything holds nothing back; nobody there is said, too."""
+    """Behind in facts, bytes and hours; one that has confirmed everything holds nothing back; nobody there is said,
+    too."""
     assert run("consumer", "list").output.startswith("no consumers")
     for n in range(3):
         run("append", f"batch:{n}", "done", "{}")
@@ -73,7 +74,8 @@ def test_what_each_holds_back() -> None:
 
 
 def test_the_lease_of_a_consumer_is_told() -> None:
-    """The epoch and the instance that has it, for people and for programs; one that never asked for a lease has an empty place."""
+    """The epoch and the instance that has it, for people and for programs; one that never asked for a lease has an
+    empty place."""
     run("consumer", "add", "idmz.ops", "--stream", STREAM, "--zone", "idmz")
     run("consumer", "add", "mes", "--stream", STREAM)
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
@@ -96,7 +98,8 @@ def test_an_unknown_consumer() -> None:
 
 
 def test_with_a_running_node(folder: Path) -> None:
-    """The node at the socket knows who is online and in sync; it refuses to remove one in use, and with --force does it."""
+    """The node at the socket knows who is online and in sync; it refuses to remove one in use, and with --force does
+    it."""
 
     async def scenario() -> None:
         state = folder / "state"
@@ -141,7 +144,8 @@ def test_sizes(count: int, text: str) -> None:
 
 
 def test_where_a_consumer_starts() -> None:
-    """A time as a date or so long ago, for `add` and for `fetch`; what is none is bad usage and says how to write it."""
+    """A time as a date or so long ago, for `add` and for `fetch`; what is none is bad usage and says how to write
+    it."""
     run("append", "batch:1", "done", "{}")
     for name, start in (("a", "2h"), ("b", "2026-11-21T06:00Z"), ("c", "end"), ("d", "oldest")):
         assert run("consumer", "add", name, "--stream", STREAM, "--start", start).exit_code == 0

@@ -1,4 +1,5 @@
-"""`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to say."""
+"""`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to
+say."""
 
 from dataclasses import replace
 
@@ -44,7 +45,7 @@ def test_limits_and_hours() -> None:
     stream = StreamStatus("facts.telemetry", 1, 12, 2_000_000, 10**7, 20.0, 1500.0, 5.5, 168.0, 90.0)
     consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "offline", 2, 10, 30.0, 1_500_000, 78.0, 90.0)
     said = told(snapshot(stream, consumer))
-    assert "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h if nobody confirms, first loss in 90.0 h" in said
+    assert "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h without confirmations, first loss in 90.0 h" in said
     assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
 
 
@@ -84,8 +85,8 @@ def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
 
 
 def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
-    """The limit, how long it has kept this pull from asking and for how many bytes; whoever reads why it is late is told of the limit, and
-    of nothing where it is not the reason."""
+    """The limit, how long it has kept this pull from asking and for how many bytes; whoever reads why it is late is
+    told of the limit, and of nothing where it is not the reason."""
     pacing = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)
     peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000, 4_000, 900.0, 900.0, pacing=pacing)
     waits = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
@@ -97,8 +98,8 @@ def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
 
 
 def test_artifacts_at_their_limit_are_their_own_thing() -> None:
-    """Artifacts, their limit, and what is lacking for one that waits, with the setting to change, as an alert; a page that waits for it says
-    why. Where there are none and no limit, nothing is said."""
+    """Artifacts, their limit, and what is lacking for one that waits, with the setting to change, as an alert; a page
+    that waits for it says why. Where there are none and no limit, nothing is said."""
     store = StoreStatus(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000)
     why = "ArtifactsFull: artifacts_total_bytes_max reached"
     peer = PeerStatus("plant-a", "facts.reports", True, 3, 9, 0.0, page_waits=why)

@@ -1,4 +1,5 @@
-"""A small store with everything in it that a reader can meet: value types, streams, origins, messages, changed definitions."""
+"""A small store with everything in it that a reader can meet: value types, streams, origins, messages, changed
+definitions."""
 
 import math
 import struct
@@ -30,7 +31,8 @@ TAGS = [
 
 
 def everything(folder: Path, rounds: int = 1) -> Path:
-    """The file of a store of zone `plant`: every value under tags 1 to 3, messages, facts of zone `north`, tag 1 anew as 4."""
+    """The file of a store of zone `plant`: every value under tags 1 to 3, messages, facts of zone `north`, tag 1 anew
+    as 4."""
     file = folder / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
         done(store.define(TAGS[:3]))

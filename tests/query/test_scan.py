@@ -16,10 +16,10 @@ from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.message import Json, Sample, Value
 from agent.pages import Hole, Page
-from agent.query.bounds import Bounds
-from agent.query.facts import exact_value, sql_value, value_text, value_type
-from agent.query.presented import presented
-from agent.query.scan import Scanner
+from agent.query.scan.bounds import Bounds
+from agent.query.scan.fact_columns import exact_value, sql_value, value_text, value_type
+from agent.query.scan.messages import fact_messages
+from agent.query.scan.scanner import Scanner
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
 
@@ -63,7 +63,7 @@ def test_a_scan_without_bounds_is_everything(scanner: Scanner, facts: list[dict[
     """Every fact once, in the order of streams and offsets, each column as the batch says; and the same backwards."""
     assert rows(scanner, Bounds()) == plain(facts)
     assert rows(scanner, Bounds(), newest_first=True) == plain(facts)[::-1]
-    assert scanner.effort.holes == []
+    assert scanner.counters.holes == []
 
 
 def test_values_come_back_to_the_bit(scanner: Scanner, facts: list[dict[str, Any]]) -> None:
@@ -119,7 +119,7 @@ def batches_opened(file: Path, bounds: Bounds) -> int:
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
         list(scanner.scan(bounds))
-        return scanner.effort.batches_opened
+        return scanner.counters.batches_opened
 
 
 def test_what_a_batch_says_of_itself_saves_opening_it(file: Path) -> None:
@@ -140,7 +140,7 @@ def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
         next(scanner.scan(Bounds(streams=frozenset([TELEMETRY])), newest_first=True))
-        assert scanner.effort.batches_read == 1
+        assert scanner.counters.batches_read == 1
 
 
 def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
         assert rows(scanner, Bounds()) == plain(kept)
-        assert scanner.effort.holes == [(TELEMETRY, hole)]
-        shown = list(presented(reader, TELEMETRY, 0, 1000))
+        assert scanner.counters.holes == [(TELEMETRY, hole)]
+        shown = list(fact_messages(reader, TELEMETRY, 0, 1000))
     assert shown[10] == hole
     assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
         fact["offset"] for fact in kept if fact["stream"] == TELEMETRY
@@ -196,9 +196,9 @@ def test_what_the_reader_calls_a_hole_is_passed_on(file: Path, monkeypatch: pyte
 
         monkeypatch.setattr(reader, "read", with_hole)
         found = rows(scanner, Bounds(streams=frozenset([TELEMETRY])))
-        shown = list(presented(reader, TELEMETRY, 0, 12))
+        shown = list(fact_messages(reader, TELEMETRY, 0, 12))
     assert found[0]["offset"] == 11
-    assert scanner.effort.holes == [(TELEMETRY, Hole(1, 10, "expired"))]
+    assert scanner.counters.holes == [(TELEMETRY, Hole(1, 10, "expired"))]
     assert shown[0] == Hole(1, 10, "expired")
     assert len(shown) == 13
 
@@ -207,7 +207,7 @@ def test_messages_are_presented_as_rows_are(file: Path, facts: list[dict[str, An
     """`tail` and a scan say the same of each fact."""
     with closing(StoreReader(file)) as reader:
         for stream in (TELEMETRY, OPERATIONAL):
-            shown = list(presented(reader, stream, 0, FACTS_MAX))
+            shown = list(fact_messages(reader, stream, 0, FACTS_MAX))
             expected = [fact for fact in facts if fact["stream"] == stream]
             assert len(shown) == len(expected)
             for one, fact in zip(shown, expected, strict=True):
@@ -226,7 +226,8 @@ def test_every_type_of_value_is_in_the_store(facts: list[dict[str, Any]]) -> Non
 
 
 def test_what_was_released_is_gone_though_its_rows_are_still_there(tmp_path: Path) -> None:
-    """Facts that retention has let go of are in no scan, and are no damage, whether or not their rows were deleted yet."""
+    """Facts that retention has let go of are in no scan, and are no damage, whether or not their rows were deleted
+    yet."""
     file = everything(tmp_path)
     whole = naive(file)
     with closing(sqlite3.connect(file)) as connection:
@@ -241,12 +242,13 @@ def test_what_was_released_is_gone_though_its_rows_are_still_there(tmp_path: Pat
         scanner = Scanner(reader)
         assert rows(scanner, Bounds()) == plain(kept)
         assert rows(scanner, Bounds(), newest_first=True) == plain(kept)[::-1]
-        assert (scanner.effort.holes, scanner.firsts[TELEMETRY]) == ([], 21)
-        assert next(iter(presented(reader, TELEMETRY, 0, 5))) == Hole(1, 20, "expired")
+        assert (scanner.counters.holes, scanner.firsts[TELEMETRY]) == ([], 21)
+        assert next(iter(fact_messages(reader, TELEMETRY, 0, 5))) == Hole(1, 20, "expired")
 
 
 def test_a_store_of_an_older_program_says_what_to_do(tmp_path: Path) -> None:
-    """A reader refuses a schema that lacks a step, by the step's name and with the command, and does not call it damaged."""
+    """A reader refuses a schema that lacks a step, by the step's name and with the command, and does not call it
+    damaged."""
     file = everything(tmp_path)
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DELETE FROM _sqlite_migrations WHERE id = (SELECT max(id) FROM _sqlite_migrations)")

@@ -145,8 +145,8 @@ def test_reading_does_not_keep_the_writers_log_from_being_reused(tmp_path: Path)
 def test_a_store_is_read_from_where_retention_has_left_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, tasks: int
 ) -> None:
-    """What the store of a running node has released is not there to be read, and nothing needs to be said: a read without a
-    start begins behind it, all that is left comes once, whether its rows are deleted yet or not."""
+    """What the store of a running node has released is not there to be read, and nothing needs to be said: a read
+    without a start begins behind it, all that is left comes once, whether its rows are deleted yet or not."""
     path = tmp_path / "facts.db"
     dropping = StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")
     with FactStore.open(path, "enterprise", settings=making.AT_ONCE, streams=[dropping]) as opened:
@@ -186,8 +186,8 @@ def test_facts_released_while_reading_are_said(tmp_path: Path, caplog: pytest.Lo
 def test_damaged_batches_are_said_and_cost_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, tasks: int
 ) -> None:
-    """Batches that the disk changed at the start, in the middle and at the end: every other fact comes, once and as it was, and
-    each damaged one is named once, whichever tasks it falls into."""
+    """Batches that the disk changed at the start, in the middle and at the end: every other fact comes, once and as it
+    was, and each damaged one is named once, whichever tasks it falls into."""
     path = tmp_path / "facts.db"
     runs = [RUN[at : at + 3] for at in range(0, 27, 3)]
     origin = making.store(path, runs)
@@ -255,7 +255,8 @@ def test_a_store_that_cannot_be_read_from_here_says_why(tmp_path: Path, path: Pa
     [("facts.db", "facts.db cannot be read"), ("facts.db-shm", "shm cannot be read"), ("", "shm does not exist")],
 )
 def test_access_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, words: str) -> None:
-    """Another user's store: the file, its shared memory, or the folder it must be made in (root may everything, so asked by name)."""
+    """Another user's store: the file, its shared memory, or the folder it must be made in (root may everything, so
+    asked by name)."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN])
     if refused.endswith("-shm"):

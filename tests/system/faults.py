@@ -1,7 +1,7 @@
 """What is done to three zones and their broker, drawn from a seed beforehand: which process, when, for how long.
 
-A kill is SIGKILL and, when its time is over, a new start; a freeze is SIGSTOP and SIGCONT: connections stay open and nothing comes,
-which is what a cut cable looks like. To freeze the broker cuts every zone off from every other.
+A kill is SIGKILL and, when its time is over, a new start; a freeze is SIGSTOP and SIGCONT: connections stay open and
+nothing comes, which is what a cut cable looks like. To freeze the broker cuts every zone off from every other.
 """
 
 import itertools
@@ -42,8 +42,8 @@ Round = tuple[Fault, ...]
 
 
 def drawn(seed: int, rounds: int, lasts_s_max: float) -> list[Round]:
-    """Rounds with every kind equally often for its first fault. Some have a second, which begins during the first, or, where the victim
-    is the same, soon after its end: a process that has just begun to start is hit again."""
+    """Rounds with every kind equally often for its first fault. Some have a second, which begins during the first, or,
+    where the victim is the same, soon after its end: a process that has just begun to start is hit again."""
     chance, found = random.Random(seed), list[Round]()
     firsts: Iterator[str] = itertools.chain.from_iterable(
         chance.sample(KINDS, len(KINDS)) for _ in range(1 + rounds // len(KINDS))
@@ -65,7 +65,8 @@ def _duration(chance: random.Random, lasts_s_max: float) -> float:
 
 
 def inflict(stage: Scene, faults: Round, before_end: Callable[[Fault], None]) -> None:
-    """Do all of a round at its moments; returns when the last fault has ended. `before_end` may look around while one lasts."""
+    """Do all of a round at its moments; returns when the last fault has ended. `before_end` may look around while one
+    lasts."""
     began_s = time.monotonic()
     moments = [(fault.at_s, False, fault) for fault in faults]
     moments += [(fault.at_s + fault.lasts_s, True, fault) for fault in faults]

@@ -1,7 +1,8 @@
-"""Those who stand outside: who appends and remembers what was acknowledged, and who reads the store files and complains.
+"""Those who stand outside: who appends and remembers what was acknowledged, and who reads the store files and
+complains.
 
-Nothing a node says of itself is taken on trust. A message counts as acknowledged when the door's answer has been read by the
-producer; samples have no such answer, so a batch of them counts from the moment it was seen in the plant's file.
+Nothing a node says of itself is taken on trust. A message counts as acknowledged when the door's answer has been read
+by the producer; samples have no such answer, so a batch of them counts from the moment it was seen in the plant's file.
 """
 
 import asyncio
@@ -39,7 +40,8 @@ class Seen(NamedTuple):
 
 
 class Producer:
-    """An application of a zone: appends one message after another through the node's socket, each again until it is acknowledged.
+    """An application of a zone: appends one message after another through the node's socket, each again until it is
+    acknowledged.
 
     Used as a context manager; leaving it waits for the last answer.
     """
@@ -104,11 +106,12 @@ def complaints(
     seen: Sequence[Seen],
     acknowledged: Mapping[str, Sequence[Acknowledged]],
 ) -> list[str]:
-    """What is wrong with the store files of these zones, the first of which all facts come from; nodes must have stopped.
+    """What is wrong with the store files of these zones, the first of which all facts come from; nodes must have
+    stopped.
 
-    Every zone holds the first one's streams byte for byte, each chain whole from its first fact; all that was `seen` in the first
-    one's file and all that was `acknowledged`, by stream, once and in its order; consumers have confirmed everything without a
-    hole, and no store has an incident to tell of.
+    Every zone holds the first one's streams byte for byte, each chain whole from its first fact; all that was `seen` in
+    the first one's file and all that was `acknowledged`, by stream, once and in its order; consumers have confirmed
+    everything without a hole, and no store has an incident to tell of.
     """
     found, origin = list[str](), next(iter(paths))
     for stream in streams:

@@ -18,7 +18,8 @@ def fall_silent(stage: Scene) -> int:
     last, since = (0, 0), time.monotonic()
 
     def level() -> bool:
-        """Equal everywhere, and nothing new for a while: a source's last word, that its tags are bad, ripens in the queue."""
+        """Equal everywhere, and nothing new for a while: a source's last word, that its tags are bad, ripens in the
+        queue."""
         nonlocal last, since
         counts = {tuple(stage.facts(zone, stream) for stream in layout.STREAMS) for zone in layout.ZONES}
         if counts != {last}:

@@ -1,4 +1,5 @@
-"""The demonstration, shortened: it must end with equal counts from the stores and from Spark, and leave nothing running."""
+"""The demonstration, shortened: it must end with equal counts from the stores and from Spark, and leave nothing
+running."""
 
 import io
 import os
@@ -36,7 +37,8 @@ def test_the_story_ends_with_equal_counts_and_nothing_running(tmp_path: Path) ->
 
 
 def test_an_outcome_with_a_missing_fact_is_not_equal() -> None:
-    """The last line can say NOT EQUAL: a zone or Spark that counts one less is noticed, and so is a count of nothing."""
+    """The last line can say NOT EQUAL: a zone or Spark that counts one less is noticed, and so is a count of
+    nothing."""
     good = Outcome(dict.fromkeys(ZONES, 5), dict.fromkeys(ZONES, 1), {"facts_rolled_up": 5})
     assert good.equal
     assert not Outcome(good.facts | {"idmz": 4}, good.messages, good.spark).equal

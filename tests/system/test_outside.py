@@ -158,7 +158,8 @@ def test_a_message_twice_is_told(good: Told) -> None:
 
 
 def test_a_seed_brings_the_same_faults_again() -> None:
-    """Rounds depend on the seed alone, every kind comes equally often first, and no fault hits what another has down."""
+    """Rounds depend on the seed alone, every kind comes equally often first, and no fault hits what another has
+    down."""
     rounds = drawn(7, 60, 3)
     assert rounds == drawn(7, 60, 3) != drawn(8, 60, 3)
     assert [sum(faults[0].kind == kind for faults in rounds) for kind in KINDS] == [10] * len(KINDS)

@@ -1,6 +1,7 @@
 """Three zones as real processes, as people and programs use them: messages, status, certificates renewed.
 
-The plant, the broker and the nodes are those of the demonstration. What happens to them under faults is in test_torture.py.
+The plant, the broker and the nodes are those of the demonstration. What happens to them under faults is in
+test_torture.py.
 """
 
 import json
@@ -62,7 +63,8 @@ def test_status_tells_a_person_what_is_lost(stage: Scene) -> None:
 
 
 def test_every_certificate_is_renewed_under_running_zones(stage: Scene, bsfg: Callable[..., str]) -> None:
-    """`bsfg pki renew` for each zone and `bsfg broker reload` for the broker: one reconnect each, no restart, nothing lost.
+    """`bsfg pki renew` for each zone and `bsfg broker reload` for the broker: one reconnect each, no restart, nothing
+    lost.
 
     `bsfg peer test` finds everything good afterwards, beside the node that runs.
     """

@@ -1,8 +1,8 @@
 """The real broker and real processes under faults, round after round, while samples and messages keep flowing.
 
-Faults are drawn from a seed (`faults`); who complains at the end stands outside and reads the store files (`outside`, whose own
-eyes are tested in test_outside.py). How far a fault meets a node in what it does depends on the machine, so a seed brings back
-the same faults at the same moments, not the same interleaving.
+Faults are drawn from a seed (`faults`); who complains at the end stands outside and reads the store files (`outside`,
+whose own eyes are tested in test_outside.py). How far a fault meets a node in what it does depends on the machine, so a
+seed brings back the same faults at the same moments, not the same interleaving.
 """
 
 import time
@@ -28,7 +28,8 @@ FACTS_MIN = 500
 
 
 def wait_alive(stage: Scene, producer: Producer) -> float:
-    """Wait until a message appended from now on, and the samples there are now, have come to the top; how long that took, in s."""
+    """Wait until a message appended from now on, and the samples there are now, have come to the top; how long that
+    took, in s."""
     healed_s, answered = time.monotonic(), len(producer.acknowledged)
     telemetry = stage.facts(layout.PLANT, TELEMETRY)
 
@@ -75,8 +76,9 @@ def go_through(stage: Scene, rounds: list[Round], producer: Producer) -> tuple[l
 
 @patient
 def test_three_zones_and_a_broker_under_faults(tmp_path: Path, bsfg: Callable[..., str]) -> None:
-    """kill -9 and SIGSTOP of nodes and broker, alone and two at once: every acknowledged fact is in every zone, once, in order, in a
-    whole chain without a gap; the plant records while it is cut off, and after each round a new fact gets through."""
+    """kill -9 and SIGSTOP of nodes and broker, alone and two at once: every acknowledged fact is in every zone, once,
+    in order, in a whole chain without a gap; the plant records while it is cut off, and after each round a new fact
+    gets through."""
     rounds = drawn(first_seed(), ROUNDS, LASTS_S_MAX)
     state = tmp_path / layout.PLANT / "state"
     with scene(tmp_path, keep=False) as stage:

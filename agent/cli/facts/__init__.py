@@ -1,1 +1,2 @@
-"""Commands on facts: append, fetch, confirm, tail, latest, sql, and artifacts; on this node or asked of a peer."""
+"""Commands on facts and artifacts: append, lease, fetch, confirm, tail, latest, sql, object; `peer_requests` asks
+another node."""

@@ -1,7 +1,7 @@
-"""`bsfg latest`: the last known value of every tag, and how stale what we know of its source is; of our own store, or asked of a peer.
+"""`bsfg latest`: the latest value of every tag and its staleness, from this store or from a peer.
 
-Every row says its own staleness, so that nobody takes a value of yesterday for one of now. Tags for which no value was found within
-the depth are named too, on standard error, or as rows without a value in JSON.
+Every row has its staleness. Tags without a value within the depth are listed on standard error, or with --json as rows
+without a value.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from typing import Any
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.door import answer_s_option
-from agent.cli.facts.sql import file_option, reader_of, tell_holes
+from agent.cli.local_node import answer_s_option
+from agent.cli.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
 from agent.config import load
-from agent.query.bounds import matches_glob
-from agent.query.latest import DEPTH_FACTS, FRESH_MS, ShownRow, Tag, shown, with_heard
-from agent.query.latest import latest as search
-from agent.query.scan import Scanner
+from agent.query.latest import DEPTH_FACTS, FRESH_MS, LatestRecord, Tag, find_latest, latest_record, merge_peer_records
+from agent.query.scan import Scanner, matches_glob
 
 COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "mode", "as_of", "staleness")
 TELEMETRY = "facts.telemetry"
@@ -34,22 +32,24 @@ MISSING_NAMED = 5
 @config_option
 @file_option
 @click.option("--zone", help="Tags of this zone only.")
-@click.option("--stream", help="Look in this stream only.  [default: all; of a peer facts.telemetry]")
+@click.option("--stream", help="Search this stream only.  [default: all; of a peer facts.telemetry]")
 @click.option(
     "--depth",
     type=click.IntRange(0),
     default=DEPTH_FACTS,
     show_default=True,
-    help="Facts to look through from the end of a stream; 0 is all.",
+    help="Number of facts to search from the end of each stream; 0 searches all.",
 )
-@click.option("--from", "peer", metavar="ZONE", help="Ask the node of this peer for a stream it exports to us.")
+@click.option(
+    "--from", "peer", metavar="ZONE", help="Ask the node of this peer, for a stream that it exports to this node."
+)
 @answer_s_option
 @click.option(
     "--fresh-s",
     type=click.FloatRange(0),
     default=FRESH_MS / 1000,
     show_default=True,
-    help="Seconds of silence after which a source's values are degraded.",
+    help="Seconds without a value after which a source's values are degraded.",
 )
 @click.argument("tag_glob", default="*")
 @json_option
@@ -65,38 +65,40 @@ def latest(
     tag_glob: str,
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:
-    """Print the last known value of each tag whose name matches TAG_GLOB ("line1/*"; all of them without it)."""
+    """Print the latest value of each tag whose name matches TAG_GLOB, as "line1/*". Without it, print all tags."""
     if peer is not None:
         if store_file is not None:
-            raise click.UsageError("--file is our own, --from another node's")
-        from agent.cli.facts.latest_from import ask_latest
+            raise click.UsageError("--file names a local store and --from a peer; give one of them")
+        from agent.cli.facts.peer_requests import get_latest  # MQTT is slow to import
 
-        asked = ask_latest(load(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s)
+        asked = get_latest(load(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s)
         rows = [row for row in asked if zone in {None, row["zone"]}]
         _print(rows, as_json=as_json)
-        _tell_none(rows, tag_glob, zone)
+        _report_no_match(rows, tag_glob, zone)
         sys.exit(0 if rows else 1)
-    with reader_of(config_file, store_file) as reader:
+    with open_reader(config_file, store_file) as reader:
         scanner = Scanner(reader)
-        streams = None if stream is None else scanner.checked([stream])
+        streams = None if stream is None else scanner.check_streams([stream])
         wanted, fresh_ms, now_ns = matching(tag_glob, zone), int(fresh_s * 1000), time.time_ns()
-        found = search(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
-    rows = [shown(row) for row in found.rows]
+        found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
+    rows = [latest_record(row) for row in found.rows]
     if store_file is None:
-        heard = [
-            row for row in _heard(config_file, stream) if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
+        from_peers = [
+            row
+            for row in _peer_records(config_file, stream)
+            if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
         ]
-        rows = with_heard(rows, heard, now_ns, fresh_ms) if heard else rows
+        rows = merge_peer_records(rows, from_peers, now_ns, fresh_ms) if from_peers else rows
     _print(rows, as_json=as_json)
     if not as_json:
-        _tell_heard(rows)
-        _tell_missing([row for row in rows if row["source_time"] is None], depth)
-    _tell_none(rows, tag_glob, zone)
-    sys.exit(tell_holes(scanner.effort) if rows else 1)
+        _report_peer_values(rows)
+        _report_missing([row for row in rows if row["source_time"] is None], depth)
+    _report_no_match(rows, tag_glob, zone)
+    sys.exit(report_holes(scanner.counters) if rows else 1)
 
 
 def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
-    """Tags whose subject, with or without its `tag:`, matches a pattern of * ? and [...]."""
+    """A test for tags of a zone whose subject, with or without its `tag:`, matches a pattern of * ? and [...]."""
 
     def matches(tag: Tag) -> bool:
         return (zone is None or tag.zone == zone) and matches_glob(tag.subject, [tag_glob])
@@ -105,13 +107,13 @@ def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
 
 
 def quality_text(quality: int) -> str:
-    """The severity of an OPC UA StatusCode, and its number where it says more than Good."""
+    """The severity of an OPC UA StatusCode, and its number unless that is 0."""
     severity = ("Good", "Uncertain", "Bad", "Bad")[quality >> 30]
     return severity if quality == 0 else f"{severity} {quality:#010x}"
 
 
-def _print(rows: Sequence[ShownRow], *, as_json: bool) -> None:
-    """A row with its value in a table, or each as a JSON object."""
+def _print(rows: Sequence[LatestRecord], *, as_json: bool) -> None:
+    """Print the rows that have a value as a table, or all rows as JSON objects."""
     if as_json:
         for row in rows:
             click.echo(json.dumps(row, ensure_ascii=False))
@@ -120,7 +122,7 @@ def _print(rows: Sequence[ShownRow], *, as_json: bool) -> None:
         click.echo(line)
 
 
-def _cells(row: ShownRow) -> tuple[Any, ...]:
+def _cells(row: LatestRecord) -> tuple[Any, ...]:
     value = row["value"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return (
@@ -143,30 +145,30 @@ def _duration(ms: int) -> str:
     return f"{ms / 1000:.1f} s"
 
 
-def _tell_none(rows: Sequence[object], tag_glob: str, zone: str | None) -> None:
+def _report_no_match(rows: Sequence[object], tag_glob: str, zone: str | None) -> None:
     if not rows:
         click.echo(f"bsfg: no tag matches {tag_glob!r}" + (f" in zone {zone}" if zone else ""), err=True)
 
 
-def _heard(config_file: Path, stream: str | None) -> list[ShownRow]:
-    """What peers told of streams whose pulls began at the latest values."""
+def _peer_records(config_file: Path, stream: str | None) -> list[LatestRecord]:
+    """Values that peers reported for streams whose pulls began at the latest values."""
     state_dir = load(config_file).node.state_dir
-    if not (state_dir / "peer_latest").is_dir():  # as nearly everywhere: do not load what reads it
+    if not (state_dir / "peer_latest").is_dir():  # the usual case: the module that reads them is not imported
         return []
     from agent.node import peer_latest
 
     return peer_latest(state_dir, stream)
 
 
-def _tell_heard(rows: Sequence[ShownRow]) -> None:
+def _report_peer_values(rows: Sequence[LatestRecord]) -> None:
     for zone in sorted({row["via"] for row in rows if row["via"] is not None}):
         count = sum(row["via"] == zone for row in rows)
         click.echo(
-            f"bsfg: {count} of these values are not in this store: {zone} told of them (--json names them)", err=True
+            f"bsfg: {count} of these values are not in this store; {zone} reported them (--json names them)", err=True
         )
 
 
-def _tell_missing(missing: Sequence[ShownRow], depth_facts: int) -> None:
+def _report_missing(missing: Sequence[LatestRecord], depth_facts: int) -> None:
     if missing:
         names = ", ".join(row["subject"].removeprefix("tag:") for row in missing[:MISSING_NAMED])
         more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""

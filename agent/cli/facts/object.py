@@ -1,7 +1,9 @@
-"""`bsfg object put`, `get`, `list`, `verify`: artifacts, what is too large for a fact and is stored beside the log by its digest.
+"""`bsfg object put`, `get`, `list`, `verify`: artifacts, which are too large for a fact and are stored beside the log
+by digest.
 
-Putting asks the running node, or is the node meanwhile, or (`--to`) asks another zone's; reading here needs nobody, for the files never
-change. What came of an attempt that broke off is gone on with. A file that was got has its name only when it is whole.
+`put` sends the bytes to the running node, to the store itself where no node runs, or with `--to` to a peer. Reading
+needs no node, since the files never change. An interrupted `put` is continued by the next. `get` gives a file its name
+when it is complete.
 """
 
 from __future__ import annotations
@@ -21,22 +23,22 @@ import click
 
 from agent import local_socket
 from agent.cli import config_option, json_option, table
-from agent.cli.door import ANSWER_S, answer_s_option, to_option
+from agent.cli.local_node import ANSWER_S, answer_s_option, to_option
 from agent.config import NodeSettings, load
 from agent.errors import BsfgError
 from agent.fact_store import CHUNK_BYTES_MAX, FOLDER, ArtifactFiles, ArtifactMismatch, ArtifactRefused, check_digest
 
 Send = Callable[[int, bytes], Awaitable[tuple[int, bool]]]
-"""Hands over the bytes at an offset: how many are there then, and whether that is the whole."""
+"""send(offset, data) returns how many bytes the receiver has, and whether the artifact is complete."""
 
 
 class FileUnusable(BsfgError):
-    """A file of the caller's cannot be read or written."""
+    """A file named on the command line cannot be read or written."""
 
 
 @click.group("object")
 def object_() -> None:
-    """Artifacts: what facts refer to by digest."""
+    """Artifacts: files that facts refer to by digest."""
 
 
 @object_.command()
@@ -45,7 +47,7 @@ def object_() -> None:
 @answer_s_option
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> None:
-    """Store FILE beside the log; print the reference for a fact's object_json."""
+    """Store FILE beside the log and print the reference for a fact's object_json."""
     settings = load(config_file)
     with file.open("rb") as source:
         digest = "sha256:" + hashlib.file_digest(source, "sha256").hexdigest()
@@ -55,14 +57,14 @@ def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> Non
         if peer is None:
             _put_here(settings, source, digest, size)
         else:
-            from agent.cli.facts.object_at import put_at  # speaks MQTT, which takes a while to load
+            from agent.cli.facts.peer_requests import put_object  # MQTT is slow to import
 
-            put_at(settings, peer, partial(feed, source), digest, size, answer_s)
+            put_object(settings, peer, partial(feed, source), digest, size, answer_s)
     click.echo(json.dumps({"digest": digest, "size": size}))
 
 
 def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size: int) -> None:
-    """Through the running node's socket; while none runs, as the node."""
+    """Send the artifact to the running node, or into the store where no node runs."""
 
     def send_to(ask: Callable[[local_socket.Request], Awaitable[local_socket.Answer]]) -> Send:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
@@ -82,22 +84,25 @@ def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size:
 
 
 async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
-    """Send a file from wherever an earlier attempt ended, to its end."""
+    """Send a file, starting where an earlier attempt ended."""
     received, is_complete = await send(0, b"")
     while not is_complete:
         source.seek(received)
         data, before = source.read(chunk_bytes), received
         if not data:
-            raise ArtifactRefused(f"{source.name} has become shorter while it was put", "put it again")
+            raise ArtifactRefused(f"{source.name} became shorter while it was read", "repeat the command")
         received, is_complete = await send(before, data)
         if received == before:
-            raise ArtifactRefused(f"byte {before} of {source.name} is not taken", "put it again")
+            raise ArtifactRefused(f"byte {before} of {source.name} was not accepted", "repeat the command")
 
 
 @object_.command()
 @config_option
 @click.option(
-    "--from", "peer", metavar="ZONE", help="Ask the node of this peer, if a fact that it exports to us refers to it."
+    "--from",
+    "peer",
+    metavar="ZONE",
+    help="Ask the node of this peer; a fact that it exports to this node must refer to the artifact.",
 )
 @click.option(
     "--answer-s",
@@ -109,7 +114,7 @@ async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
 @click.argument("digest")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file: Path) -> None:
-    """Write the artifact DIGEST to FILE, compared with its digest."""
+    """Write the artifact DIGEST to FILE and check it against its digest."""
     settings = load(config_file)
     check_digest(digest)
     with _whole(file, digest) as write:
@@ -119,20 +124,20 @@ def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file:
                 size, data = _files(settings).read_chunk(digest, offset, CHUNK_BYTES_MAX)
                 if not data:
                     raise ArtifactMismatch(
-                        f"{digest} ends at {offset} of {size} bytes", "the file was cut; verify tells more"
+                        f"{digest} ends at {offset} of {size} bytes", "the file was truncated; see bsfg object verify"
                     )
                 offset += write(data)
         else:
-            from agent.cli.facts.object_at import get_from  # speaks MQTT, which takes a while to load
+            from agent.cli.facts.peer_requests import get_object  # MQTT is slow to import
 
-            offset = get_from(settings, peer, digest, write, answer_s)
+            offset = get_object(settings, peer, digest, write, answer_s)
     click.echo(f"{file}: {offset} bytes")
 
 
 @contextlib.contextmanager
 def _whole(file: Path, digest: str) -> Iterator[Callable[[bytes], int]]:
-    """Takes the bytes of a file, which has its name only if they are those of the digest; what stood there before stays until then."""
-    running, target = hashlib.sha256(), _beside(file)
+    """A function that writes bytes to a temporary file, which replaces `file` at the end if the digest matches."""
+    running, target = hashlib.sha256(), _open_part(file)
 
     def write(data: bytes) -> int:
         running.update(data)
@@ -144,7 +149,7 @@ def _whole(file: Path, digest: str) -> Iterator[Callable[[bytes], int]]:
         found = f"sha256:{running.hexdigest()}"
         if found != digest:
             raise ArtifactMismatch(
-                f"the bytes stored as {digest} are {found}", "a disk has changed them (bsfg object verify)"
+                f"the bytes stored as {digest} are {found}", "the disk changed them; see bsfg object verify"
             )
         Path(target.name).replace(file)
     except OSError as error:
@@ -153,18 +158,18 @@ def _whole(file: Path, digest: str) -> Iterator[Callable[[bytes], int]]:
         Path(target.name).unlink(missing_ok=True)
 
 
-def _beside(file: Path) -> BufferedWriter:
+def _open_part(file: Path) -> BufferedWriter:
     try:
         return file.with_name(f".{file.name}.{os.getpid()}.part").open("wb")
     except OSError as error:
-        raise FileUnusable(f"{file.parent} takes no file: {error.strerror}") from error
+        raise FileUnusable(f"{file.parent} cannot hold a file: {error.strerror}") from error
 
 
 @object_.command("list")
 @config_option
 @json_option
 def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """List every artifact that is here as a whole."""
+    """List every artifact that is complete here."""
     store = _files(load(config_file))
     held = [(digest, found.size) for digest in store.digests() if (found := store.held(digest)) is not None]
     if as_json:
@@ -177,7 +182,7 @@ def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
 @object_.command()
 @config_option
 def verify(config_file: Path) -> None:
-    """Read every artifact and compare it with its digest. Exit status 1 when the disk has changed one."""
+    """Read every artifact and check it against its digest. Exit status 1 when one is damaged."""
     store = _files(load(config_file))
     digests = list(store.digests())
     damaged = [digest for digest in digests if not store.verify(digest)]

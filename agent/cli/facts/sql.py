@@ -1,7 +1,7 @@
-"""`bsfg sql`: ask a store in SQL, read-only, in a process of its own.
+"""`bsfg sql`: run a SELECT statement on a store, read-only, in a process of its own.
 
-Works beside a running node and without one, on the node's store or on a file that was set aside. The answer is a table, CSV, or
-JSON lines; what could not be read is said on standard error and ends with status 1, after everything else has been printed.
+It works with and without a running node, on the node's store or on a file that was set aside. The answer is a table,
+CSV or JSON lines. Offsets that could not be read are printed last, on standard error; damage gives exit status 1.
 """
 
 from __future__ import annotations
@@ -9,24 +9,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from agent.cli import config_option, json_option
+from agent.cli.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
-from agent.config import load
-from agent.fact_store import StoreReader
-from agent.query.scan import Effort
 from agent.query.sql import SqlSession
-
-file_option = click.option(
-    "--file",
-    "store_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A store's file, also one that was set aside.  [default: the node's]",
-)
 
 
 @click.command()
@@ -36,29 +26,13 @@ file_option = click.option(
 @json_option
 @click.argument("statement")
 def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool, statement: str) -> None:  # noqa: FBT001 click passes options by name
-    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, latest, definitions, streams,
-    consumers and incidents; see docs/operate/query.md for their columns."""
+    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, latest, definitions,
+    streams, consumers and incidents; see docs/operate/query.md for their columns."""
     text = sys.stdin.read() if statement == "-" else statement
-    with reader_of(config_file, store_file) as reader:
+    with open_reader(config_file, store_file) as reader:
         session = SqlSession(reader, time.time_ns())
         with contextlib.closing(session):
             answer = session.ask(text)
             for line in lines(answer.columns, answer.rows, "json" if as_json else "csv" if as_csv else "table"):
                 click.echo(line)
-            sys.exit(tell_holes(session.scanner.effort))
-
-
-@contextlib.contextmanager
-def reader_of(config_file: Path, store_file: Path | None) -> Iterator[StoreReader]:
-    """A reader of the file named, or else of the node's store."""
-    with contextlib.closing(StoreReader(store_file or load(config_file).store_file)) as reader:
-        yield reader
-
-
-def tell_holes(effort: Effort) -> int:
-    """Say on standard error what could not be read; the exit status that follows from it."""
-    for stream, hole in effort.holes:
-        click.echo(f"bsfg: {stream}: offsets {hole.first_offset} to {hole.last_offset} are {hole.reason}", err=True)
-    if effort.holes_total > len(effort.holes):
-        click.echo(f"bsfg: {effort.holes_total - len(effort.holes)} more holes", err=True)
-    return 1 if any(hole.reason == "damaged" for _, hole in effort.holes) else 0
+            sys.exit(report_holes(session.scanner.counters))

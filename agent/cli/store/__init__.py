@@ -1,1 +1,1 @@
-"""`bsfg store`: verify, export, migrate and statistics of a store's file, one module for each verb."""
+"""`bsfg store`: commands on one store file. They verify, export and migrate it and print its statistics."""

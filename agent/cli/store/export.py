@@ -1,6 +1,7 @@
-"""`bsfg store export`: facts to a flat file for other programs, read-only, beside a running node or from a file set aside.
+"""`bsfg store export`: write facts to a flat file for other programs, beside a running node or from a file that was set
+aside.
 
-Says at the end how many facts it wrote and what it could not read. Progress is shown on a terminal only.
+At the end it prints how many facts it wrote and which offsets it could not read. Progress is shown on a terminal only.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option
-from agent.cli.facts.sql import file_option, reader_of, tell_holes
+from agent.cli.store_file import file_option, open_reader, report_holes
 from agent.message import INT64_MIN
-from agent.query.bounds import INT64_MAX, Bounds, matches_glob
-from agent.query.export import STDOUT, FormName
+from agent.query.export import STDOUT, FormatName
 from agent.query.export import export as write
-from agent.query.scan import Scanner
-from agent.query.times import moment_ns
+from agent.query.scan import INT64_MAX, Bounds, Scanner, matches_glob, parse_moment_ns
 
 PROGRESS_S = 0.2
 
@@ -33,10 +32,10 @@ PROGRESS_S = 0.2
     "form",
     type=click.Choice(["sqlite", "csv", "jsonl", "parquet"]),
     required=True,
-    help="What to write; docs/reference/export.md says how values look in each.",
+    help="The format; docs/reference/export.md describes how each one writes values.",
 )
 @click.option("--stream", "streams", multiple=True, help="Facts of this stream only; may be repeated.")
-@click.option("--since", help="Source time from here on: 2026-11-21T06:00Z, or 2h for two hours ago.")
+@click.option("--since", help="Source time from this on: 2026-11-21T06:00Z, or 2h for two hours ago.")
 @click.option("--until", help="Source time before this.")
 @click.option("--tags", multiple=True, help="Facts about subjects that match this pattern only; may be repeated.")
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
@@ -44,7 +43,7 @@ PROGRESS_S = 0.2
 def export(
     config_file: Path,
     store_file: Path | None,
-    form: FormName,
+    form: FormatName,
     streams: tuple[str, ...],
     since: str | None,
     until: str | None,
@@ -54,12 +53,12 @@ def export(
 ) -> None:
     """Write facts as flat rows to TARGET ("-" is standard output, for csv and jsonl)."""
     now_ns = time.time_ns()
-    with reader_of(config_file, store_file) as reader:
+    with open_reader(config_file, store_file) as reader:
         scanner = Scanner(reader)
         bounds = Bounds(
-            streams=scanner.checked(streams) if streams else None,
-            time_min_ns=moment_ns(since, now_ns) if since else INT64_MIN,
-            time_max_ns=moment_ns(until, now_ns) - 1 if until else INT64_MAX,
+            streams=scanner.check_streams(streams) if streams else None,
+            time_min_ns=parse_moment_ns(since, now_ns) if since else INT64_MIN,
+            time_max_ns=parse_moment_ns(until, now_ns) - 1 if until else INT64_MAX,
             subject_tests=(partial(_matches, tags),) if tags else (),
         )
         is_watched = sys.stderr.isatty()
@@ -67,10 +66,10 @@ def export(
         try:
             done = write(scanner, bounds, target, form, force=force, progress=progress)
         finally:
-            click.echo("\r\033[K" if is_watched else "", nl=False, err=True)  # the line of progress goes
+            click.echo("\r\033[K" if is_watched else "", nl=False, err=True)  # clear the progress line
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
-        sys.exit(tell_holes(scanner.effort))
+        sys.exit(report_holes(scanner.counters))
 
 
 def _matches(globs: tuple[str, ...], subject: str) -> bool:
@@ -78,7 +77,7 @@ def _matches(globs: tuple[str, ...], subject: str) -> bool:
 
 
 def _progress(scanner: Scanner) -> Callable[[int, str, int], None]:
-    """A line that is written over, some times a second: facts written, and how much of the store has been gone through."""
+    """A progress line, overwritten a few times a second: facts written, and the share of the store that was read."""
     before: dict[str, int] = {}
     total = 0
     for stream, end_offset in sorted(scanner.ends.items()):

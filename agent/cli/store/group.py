@@ -1,4 +1,4 @@
-"""`bsfg store`: the file in which a node keeps its facts, looked at and looked after. Each verb lies in a module of its own."""
+"""`bsfg store`: the group of commands on one store file; each command has a module of its own in this folder."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ _VERBS = {
 
 @click.group(cls=LazyGroup, lazy=_VERBS)
 def store() -> None:
-    """Look at a store, check it, migrate it, and take flat copies of what it holds."""
+    """Check, migrate and export a store, and print its statistics."""

@@ -1,6 +1,6 @@
-"""`bsfg store migrate`: take a store to the schema of this program, explicitly; a node does the same by itself when it starts.
+"""`bsfg store migrate`: migrate a store to the schema of this program. A node does the same when it starts.
 
-Refused while a node runs (StoreLocked) and for a store of a newer program (StoreTooNew); then nothing has changed.
+It is refused, without changes, while a node runs (StoreLocked) and for a store of a newer program (StoreTooNew).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option
-from agent.cli.facts.sql import file_option
+from agent.cli.store_file import file_option
 from agent.config import load
 from agent.fact_store import FILES, check_known, connect_reader, migrate_store
 
@@ -20,7 +20,7 @@ from agent.fact_store import FILES, check_known, connect_reader, migrate_store
 @config_option
 @file_option
 def migrate(config_file: Path, store_file: Path | None) -> None:
-    """Take a store to the schema of this program."""
+    """Migrate a store to the schema of this program."""
     path = store_file or load(config_file).store_file
     with closing(connect_reader(path)) as connection:
         before = check_known(connection)

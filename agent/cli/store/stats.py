@@ -1,6 +1,6 @@
-"""`bsfg store stats`: what lies in a store, for whom it is kept, and how much room it takes; counted, not estimated.
+"""`bsfg store stats`: counts of a store by stream, origin and consumer, and the size of its files.
 
-Reads what batches say of themselves and opens none, so a store of 100 million facts takes about a second.
+It reads the heads of batches and opens none, so a store of 100 million facts takes about a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 
 from agent.batch import Origin
 from agent.cli import config_option, json_option
-from agent.cli.facts.sql import file_option, reader_of
+from agent.cli.store_file import file_option, open_reader
 from agent.message import time_text
 from agent.query.statistics import Statistics, statistics
 
@@ -26,14 +26,14 @@ INCIDENTS_SHOWN = 5
 @json_option
 def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Count what a store holds: streams, origins, definitions, consumers, files, incidents."""
-    with reader_of(config_file, store_file) as reader:
+    with open_reader(config_file, store_file) as reader:
         found = statistics(reader)
     click.echo(json.dumps(found.to_dict()) if as_json else text(found))
     sys.exit(0)
 
 
 def text(found: Statistics) -> str:
-    """As a person reads it."""
+    """The statistics as text for people."""
     file = found.file
     each = f", {file.bytes / found.facts:.2f} bytes a fact" if found.facts else ""
     lines = [

@@ -1,7 +1,7 @@
-"""`bsfg store verify`: whether a store is as it was written, read-only, beside a running node or on a file that was set aside.
+"""`bsfg store verify`: check a store for damage, read-only, beside a running node or on a file that was set aside.
 
-Names each damage by stream, offsets, origin and sequence, and ends with what to do; exit status 1 when there is any. Progress is
-shown on a terminal only.
+It prints each damage with stream, offsets, origin and sequence, and at the end what to do. Exit status 1 when there is
+damage. Progress is shown on a terminal only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.facts.sql import file_option
+from agent.cli.store_file import file_option
 from agent.config import load
 from agent.fact_store import Damage, Progress, Verified, verify_store
 
 PROGRESS_S = 0.2
 SHOWN_MAX = 100
 WHAT_TO_DO = (
-    "What is damaged is passed over and named to every reader; the rest is served. Keep the file, check the disk (dmesg, SMART),"
+    "Damaged batches are reported to every reader as missing; the rest is served. Keep the file, check the disk (dmesg, SMART),"
     " and fetch what is missing from a zone that holds it; see docs/operate/integrity.md."
 )
 
@@ -30,11 +30,11 @@ WHAT_TO_DO = (
 @config_option
 @file_option
 @click.option(
-    "--quick", is_flag=True, help="Digests, chains and tables only: batches are not opened, pages not checked."
+    "--quick", is_flag=True, help="Check digests, chains and tables only; do not open batches or check pages."
 )
 @json_option
 def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Compare every batch with its digest, its predecessor, and what the tables say of it."""
+    """Compare every batch with its digest, its predecessor and the tables."""
     path = store_file or load(config_file).store_file
     done, damages, began_s = Verified(), list[Damage](), time.monotonic()
     for damage in verify_store(path, done, _progress() if sys.stderr.isatty() else _silent, is_quick=quick):
@@ -71,11 +71,11 @@ def _figures(path: Path, done: Verified, damages: list[Damage], took_s: float) -
 
 
 def _silent(stream: str, offset: int, end_offset: int) -> None:
-    """Nobody looks."""
+    """No progress: standard error is not a terminal."""
 
 
 def _progress() -> Progress:
-    """A line that is written over, some times a second."""
+    """A progress line, overwritten a few times a second."""
     last_s = 0.0
 
     def show(stream: str, offset: int, end_offset: int) -> None:

@@ -1,7 +1,7 @@
 """The plant's Modbus TCP device: a power meter (unit 1) and a drive (unit 2) behind one port.
 
-Addresses that hold nothing answer "illegal data address", as real devices do. For tests `--silent UNIT` makes a unit not answer
-at all, like one that is switched off behind a gateway, for good or for the first `--silent-s` seconds.
+Addresses that hold nothing answer "illegal data address", as real devices do. For tests `--silent UNIT` makes a unit
+not answer at all, like one that is switched off behind a gateway, for good or for the first `--silent-s` seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SWAPS = {"ABCD": (False, False), "CDAB": (True, False), "BADC": (False, True), "
 
 
 def registers_of(meter: Meter, seconds: float) -> list[int]:
-    """The words a meter holds at a time: a writer of its own, so that the agent's decoder is not checked against itself."""
+    """The words a meter holds at a time: a writer of its own, so that the agent's decoder is not checked against
+    itself."""
     value = meter.value(seconds)
     if meter.type == "bool":
         return [int(bool(value))]

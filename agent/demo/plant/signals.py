@@ -1,7 +1,7 @@
 """The plant's signals: what each tag shows at a time. Pure functions of the time since the plant began, in seconds.
 
-Temperatures drift and ripple, counters count, motors start and stop, batches get new names: enough kinds to meet every type a
-tag can have, regular enough that a test can say what should be seen.
+Temperatures drift and ripple, counters count, motors start and stop, batches get new names: enough kinds to meet every
+type a tag can have, regular enough that a test can say what should be seen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tag files that fit the simulated plant, as a spreadsheet would save them.
 
-Written from the same list of signals that the servers show, so that neither can name what the other lacks. Temperatures carry
-a deadband, everything else is recorded as it comes.
+Written from the same list of signals that the servers show, so that neither can name what the other lacks. Temperatures
+carry a deadband, everything else is recorded as it comes.
 """
 
 from __future__ import annotations

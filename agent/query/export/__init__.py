@@ -1,9 +1,9 @@
 """Facts exported to flat files that other programs read: SQLite, CSV, JSON lines, Parquet."""
 
-from agent.query.export.export import STDOUT, FormName, export
+from agent.query.export.exporter import STDOUT, FormatName, export
 
 __all__ = [
     "STDOUT",
-    "FormName",
+    "FormatName",
     "export",
 ]

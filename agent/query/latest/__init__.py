@@ -1,17 +1,17 @@
 """The last known value of every tag: searched from the newest source time down, and shown as rows."""
 
-from agent.query.latest.rows import ShownRow, shown, with_heard
-from agent.query.latest.search import Tag
-from agent.query.latest.searching import DEPTH_FACTS, FRESH_MS, Absent, latest, latest_again
+from agent.query.latest.latest_query import DEPTH_FACTS, FRESH_MS, AbsentTags, find_latest, find_latest_in_stream
+from agent.query.latest.latest_rows import LatestRecord, latest_record, merge_peer_records
+from agent.query.latest.latest_search import Tag
 
 __all__ = [
     "DEPTH_FACTS",
     "FRESH_MS",
-    "Absent",
-    "ShownRow",
+    "AbsentTags",
+    "LatestRecord",
     "Tag",
-    "latest",
-    "latest_again",
-    "shown",
-    "with_heard",
+    "find_latest",
+    "find_latest_in_stream",
+    "latest_record",
+    "merge_peer_records",
 ]

@@ -1,9 +1,9 @@
 """From the conditions of an SQL statement to bounds of a scan, and back what SQLite needs to know to plan. Core: no IO.
 
-SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`); those that can rule out batches or tags
-are taken, with their operator, and their values come when the scan begins. A taken condition is still checked by SQLite on each row
-it gets, so a plan may let too much through but never leave anything out: a value of another type than the column's, an unknown
-collation or a text that is no time is simply not used.
+SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`); those that can rule out
+batches or tags are taken, with their operator, and their values come when the scan begins. A taken condition is still
+checked by SQLite on each row it gets, so a plan may let too much through but never leave anything out: a value of
+another type than the column's, an unknown collation or a text that is no time is simply not used.
 
 A plan travels through SQLite as text, because that is what its interface passes from planning to running.
 """
@@ -20,9 +20,7 @@ from typing import Any
 
 from agent.batch import Kind
 from agent.message import INT64_MIN
-from agent.query.bounds import INT64_MAX, OFFSET_MAX, Bounds
-from agent.query.facts import COLUMNS
-from agent.query.times import time_ns
+from agent.query.scan import COLUMNS, INT64_MAX, OFFSET_MAX, Bounds, parse_time_ns
 
 FACTS_COST = 1e9  # about the most a store holds; what matters is only the order of the costs below
 _RANGES = ("eq", "gt", "ge", "lt", "le")
@@ -44,7 +42,8 @@ _KINDS = {"sample": int(Kind.SAMPLES), "message": int(Kind.MESSAGES)}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Conditions taken, as (column, operator) in the order of their values; columns that are needed; the order of rows."""
+    """Conditions taken, as (column, operator) in the order of their values; columns that are needed; the order of
+    rows."""
 
     terms: tuple[tuple[str, str], ...]
     used: tuple[int, ...]
@@ -110,7 +109,7 @@ class _Narrowing:
             case "offset" | "source_time_ns":
                 self._narrow_span(column, operator, value)
             case "source_time":
-                times_ns = {time_ns(one) if isinstance(one, str) else None for one in _each(value)}
+                times_ns = {parse_time_ns(one) if isinstance(one, str) else None for one in _each(value)}
                 self._narrow_span("source_time_ns", operator, times_ns)
             case "tag":
                 if (numbers := _integers(value)) is not None:

@@ -1,10 +1,11 @@
 """SQL over a store: one read-only statement at a time, on virtual tables, in a process that does nothing else.
 
-Two SQLite libraries are loaded here, and that is safe only because one of them never sees the store's file. The standard
-library's sqlite3, which the node uses too, reads the store (StoreReader, mode=ro, a page at a time). apsw brings a newer SQLite of
-its own, with virtual tables; it has an empty database in memory and asks us for rows. Were the file opened by both, closing it in
-one would drop the POSIX locks of the other, for those belong to the process: that is how rows were lost when it was tried. So
-nothing may be attached here, an authorizer refuses everything but reading, and `bsfg sql` is never part of a node's process.
+Two SQLite libraries are loaded here, and that is safe only because one of them never sees the store's file. The
+standard library's sqlite3, which the node uses too, reads the store (StoreReader, mode=ro, a page at a time). apsw
+brings a newer SQLite of its own, with virtual tables; it has an empty database in memory and asks us for rows. Were the
+file opened by both, closing it in one would drop the POSIX locks of the other, for those belong to the process: that is
+how rows were lost when it was tried. So nothing may be attached here, an authorizer refuses everything but reading, and
+`bsfg sql` is never part of a node's process.
 
     ExtraMissing            apsw is not installed
     SqlRefused              SQLite cannot run the statement, or it would do more than read
@@ -18,11 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from agent.fact_store import INCIDENTS_MAX, StoreReader, named_statements
 from agent.message import TagDefinition, time_text
-from agent.query.errors import ExtraMissing, SqlRefused
-from agent.query.facts import sql_value, value_text, value_type
-from agent.query.latest import latest
-from agent.query.scan import Scanner
-from agent.query.times import compare, moment_ns
+from agent.query.latest import find_latest
+from agent.query.scan import (
+    ExtraMissing,
+    Scanner,
+    SqlRefused,
+    compare,
+    parse_moment_ns,
+    sql_value,
+    value_text,
+    value_type,
+)
 
 if TYPE_CHECKING:
     import apsw
@@ -93,7 +100,7 @@ class SqlSession:
             raise SqlRefused(f"SQL: {str(error).removeprefix('SQLError: ')}", hint) from error
 
     def _make_tables(self) -> None:
-        from agent.query.sql.virtual import FactsTable, Module, RowsTable
+        from agent.query.sql.virtual_tables import FactsTable, Module, RowsTable
 
         tables = {
             "facts": FactsTable(self.scanner),
@@ -120,11 +127,11 @@ class SqlSession:
     def _ns(self, *texts: Any) -> int | None:
         """ns('2026-11-21T06:00Z') and ns('2h'), two hours ago."""
         (text,) = texts
-        return moment_ns(text, self._now_ns) if isinstance(text, str) else None
+        return parse_moment_ns(text, self._now_ns) if isinstance(text, str) else None
 
     def _latest(self) -> Iterable[tuple[Any, ...]]:
-        for row in latest(self.scanner, self._now_ns).rows:
-            known, as_of = row.known, None if row.as_of_ns is None else time_text(row.as_of_ns)
+        for row in find_latest(self.scanner, self._now_ns).rows:
+            known, as_of = row.latest, None if row.as_of_ns is None else time_text(row.as_of_ns)
             yield (
                 *row.tag,
                 *((sql_value(known.value), value_type(known.value), value_text(known.value)) if known else (None, None, None)),

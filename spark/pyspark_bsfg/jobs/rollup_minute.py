@@ -2,11 +2,12 @@
 
     spark-submit spark/pyspark_bsfg/jobs/rollup_minute.py --store /var/lib/bsfg/enterprise/facts.db --out /data/rollup_minute
 
-The range of facts is fixed before Spark starts and rolled up whole; each date and zone touched is overwritten, so a second run
-gives the same rows and a late fact corrects its day. Nothing is filtered away: every fact of the range, also a message or a bad
-reading, is in exactly one row's `count`. The program counts the facts as Spark reads them, counts them again in the files it
-wrote, prints both as JSON on its last line, and ends with status 1 where they differ. Facts that the disk has damaged are
-counted as missing and said; that retention releases some meanwhile ends the run, for a day would shrink.
+The range of facts is fixed before Spark starts and rolled up whole; each date and zone touched is overwritten, so a
+second run gives the same rows and a late fact corrects its day. Nothing is filtered away: every fact of the range, also
+a message or a bad reading, is in exactly one row's `count`. The program counts the facts as Spark reads them, counts
+them again in the files it wrote, prints both as JSON on its last line, and ends with status 1 where they differ. Facts
+that the disk has damaged are counted as missing and said; that retention releases some meanwhile ends the run, for a
+day would shrink.
 
     date zone minute tag predicate unit     the key; a tag whose unit changes has two rows, never a mixed mean
     count good_count bad_count              facts; of those with Good and with Bad quality (the rest: Uncertain, or messages)
@@ -90,7 +91,8 @@ class Summary:
 
 
 def with_day(facts: DataFrame) -> DataFrame:
-    """Facts with `date` and `minute` in UTC whatever the session's zone, in integers: a double errs at a minute's edge."""
+    """Facts with `date` and `minute` in UTC whatever the session's zone, in integers: a double errs at a minute's
+    edge."""
     minute_ns = F.col("source_time_ns") - F.pmod(F.col("source_time_ns"), F.lit(_MINUTE_NS))
     minutes = F.call_function("div", minute_ns, F.lit(_MINUTE_NS))
     days = F.call_function("div", minutes - F.pmod(minutes, F.lit(_DAY_MINUTES)), F.lit(_DAY_MINUTES))
@@ -123,7 +125,8 @@ def rollup(facts: DataFrame, offsets: OffsetRange) -> DataFrame:
 def arrival(offsets: OffsetRange) -> Column:
     """What orders the facts of one minute: source time, then offset.
 
-    As one long where both fit, because Spark sorts all facts to aggregate over anything wider; that took three times as long.
+    As one long where both fit, because Spark sorts all facts to aggregate over anything wider; that took three times as
+    long.
     """
     if offsets.facts > _NEAR_OFFSETS:
         return F.struct("source_time_ns", "offset")
@@ -134,7 +137,8 @@ def arrival(offsets: OffsetRange) -> Column:
 def run(
     spark: SparkSession, store_path: Path, out: Path, *, stream: str = TELEMETRY, days: Days | None = None
 ) -> Summary:
-    """Roll up what a stream holds now into `out`. Raises JobRefused, SparkError or the store's errors; see the module."""
+    """Roll up what a stream holds now into `out`. Raises JobRefused, SparkError or the store's errors; see the
+    module."""
     started_ns = time.monotonic_ns()
     days = days or Days()
     check(spark)
@@ -191,7 +195,8 @@ def _check_whole(held: OffsetRange, days: Days) -> None:
 
 
 def _claim(out: Path, origin: Origin, stream: str) -> None:
-    """Mark a folder as this stream's, or raise JobRefused when it is another's: overwriting would mix or lose its days."""
+    """Mark a folder as this stream's, or raise JobRefused when it is another's: overwriting would mix or lose its
+    days."""
     ours = {"job": JOB, "store": str(origin), "stream": stream}
     mark = out / _MARK
     try:

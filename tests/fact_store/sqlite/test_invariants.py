@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import open_samples, parse
-from agent.cli.facts.facts import confirm
+from agent.cli.facts.fetch import confirm
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.frontier import Confirmed
 from agent.pages import PeerPosition, ReceivedDefinition

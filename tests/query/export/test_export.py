@@ -3,10 +3,10 @@
 import csv
 import json
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,20 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Json, Sample, Value
-from agent.query.bounds import Bounds
-from agent.query.errors import ExportRefused, ExtraMissing
-from agent.query.export.export import FormName, export
-from agent.query.facts import exact_value, value_of_text
-from agent.query.scan import Scanner
+from agent.query.export.exporter import FormatName, export
+from agent.query.scan.bounds import Bounds
+from agent.query.scan.errors import ExportRefused, ExtraMissing
+from agent.query.scan.fact_columns import exact_value, value_of_text
+from agent.query.scan.scanner import Scanner
 from agent.query.statistics import statistics
 from pyspark_bsfg.schema import FACTS
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
 from tests.query.test_scan import damage
+from tests.support import command
 
 MANY = 100_000
-FORMS: tuple[FormName, ...] = ("sqlite", "csv", "jsonl", "parquet")
+FORMS: tuple[FormatName, ...] = ("sqlite", "csv", "jsonl", "parquet")
 Row = dict[str, Any]
 
 
@@ -51,7 +52,7 @@ def facts(file: Path) -> list[Row]:
     return naive(file)
 
 
-def written(file: Path, target: Path, form: FormName, bounds: Bounds | None = None) -> tuple[int, Scanner]:
+def written(file: Path, target: Path, form: FormatName, bounds: Bounds | None = None) -> tuple[int, Scanner]:
     """Export a store; how many facts, and the scanner that knows of holes."""
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
@@ -113,7 +114,7 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_says_each_fact_to_the_bit(tmp_path: Path, file: Path, facts: list[Row], form: FormName) -> None:
+def test_every_form_says_each_fact_to_the_bit(tmp_path: Path, file: Path, facts: list[Row], form: FormatName) -> None:
     """A hundred thousand facts of every type go out and come back: as many, each column, each value's bits."""
     target = tmp_path / "facts.out"
     count, _ = written(file, target, form)
@@ -162,7 +163,7 @@ def test_a_flat_sqlite_file_is_ready_to_ask(tmp_path: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_export_of_nothing_is_a_file(tmp_path: Path, file: Path, form: FormName) -> None:
+def test_an_export_of_nothing_is_a_file(tmp_path: Path, file: Path, form: FormatName) -> None:
     """Bounds that hold no fact give an empty file that reads."""
     count, _ = written(file, tmp_path / "f", form, Bounds(offset_min=10**9))
     assert (count, list(READERS[form](tmp_path / "f"))) == (0, [])
@@ -211,9 +212,7 @@ def test_parquet_without_pyarrow_says_so(tmp_path: Path, file: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def bsfg(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `bsfg` as a process of its own."""
-    return subprocess.run([sys.executable, "-m", "agent.cli", *arguments], capture_output=True, text=True, check=False)
+bsfg = partial(command.bsfg, Path())
 
 
 def test_the_command_narrows_counts_and_streams(tmp_path: Path) -> None:
@@ -250,7 +249,8 @@ def test_damage_is_said_with_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_file_that_sqlite_finds_damaged_is_read_as_far_as_it_goes(tmp_path: Path, seed: int) -> None:
-    """With pages of a set-aside file overwritten, what is exported is right, and what is missing is named: together they are all."""
+    """With pages of a set-aside file overwritten, what is exported is right, and what is missing is named: together
+    they are all."""
     file = everything(tmp_path, rounds=60)
     whole = {(fact["stream"], fact["offset"]): fact for fact in naive(file)}
     data = bytearray(file.read_bytes())
@@ -273,7 +273,8 @@ def test_a_file_that_sqlite_finds_damaged_is_read_as_far_as_it_goes(tmp_path: Pa
         (stream, offset)
         for stream, offset in whole
         if any(
-            where == stream and hole.first_offset <= offset <= hole.last_offset for where, hole in scanner.effort.holes
+            where == stream and hole.first_offset <= offset <= hole.last_offset
+            for where, hole in scanner.counters.holes
         )
     }
     found = {(row["stream"], row["offset"]) for row in rows}
@@ -283,7 +284,8 @@ def test_a_file_that_sqlite_finds_damaged_is_read_as_far_as_it_goes(tmp_path: Pa
 
 
 def test_statistics_count_what_is_there(tmp_path: Path) -> None:
-    """Facts, messages, batches, bytes, times, origins with gaps, definitions, consumers and incidents, as the store has them."""
+    """Facts, messages, batches, bytes, times, origins with gaps, definitions, consumers and incidents, as the store has
+    them."""
     file = everything(tmp_path)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
         done(store.register_consumer("mes", "plant", TELEMETRY))

@@ -1,62 +1,64 @@
-"""Last known values: exactly those of a plain look at everything, found without looking at everything, with their staleness."""
+"""Last known values: exactly those of a plain look at everything, found without looking at everything, with their
+staleness."""
 
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader, StoreSettings
 from agent.message import Sample, TagDefinition
-from agent.query.dictionary import Dictionary
-from agent.query.latest.search import LatestRow, Tag
-from agent.query.latest.searching import Absent, Latest, latest, latest_again
-from agent.query.scan import Scanner
+from agent.query.latest.latest_query import AbsentTags, LatestResult, find_latest, find_latest_in_stream
+from agent.query.latest.latest_search import LatestRow, Tag
+from agent.query.scan.dictionary import Dictionary
+from agent.query.scan.scanner import Scanner
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, bits, everything, naive
 from tests.query.test_scan import damage
+from tests.support.memory import memory_folder
 
 OTHER = "facts.other"
 
 
-def found_in(file: Path, now_ns: int = BASE_NS, **more: Any) -> tuple[Latest, Scanner]:
-    """What a search of a file finds, and the scanner that made the effort."""
+def found_in(file: Path, now_ns: int = BASE_NS, **more: Any) -> tuple[LatestResult, Scanner]:
+    """What a search of a file finds, and the scanner that made the counters."""
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
-        return latest(scanner, now_ns, **more), scanner
+        return find_latest(scanner, now_ns, **more), scanner
 
 
-def by_subject(found: Latest) -> dict[tuple[str, str], LatestRow]:
+def by_subject(found: LatestResult) -> dict[tuple[str, str], LatestRow]:
     """Rows by zone and subject."""
     return {(row.tag.zone, row.tag.subject): row for row in found.rows}
 
 
 def test_the_newest_source_time_wins(tmp_path: Path) -> None:
-    """Each tag has the value with the newest source time over all its numbers, in the unit that value was recorded in."""
+    """Each tag has the value with the newest source time over all its numbers, in the unit that value was recorded
+    in."""
     found, _ = found_in(everything(tmp_path, rounds=2))
     rows = by_subject(found)
-    flow = rows["plant", "tag:line1/flow"].known
+    flow = rows["plant", "tag:line1/flow"].latest
     assert flow is not None
     assert (flow.value, flow.unit, flow.quality, flow.stream) == (7.25, "m3/h", 0, TELEMETRY)
-    temperature = rows["plant", "tag:line1/temp"].known
+    temperature = rows["plant", "tag:line1/temp"].latest
     assert temperature is not None
     assert (temperature.value, temperature.source_time_ns) == (20, BASE_NS + 1000 * SECOND_NS + 1)
-    assert rows["plant", "tag:line2/silent"].known is None
+    assert rows["plant", "tag:line2/silent"].latest is None
     assert {row.tag[:2] for row in found.missing} == {("plant", "tag:line2/silent"), ("north", "tag:line1/t2")}
     assert {zone for zone, _ in rows} == {"plant", "north"}
 
 
 def test_history_that_comes_late_does_not_win(tmp_path: Path) -> None:
-    """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times the later
-    offset wins."""
+    """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times
+    the later offset wins."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition("tag:a"), TagDefinition("tag:b")]))
         for value, at_ns in ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300)):
             done(store.append_samples(TELEMETRY, [Sample(1, at_ns, value), Sample(2, at_ns, -value)]))
     found, _ = found_in(tmp_path / "facts.db")
-    assert [row.known and (row.known.value, row.known.offset) for row in found.rows] == [(4, 7), (-4, 8)]
+    assert [row.latest and (row.latest.value, row.latest.offset) for row in found.rows] == [(4, 7), (-4, 8)]
 
 
 rounds = st.lists(
@@ -69,10 +71,15 @@ rounds = st.lists(
 @settings(deadline=None)
 @given(rounds, st.sets(st.sampled_from(["tag:a", "tag:b", "tag:c"]), min_size=1))
 def test_a_search_finds_what_a_look_at_everything_finds(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[list[tuple[int, int, bool]]], wanted: set[str]
+    batches: list[list[tuple[int, int, bool]]], wanted: set[str]
 ) -> None:
-    """Whatever arrives in whatever order of times, in two streams and under two numbers, the search is exact."""
-    file = tmp_path_factory.mktemp("latest") / "facts.db"
+    """Facts arrive in any order of times, in two streams and under two numbers: the search is exact."""
+    with memory_folder() as folder:
+        check_search(folder / "facts.db", batches, wanted)
+
+
+def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted: set[str]) -> None:
+    """Store batches of (tag, time_ns, is in the other stream), then compare the search with a look at each fact."""
     subjects = ["tag:a", "tag:b", "tag:c", "tag:a"]
     expected: dict[str, tuple[int, int]] = {}
     ends = {TELEMETRY: 0, OTHER: 0}
@@ -88,7 +95,7 @@ def test_a_search_finds_what_a_look_at_everything_finds(
     found, _ = found_in(file, is_wanted=lambda tag: tag.subject in wanted)
     assert {row.tag.subject for row in found.rows} == wanted
     for row in found.rows:
-        known = row.known and (row.known.source_time_ns, row.known.offset)
+        known = row.latest and (row.latest.source_time_ns, row.latest.offset)
         assert known == expected.get(row.tag.subject), row.tag
 
 
@@ -97,13 +104,13 @@ def test_a_search_finds_what_a_look_at_everything_finds(
     rounds, st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40)))
 )
 def test_one_who_searches_again_and_again_finds_the_same(
-    tmp_path_factory: pytest.TempPathFactory,
     batches: list[list[tuple[int, int, bool]]],
     questions: list[tuple[int, set[str], int]],
 ) -> None:
-    """While a stream grows, questions about different tags at different depths: each answer is that of a search that knows nothing."""
-    file, absent = tmp_path_factory.mktemp("again") / "facts.db", Absent()
-    with FactStore.open(file, "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
+    """While a stream grows, questions about different tags at different depths get the answers of a search without
+    memory."""
+    absent = AbsentTags()
+    with memory_folder() as folder, FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
         dictionary = Dictionary(store.reader)
         for at, rows in enumerate(batches):
@@ -115,19 +122,20 @@ def test_one_who_searches_again_and_again_finds_the_same(
                     "depth_facts": depth,
                     "fresh_ms": 0,
                 }
-                again = latest_again(Scanner(store.reader, dictionary), BASE_NS, TELEMETRY, absent, **told)
-                once = latest(Scanner(store.reader), BASE_NS, streams=frozenset([TELEMETRY]), **told)
-                assert again == [row for row in once.rows if row.known is not None]
+                again = find_latest_in_stream(Scanner(store.reader, dictionary), BASE_NS, TELEMETRY, absent, **told)
+                once = find_latest(Scanner(store.reader), BASE_NS, streams=frozenset([TELEMETRY]), **told)
+                assert again == [row for row in once.rows if row.latest is not None]
 
 
 def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
-    """A tag of another stream, that the store's definitions name, costs the first search the whole depth; the next opens what has come
-    since and the end. A deeper question searches anew, and so does one after a search that met damage."""
+    """A tag of another stream, that the store's definitions name, costs the first search the whole depth; the next
+    opens what has come since and the end. A deeper question searches anew, and so does one after a search that met
+    damage."""
     opened = list[int]()
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition("tag:a"), TagDefinition("tag:elsewhere")]))
-        absent = Absent()
+        absent = AbsentTags()
 
         def append(tag: int, count: int) -> None:
             for _ in range(count):
@@ -136,8 +144,8 @@ def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
 
         def search(depth: int) -> list[str]:
             scanner = Scanner(store.reader)
-            found = latest_again(scanner, BASE_NS, TELEMETRY, absent, depth_facts=depth)
-            opened.append(scanner.effort.batches_opened)
+            found = find_latest_in_stream(scanner, BASE_NS, TELEMETRY, absent, depth_facts=depth)
+            opened.append(scanner.counters.batches_opened)
             return [row.tag.subject for row in found]
 
         append(1, 40)
@@ -150,7 +158,7 @@ def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
         assert opened[:5] == [30, 1, 5, 1, 40]
         append(1, 45)
         damage(file, 70)
-        absent = Absent()
+        absent = AbsentTags()
         assert search(40) == search(40) == ["tag:a"]
     assert opened[-2:] == [39, 39]
 
@@ -165,17 +173,18 @@ def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
             newest[key] = fact
     found, _ = found_in(file)
     for key, row in by_subject(found).items():
-        if row.known is None:
+        if row.latest is None:
             assert key not in newest
             continue
-        assert bits(row.known.value) == newest[key]["exact"]
-        assert (row.known.offset, row.known.quality, row.known.unit or None) == (
+        assert bits(row.latest.value) == newest[key]["exact"]
+        assert (row.latest.offset, row.latest.quality, row.latest.unit or None) == (
             newest[key]["offset"], newest[key]["quality"], newest[key]["unit"]
         )  # fmt: skip
 
 
 def test_staleness_is_the_sources(tmp_path: Path) -> None:
-    """A tag that is silent while others of its source speak is fresh; when the source falls silent all of its tags are degraded."""
+    """A tag that is silent while others of its source speak is fresh; when the source falls silent all of its tags are
+    degraded."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(
             store.define(
@@ -200,8 +209,8 @@ def test_staleness_is_the_sources(tmp_path: Path) -> None:
 
 
 def test_only_the_end_is_opened(tmp_path: Path) -> None:
-    """Tags that all speak are found in the last batch; one that is silent costs the batches back to its value, one that never spoke
-    all within the depth."""
+    """Tags that all speak are found in the last batch; one that is silent costs the batches back to its value, one that
+    never spoke all within the depth."""
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
         done(store.define([TagDefinition(f"tag:{name}") for name in "abcd"]))
@@ -211,7 +220,7 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
 
     def opened(names: str, depth_facts: int = 0) -> tuple[int, int]:
         found, scanner = found_in(file, is_wanted=lambda tag: tag.subject[4:] in names, depth_facts=depth_facts)
-        return scanner.effort.batches_opened, len(found.missing)
+        return scanner.counters.batches_opened, len(found.missing)
 
     assert opened("ab") == (1, 0)
     assert opened("abc") == (41, 0)
@@ -230,7 +239,7 @@ def test_another_zones_tags_are_their_own(tmp_path: Path) -> None:
         new.put(store, [new.seal(7)])
     found, _ = found_in(tmp_path / "facts.db")
     rows = by_subject(found)
-    here, there = rows["plant", "tag:line1/t1"].known, rows["north", "tag:line1/t1"].known
+    here, there = rows["plant", "tag:line1/t1"].latest, rows["north", "tag:line1/t1"].latest
     assert here is not None
     assert there is not None
     assert (here.value, there.value) == ("here", 7)
@@ -242,7 +251,7 @@ def test_damage_is_named_and_an_older_value_is_found(tmp_path: Path) -> None:
     file = everything(tmp_path)
     damage(file, 31)
     found, scanner = found_in(file)
-    assert [hole.first_offset for _, hole in scanner.effort.holes] == [31]
-    flow = by_subject(found)["plant", "tag:line1/flow"].known
+    assert [hole.first_offset for _, hole in scanner.counters.holes] == [31]
+    flow = by_subject(found)["plant", "tag:line1/flow"].latest
     assert flow is not None
     assert flow.unit == "l/min"

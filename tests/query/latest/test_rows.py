@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from agent.query.latest.rows import ShownRow, with_heard
+from agent.query.latest.latest_rows import LatestRecord, merge_peer_records
 
 NOW_NS = 1_700_000_100_000_000_000  # 2023-11-14T22:15:00Z
 FRESH_MS = 60_000
 
 
-def row(subject: str, at: str | None, value: object = 1, source: str = "press", **more: Any) -> ShownRow:
+def row(subject: str, at: str | None, value: object = 1, source: str = "press", **more: Any) -> LatestRecord:
     """A value of a tag, its source heard of at the same time, or a tag without one."""
     found = at is not None
     known: dict[str, Any] = {
@@ -20,36 +20,38 @@ def row(subject: str, at: str | None, value: object = 1, source: str = "press", 
     return {**known, **more}  # type: ignore[typeddict-item,return-value]
 
 
-def told(subject: str, at: str, value: object = 2, **more: Any) -> ShownRow:
+def told(subject: str, at: str, value: object = 2, **more: Any) -> LatestRecord:
     """The same as a peer told it."""
     return row(subject, at, value, offset=None, via="idmz", **more)
 
 
-def values(rows: list[ShownRow]) -> dict[str, tuple[object, str | None]]:
+def values(rows: list[LatestRecord]) -> dict[str, tuple[object, str | None]]:
     """What is shown of each tag, and by whom it was told."""
     return {one["subject"]: (one["value"], one["via"]) for one in rows}
 
 
 def test_what_was_told_is_shown_until_the_store_knows_one_as_new() -> None:
-    """A tag of which the store knows nothing, or something older, shows what was told; of equal times the store's own fact."""
+    """A tag of which the store knows nothing, or something older, shows what was told; of equal times the store's own
+    fact."""
     own = [row("tag:a", "2023-11-14T22:14:30Z"), row("tag:b", "2023-11-14T22:14:30Z"), row("tag:c", None)]
     heard = [
         told("tag:a", "2023-11-14T22:14:30Z"), told("tag:b", "2023-11-14T22:14:30.5Z"), told("tag:c", "2023-01-01T00:00:00Z"),
         told("tag:d", "2023-01-01T00:00:00Z"),
     ]  # fmt: skip
-    merged = with_heard(own, heard, NOW_NS, FRESH_MS)
+    merged = merge_peer_records(own, heard, NOW_NS, FRESH_MS)
     assert values(merged) == {"tag:a": (1, None), "tag:b": (2, "idmz"), "tag:c": (2, "idmz"), "tag:d": (2, "idmz")}
     assert [one["subject"] for one in merged] == ["tag:a", "tag:b", "tag:c", "tag:d"]
 
 
 def test_staleness_is_that_of_the_source_over_both() -> None:
-    """Who told knew until when the source spoke, and so does the store; the later of them counts for every tag of that source."""
+    """Who told knew until when the source spoke, and so does the store; the later of them counts for every tag of that
+    source."""
     own = [row("tag:a", "2023-11-14T22:14:30Z"), row("tag:other", "2023-11-14T22:00:00Z", source="boiler")]
     heard = [
         told("tag:d", "2023-01-01T00:00:00Z", as_of="2023-11-14T22:10:00Z"),
         told("tag:e", "2023-01-01T00:00:00Z", source="x"),
     ]
-    found = {one["subject"]: one for one in with_heard(own, heard, NOW_NS, FRESH_MS)}
+    found = {one["subject"]: one for one in merge_peer_records(own, heard, NOW_NS, FRESH_MS)}
     assert {name: (one["staleness_ms"], one["mode"]) for name, one in found.items()} == {
         "tag:a": (30_000, "fresh"), "tag:d": (30_000, "fresh"), "tag:other": (900_000, "degraded"),
         "tag:e": (27_468_900_000, "degraded"),
@@ -60,4 +62,4 @@ def test_staleness_is_that_of_the_source_over_both() -> None:
 def test_nothing_told_changes_nothing() -> None:
     """Rows of the store alone stay as the search made them, those without a value too."""
     own = [row("tag:a", "2023-11-14T22:14:30Z", staleness_ms=30_000), row("tag:c", None, source="silent")]
-    assert with_heard(own, [], NOW_NS, FRESH_MS) == own
+    assert merge_peer_records(own, [], NOW_NS, FRESH_MS) == own

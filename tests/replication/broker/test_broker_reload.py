@@ -341,7 +341,7 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
     try:
         assert call("reload", "--config", config)[0] == 0
         code, said = call("deny", "plant-b", "--config", config)
-        assert (code, "plant-b may do nothing" in said) == (0, True)
+        assert (code, "no rights for plant-b" in said) == (0, True)
         assert "user plant-b\ntopic deny #" in broker.files.acl_file.read_text()
         code, said = call("check", "--files", config, "--json")
         assert (code, '"outcome": "good"' in said) == (0, True)

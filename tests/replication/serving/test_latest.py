@@ -13,9 +13,9 @@ import pytest
 
 from agent.message import Json, Sample, TagDefinition
 from agent.node.store_errors import STORE_ERRORS
-from agent.query.latest.rows import shown
-from agent.query.latest.searching import latest
-from agent.query.scan import Scanner
+from agent.query.latest.latest_query import find_latest
+from agent.query.latest.latest_rows import latest_record
+from agent.query.scan.scanner import Scanner
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, TagKey
@@ -86,8 +86,8 @@ def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_p
 
     async def scenario(plant: Node, asker: Requester) -> None:
         answer = await ask(asker)
-        found = latest(Scanner(plant.store.reader), BASE_NS, streams=frozenset([STREAM]))
-        rows = [dict(shown(row)) for row in found.rows if row.known]
+        found = find_latest(Scanner(plant.store.reader), BASE_NS, streams=frozenset([STREAM]))
+        rows = [dict(latest_record(row)) for row in found.rows if row.latest]
         assert [row.pop("stream") for row in rows] == [STREAM] * len(VALUES)
         assert plain(answer.values) == [{**row, "staleness_ms": 0, "mode": "degraded"} for row in rows]
         assert all(each.staleness_ms > 1_000_000 for each in answer.values)

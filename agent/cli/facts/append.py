@@ -1,0 +1,139 @@
+"""`bsfg append` and `bsfg lease`: append one fact, or take a producer's lease, at this node or with `--to` at a peer's.
+
+The running node is asked at its local socket; where none runs, the command opens the store itself and handles the
+request in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import cast, get_args
+
+import click
+
+from agent import local_socket
+from agent.append_contract import STORED, AppendAnswer, append_answer
+from agent.cli import config_option, json_option
+from agent.cli.local_node import answer_s_option, ask, to_option
+from agent.config import NodeSettings, load
+from agent.fact_store import Acks, StreamSettings
+from agent.message import Envelope, Fact, canonical_json, parse_json
+
+stream_option = click.option("--stream", default="facts.operational", show_default=True, help="The stream.")
+
+
+@click.command()
+@config_option
+@stream_option
+@to_option
+@answer_s_option
+@click.option(
+    "--message-id", help="A message with the same id and content is stored once.  [default: a hash of the fact]"
+)
+@click.option(
+    "--to-zone", default="*", show_default=True, help="The zone that the fact is meant for; it does not route the fact."
+)
+@click.option("--correlation-id", help="Id that related messages share.")
+@click.option("--causation-id", help="message_id of the message that caused this one.")
+@click.option(
+    "--media-type",
+    help="Media type of the artifact that the fact refers to, as application/pdf (see `bsfg object put`).",
+)
+@click.option("--acks", type=click.Choice(get_args(Acks)), help="When to answer.  [default: the stream's acks]")
+@click.option("--producer", help="The producer that holds the lease; needs --lease-epoch.")
+@click.option("--lease-epoch", type=click.IntRange(1), help="Refuse if a newer lease is in force (see `bsfg lease`).")
+@click.option(
+    "--base-offset", type=click.IntRange(0), help="Refuse if the subject has a newer fact; strong streams only."
+)
+@click.argument("subject")
+@click.argument("predicate")
+@click.argument("object_json")
+@json_option
+def append(
+    config_file: Path,
+    stream: str,
+    peer: str | None,
+    answer_s: float,
+    message_id: str | None,
+    to_zone: str,
+    correlation_id: str | None,
+    causation_id: str | None,
+    media_type: str | None,
+    acks: Acks | None,
+    producer: str | None,
+    lease_epoch: int | None,
+    base_offset: int | None,
+    subject: str,
+    predicate: str,
+    object_json: str,
+    as_json: bool,  # noqa: FBT001 click passes options by name
+) -> None:
+    """Append the fact SUBJECT PREDICATE OBJECT_JSON once; return when it is durable here, or where --acks says."""
+    settings = load(config_file)
+    content = canonical_json(parse_json("object_json", object_json.encode()))
+    envelope = Envelope(
+        message_id=message_id or _content_id(subject, predicate, content),
+        from_zone=settings.node.zone,
+        to_zone=to_zone,
+        produced_at_unix_ms=time.time_ns() // 1_000_000,
+        correlation_id=correlation_id,
+        causation_id=causation_id,
+        object_media_type=media_type,
+    )
+    request = local_socket.AppendFact(
+        stream, envelope, Fact(subject, predicate, content), acks, producer, lease_epoch, base_offset
+    )
+    if peer is None:
+        answer = _append_here(settings, request)
+    else:
+        from agent.cli.facts.peer_requests import append_fact  # MQTT is slow to import
+
+        answer = append_answer(append_fact(settings, peer, request, answer_s))
+    if answer["warning"]:
+        click.echo(f"bsfg: warning: {answer['warning']}", err=True)
+    outcome, offset, in_force = answer["outcome"], answer["offset"], answer["lease_epoch"]
+    if as_json:
+        shown = {"offset": offset, "outcome": outcome, "message_id": envelope.message_id}
+        also = {"warning": answer["warning"], "lease_epoch": in_force}
+        click.echo(json.dumps(shown | {name: value for name, value in also.items() if value}))
+    elif outcome == "rejected_fenced":
+        click.echo(
+            f"{outcome}: lease epoch {in_force} of {producer} is in force; stop this producer, or take a lease (bsfg lease)"
+        )
+    else:
+        click.echo(f"{outcome}: offset {offset} of {stream}, message_id {envelope.message_id}")
+    sys.exit(0 if outcome in STORED else 1)
+
+
+@click.command()
+@config_option
+@stream_option
+@to_option
+@answer_s_option
+@click.argument("producer")
+@json_option
+def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, producer: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Take and print a new lease epoch for PRODUCER. From now on, appends with a lower epoch are refused."""
+    settings = load(config_file)
+    if peer is None:
+        epoch = cast(local_socket.LeaseAcquired, ask(settings, local_socket.AcquireLease(stream, producer))).lease_epoch
+    else:
+        from agent.cli.facts.peer_requests import acquire_lease  # MQTT is slow to import
+
+        epoch = acquire_lease(settings, peer, stream, producer, answer_s)
+    click.echo(json.dumps({"lease_epoch": epoch}) if as_json else str(epoch))
+
+
+def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendAnswer:
+    named = [one for one in settings.stream if one.name == request.stream] or [StreamSettings(request.stream)]
+    answer = cast(local_socket.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
+    return append_answer(answer)
+
+
+def _content_id(subject: str, predicate: str, content: bytes) -> str:
+    """A hash of the fact, so that a repeated command stores it once."""
+    return hashlib.sha256(b"\0".join((subject.encode(), predicate.encode(), content))).hexdigest()

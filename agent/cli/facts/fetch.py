@@ -1,0 +1,111 @@
+"""`bsfg fetch`, `confirm` and `tail`: print facts on the machine of the node, and confirm them.
+
+Facts are read from the store's file, read-only, whether a node runs or not, and printed as JSON lines with offset,
+envelope and fact. A consumer's cursor is moved by the running node; where none runs, the command opens the store
+itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from agent import local_socket
+from agent.cli import config_option, json_option
+from agent.cli.local_node import ask, start_option
+from agent.config import load
+from agent.fact_store import Start, StoreReader
+from agent.pages import Hole
+from agent.query.scan import fact_messages
+
+FOLLOW_S = 0.2
+
+
+@click.command()
+@config_option
+@click.option("--stream", default="facts.operational", show_default=True, help="The stream.")
+@click.option("--consumer", required=True, help="The consumer; registered at its first fetch.")
+@start_option
+@click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Maximum number of facts."
+)
+def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: int) -> None:
+    """Print the facts after the consumer's frontier, oldest first. Until they are confirmed, the next fetch prints them
+    again."""
+    settings = load(config_file)
+    with contextlib.closing(StoreReader(settings.store_file)) as reader:
+        unknown = _unknown_stream(reader, stream)
+        registered = cast(
+            local_socket.Registered,
+            ask(settings, local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)),
+        )
+        if unknown:  # not refused: a consumer may exist before the first fact
+            undo = f"bsfg consumer remove {consumer} --force --now"
+            click.echo(
+                f"{unknown}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)", err=True
+            )
+        damaged = False
+        for one in fact_messages(reader, registered.stream, registered.frontier, limit):
+            _print(one, registered.stream)
+            damaged |= isinstance(one, Hole) and one.reason == "damaged"
+    sys.exit(1 if damaged else 0)
+
+
+@click.command()
+@config_option
+@click.option("--consumer", required=True, help="The consumer.")
+@click.option("--first-offset", type=click.IntRange(1), help="Confirm only from here on.  [default: the frontier]")
+@click.argument("offset", type=click.IntRange(1))
+@json_option
+def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Confirm that the consumer has stored everything up to OFFSET. The frontier never moves back."""
+    settings = load(config_file)
+    answer = cast(local_socket.Confirmed, ask(settings, local_socket.ConfirmReceipt(consumer, offset, first_offset)))
+    advanced = answer.cursor_advanced_to
+    click.echo(json.dumps({"cursor_advanced_to": advanced}) if as_json else f"cursor advanced to {advanced}")
+
+
+@click.command()
+@config_option
+@click.option("--stream", default="facts.telemetry", show_default=True, help="The stream.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="How many of the last facts."
+)
+@click.option("--follow", is_flag=True, help="Keep printing new facts until Ctrl-C.")
+def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Print the last facts of a stream. No cursor moves."""
+    settings = load(config_file)
+    with (
+        contextlib.closing(StoreReader(settings.store_file)) as reader,
+        contextlib.suppress(KeyboardInterrupt, BrokenPipeError),
+    ):
+        if unknown := _unknown_stream(reader, stream):  # not refused: --follow may wait for its first fact
+            click.echo(unknown, err=True)
+        after = max(0, reader.end_offset(stream) - limit)
+        while True:
+            for one in fact_messages(reader, stream, after, sys.maxsize):
+                after = _print(one, stream)
+            if not follow:
+                return
+            time.sleep(FOLLOW_S)
+
+
+def _unknown_stream(reader: StoreReader, stream: str) -> str:
+    """A message for a stream that the store does not have; empty for one that it has."""
+    known = sorted(info.name for info in reader.streams())
+    return "" if stream in known else f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
+
+
+def _print(one: dict[str, Any] | Hole, stream: str) -> int:
+    """Print a fact, or a hole on standard error. Returns the last offset that was printed."""
+    if isinstance(one, Hole):
+        click.echo(f"bsfg: {stream}: offsets {one.first_offset} to {one.last_offset} are {one.reason}", err=True)
+        return one.last_offset
+    click.echo(json.dumps(one, ensure_ascii=False))
+    return int(one["offset"])

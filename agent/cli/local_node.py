@@ -1,0 +1,67 @@
+"""Requests to the node of this machine: at its socket while it runs, otherwise answered from the store by the command
+itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import click
+
+from agent import local_socket
+from agent.config import NodeSettings
+from agent.fact_store import Start
+from agent.query.scan import TimeUnreadable, parse_moment_ns
+
+ANSWER_S = 10.0  # twice the default acks_timeout of a stream
+
+
+def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
+    """Parse `--start`: oldest, end, or a time given as a date or an age."""
+    match value:
+        case "oldest":
+            return "oldest"
+        case "end":
+            return "end"
+    try:
+        return parse_moment_ns(value, time.time_ns()) // 1_000_000
+    except TimeUnreadable as error:
+        raise click.BadParameter(f"{error}, and neither oldest nor end; {error.hint}", param=parameter) from error
+
+
+start_option = click.option(
+    "--start",
+    default="oldest",
+    show_default=True,
+    callback=start_of,
+    help="Where a new consumer begins: oldest, end, or a time (2026-11-21T06:00Z, 2h).",
+)
+
+
+to_option = click.option("--to", "peer", metavar="ZONE", help="Ask the node of this peer.  [default: our own node]")
+answer_s_option = click.option(
+    "--answer-s",
+    type=click.FloatRange(0.1, 3600),
+    default=ANSWER_S,
+    show_default=True,
+    help="How long to wait for a peer's answer before asking again.",
+)
+
+
+def ask(settings: NodeSettings, request: local_socket.Request, waits_ms: int = 0) -> local_socket.Answer:
+    """Send a request to the running node, or answer it from the store. Raises LocalError when it is refused.
+
+    `waits_ms` is how long the store may wait for acknowledgements before it answers.
+    """
+
+    async def answer_from_store() -> local_socket.Answer:
+        with local_socket.open_store(settings) as store:
+            return await local_socket.RequestHandler(store).answer(request)
+
+    try:
+        answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, waits_ms))
+    except (FileNotFoundError, ConnectionRefusedError):
+        answer = asyncio.run(answer_from_store())
+    if isinstance(answer, local_socket.Refused):
+        raise local_socket.LocalError(answer.message, answer.hint)
+    return answer

@@ -1,0 +1,36 @@
+"""The option that names a store file, a reader of it, and the report of offsets that cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from agent.config import load
+from agent.fact_store import StoreReader
+from agent.query.scan import ScanCounters
+
+file_option = click.option(
+    "--file",
+    "store_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A store's file, also one that was set aside.  [default: the node's]",
+)
+
+
+@contextlib.contextmanager
+def open_reader(config_file: Path, store_file: Path | None) -> Iterator[StoreReader]:
+    """A reader of `store_file`, or of the node's store where that is None."""
+    with contextlib.closing(StoreReader(store_file or load(config_file).store_file)) as reader:
+        yield reader
+
+
+def report_holes(counters: ScanCounters) -> int:
+    """Print to standard error which offsets could not be read. Returns the exit status: 1 if data are damaged."""
+    for stream, hole in counters.holes:
+        click.echo(f"bsfg: {stream}: offsets {hole.first_offset} to {hole.last_offset} are {hole.reason}", err=True)
+    if counters.holes_total > len(counters.holes):
+        click.echo(f"bsfg: {counters.holes_total - len(counters.holes)} more holes", err=True)
+    return 1 if any(hole.reason == "damaged" for _, hole in counters.holes) else 0

@@ -1,0 +1,98 @@
+"""Facts to a flat file that other programs read, as far as the store can be read, with a count that can be relied on.
+
+Promised: a file of the name asked for is either absent, what was there before, or a whole export; an export that is
+broken off leaves nothing. Nothing is overwritten unless asked. What was asked for and could not be read is in
+`Scanner.counters.holes`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from agent.query.export.formats import CsvForm, Form, JsonLinesForm, ParquetForm, SqliteForm
+from agent.query.scan import Bounds, ExportRefused, Scanner
+
+FormatName = Literal["sqlite", "csv", "jsonl", "parquet"]
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote."""
+
+    facts: int
+    bytes: int
+
+
+def export(
+    scanner: Scanner,
+    bounds: Bounds,
+    target: Path,
+    form_name: FormatName,
+    *,
+    force: bool = False,
+    progress: Callable[[int, str, int], None] = lambda _facts, _stream, _offset: None,
+) -> Exported:
+    """Write the facts within the bounds to `target`; `-` is standard output, for csv and jsonl. Raises ExportRefused.
+
+    `progress` hears, after each batch, how many facts are written and where in the store that is.
+    """
+    if target == STDOUT:
+        if form_name not in {"csv", "jsonl"}:
+            raise ExportRefused(f"{form_name} cannot be written to standard output", "name a file, or use csv or jsonl")
+        return Exported(_write(scanner, bounds, _text_form(form_name, _borrowed_stdout()), progress), 0)
+    if target.exists() and not force:
+        raise ExportRefused(f"{target} exists", "name another file, or replace it with --force")
+    if target.resolve() == scanner.reader.path.resolve():
+        raise ExportRefused(f"{target} is the store itself", "name another file")
+    part = target.with_name(target.name + ".part")
+    try:
+        part.unlink(missing_ok=True)
+        facts = _write(scanner, bounds, _form(form_name, part), progress)
+        size = part.stat().st_size
+        part.replace(target)
+    except (OSError, sqlite3.Error) as error:  # the store's own come as StoreError
+        hint = "see to the disk's room and the folder's rights"
+        raise ExportRefused(f"{target} cannot be written: {error}", hint) from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return Exported(facts, size)
+
+
+def _write(scanner: Scanner, bounds: Bounds, form: Form, progress: Callable[[int, str, int], None]) -> int:
+    count = 0
+    with closing(form):
+        for facts in scanner.scan(bounds):
+            form.write(facts)
+            count += len(facts.places)
+            progress(count, facts.stream, facts.first_offset)
+        form.finish()
+    return count
+
+
+def _form(name: FormatName, path: Path) -> Form:
+    match name:
+        case "sqlite":
+            return SqliteForm(path)
+        case "parquet":
+            return ParquetForm(path)
+        case _:
+            return _text_form(name, path.open("w", encoding="utf-8", newline=""))
+
+
+def _text_form(name: str, file: IO[str]) -> Form:
+    return CsvForm(file) if name == "csv" else JsonLinesForm(file)
+
+
+def _borrowed_stdout() -> IO[str]:
+    """Standard output as a file that may be closed."""
+    sys.stdout.flush()
+    return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", newline="")

@@ -1,0 +1,197 @@
+"""The forms of an export: SQLite, CSV, JSON lines and Parquet, each taking the facts of a batch at a time.
+
+Every form says each value to the bit, together with `value_type`; docs/reference/export.md says how, and a test reads
+each of them back. A form that is closed without `finish` leaves nothing that looks whole: that is seen to by export.py,
+which gives it a file of another name.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from agent.fact_store import named_statements
+from agent.message import JSON_INTEGER_MAX, Value
+from agent.query.scan import COLUMNS, ExtraMissing, Facts, exact_text, value_type
+
+_SQL = dict(named_statements(Path(__file__).with_name("export.sql").read_text("utf-8")))
+_TEXT_COLUMNS = tuple(name for name in COLUMNS if name != "value_text")  # `value` is exact where everything is text
+PARQUET_GROUP_FACTS = 65_536
+
+
+class Form(Protocol):
+    """Where facts go."""
+
+    def write(self, facts: Facts) -> None:
+        """Take the facts of a batch."""
+
+    def finish(self) -> None:
+        """All have been written: indexes, footers, the rest of a buffer."""
+
+    def close(self) -> None:
+        """Let go of the file, finished or not."""
+
+
+class SqliteForm:
+    """A table `facts` in a file of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+            self._connection.execute(f"PRAGMA {pragma}").close()
+        self._connection.execute(_SQL["create_facts"])
+        self._connection.execute("BEGIN")
+
+    def write(self, facts: Facts) -> None:
+        self._connection.executemany(_SQL["insert_fact"], flat_rows(facts, COLUMNS))
+
+    def finish(self) -> None:
+        self._connection.execute("COMMIT")
+        for name in ("index_offset", "index_subject", "index_time"):
+            self._connection.execute(_SQL[name])
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class CsvForm:
+    """Comma-separated text with a header line; empty is NULL, and an empty text where `value_type` is string."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._csv = csv.writer(file)  # lines end in CR LF (RFC 4180), so that both are quoted inside a text
+        self._csv.writerow(_TEXT_COLUMNS)
+
+    def write(self, facts: Facts) -> None:
+        columns = [
+            list(map(exact_text, facts.values())) if name == "value" else flat_column(facts, name)
+            for name in _TEXT_COLUMNS
+        ]
+        self._csv.writerows(zip(*columns, strict=True))
+
+    def finish(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JsonLinesForm:
+    """A JSON object a line; what is NULL is left out."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, facts: Facts) -> None:
+        columns = [
+            list(map(json_exact, facts.values())) if name == "value" else flat_column(facts, name)
+            for name in _TEXT_COLUMNS
+        ]
+        lines = []
+        for row in zip(*columns, strict=True):
+            found = {name: value for name, value in zip(_TEXT_COLUMNS, row, strict=True) if value is not None}
+            lines.append(json.dumps(found, ensure_ascii=False))
+        self._file.write("\n".join(lines) + "\n")
+
+    def finish(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ParquetForm:
+    """Row groups of the columns that the Spark source has, in its types."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise ExtraMissing(
+                "Parquet needs the package pyarrow, which is not installed",
+                "pip install pyarrow, or export to sqlite, csv or jsonl",
+            ) from error
+        self._pa = pa
+        text, whole = pa.string(), pa.int64()
+        self._schema = pa.schema([
+            pa.field("offset", whole, nullable=False), pa.field("message_id", text, nullable=False),
+            pa.field("stream", text, nullable=False), pa.field("zone", text, nullable=False),
+            pa.field("epoch", text, nullable=False), pa.field("sequence", whole, nullable=False),
+            pa.field("tag", text, nullable=False), pa.field("predicate", text, nullable=False),
+            pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("source_time_ns", whole, nullable=False), pa.field("value", pa.float64()),
+            pa.field("value_int", whole), pa.field("value_text", text), pa.field("value_type", text, nullable=False),
+            pa.field("quality", whole), pa.field("unit", text), pa.field("object_json", text),
+        ])  # fmt: skip
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+        self._columns: dict[str, list[Any]] = {name: [] for name in self._schema.names}
+
+    def write(self, facts: Facts) -> None:
+        values = facts.values()
+        times_ns = facts.column("source_time_ns")
+        made: dict[str, Sequence[Any]] = {
+            "tag": facts.column("subject"),
+            "ts": [time_ns // 1000 for time_ns in times_ns],
+            "value": [_double(value) for value in values],
+            "value_int": [int(value) if _is_whole(value) else None for value in values],  # type: ignore[arg-type]
+            "value_text": [exact_text(value) if _is_text(value) else None for value in values],
+            "value_type": ["message"] * len(values) if facts.samples is None else list(map(value_type, values)),
+        }
+        for name, column in self._columns.items():
+            column.extend(made[name] if name in made else facts.column(name))
+        if len(self._columns["offset"]) >= PARQUET_GROUP_FACTS:
+            self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _flush(self) -> None:
+        arrays = [self._pa.array(self._columns[one.name], one.type) for one in self._schema]
+        if len(arrays[0]):
+            self._writer.write_batch(self._pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        for column in self._columns.values():
+            column.clear()
+
+
+def flat_column(facts: Facts, name: str) -> Sequence[Any]:
+    """A column of a flat row. A sample's message_id is left out: it is the row's stream, zone, epoch and sequence."""
+    if name == "message_id" and facts.samples is not None:
+        return [None] * len(facts.places)
+    return facts.column(name)
+
+
+def flat_rows(facts: Facts, names: Sequence[str]) -> Any:
+    """The rows of a batch."""
+    return zip(*(flat_column(facts, name) for name in names), strict=True)
+
+
+def json_exact(value: Value) -> Any:
+    """A value as JSON says it without loss to any reader, and as `exact_text` where it cannot."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= JSON_INTEGER_MAX else str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return exact_text(value)
+
+
+def _double(value: Value) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _is_whole(value: Value) -> bool:
+    return isinstance(value, int) and value_type(value) != "uint"
+
+
+def _is_text(value: Value) -> bool:
+    return value is not None and value_type(value) in {"string", "bytes", "json", "uint"}

@@ -1,0 +1,159 @@
+"""Carries out a search for last values on a store: heads first, then batches from the newest time down, until nothing
+is missing.
+
+Only as many facts as `depth` are looked through, from the end of each stream: a tag that has never said anything would
+otherwise have the whole store opened for its sake. Within the depth the answer is exact; what was not found in it is a
+row without a value.
+
+Whoever searches one stream again and again keeps an `AbsentTags`. A store's definitions name the tags of all its
+streams, so in any one of them most are sought in vain through the whole depth; the next search looks for those only in
+what has come since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from agent.batch import BatchError, Kind, Origin, open_packed, parse
+from agent.fact_store import BatchHead
+from agent.message import TagDefinition
+from agent.pages import Hole
+from agent.query.latest.latest_search import LatestRow, LatestSearch, Tag
+from agent.query.scan import Scanner
+
+DEPTH_FACTS = 10_000_000  # one to two seconds on two shared cores, where nothing ends the search earlier
+FRESH_MS = 60_000
+OFFSET_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LatestResult:
+    """What a search found, and the bound it kept: the depth in facts, 0 where it could go to the beginning."""
+
+    rows: list[LatestRow]
+    depth_facts: int
+
+    @property
+    def missing(self) -> list[LatestRow]:
+        """Rows without a value."""
+        return [row for row in self.rows if row.latest is None]
+
+
+class AbsentTags:
+    """Which tags were sought in vain in which offsets of a stream, by one who keeps searching it; used by one thread at
+    a time.
+
+    What was there stays as it was: batches never change, and later ones lie behind. Only a damaged batch may come back
+    to its place, so a search that met a hole is not remembered.
+    """
+
+    def __init__(self) -> None:
+        self._searched: dict[str, dict[Tag, tuple[int, int]]] = {}
+
+    def until(self, stream: str, first_offset: int, tags: Iterable[Tag]) -> dict[Tag, int]:
+        """The tags of these that are known not to lie from `first_offset` up to an offset, and that offset."""
+        known, found = self._searched.get(stream, {}), dict[Tag, int]()
+        for tag in tags:
+            first, last = known.get(tag, (1, 0))
+            if first <= first_offset <= last:
+                found[tag] = last
+        return found
+
+    def note(self, stream: str, first_offset: int, last_offset: int, rows: Iterable[LatestRow]) -> None:
+        """What became of the tags that were sought; of others it stays known how far they were."""
+        known = self._searched.setdefault(stream, {})
+        for row in rows:
+            if row.latest is None:
+                known[row.tag] = first_offset, last_offset
+            else:
+                known.pop(row.tag, None)
+
+
+def find_latest(
+    scanner: Scanner,
+    now_ns: int,
+    is_wanted: Callable[[Tag], bool] = lambda _: True,
+    *,
+    streams: frozenset[str] | None = None,
+    depth_facts: int = DEPTH_FACTS,
+    fresh_ms: int = FRESH_MS,
+) -> LatestResult:
+    """The last known value of each wanted tag."""
+    search = LatestSearch(_definitions(scanner), is_wanted)
+    _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts))
+    return LatestResult(search.rows(now_ns, fresh_ms), depth_facts)
+
+
+def find_latest_in_stream(
+    scanner: Scanner,
+    now_ns: int,
+    stream: str,
+    absent: AbsentTags,
+    is_wanted: Callable[[Tag], bool] = lambda _: True,
+    *,
+    depth_facts: int = DEPTH_FACTS,
+    fresh_ms: int = FRESH_MS,
+) -> list[LatestRow]:
+    """As `latest` of one stream, for one who asks again and again: only tags that have a value."""
+    first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
+    definitions = _definitions(scanner)
+    tags = {Tag(origin.zone, one.subject, one.predicate) for origin, ones in definitions.items() for one in ones}
+    known = absent.until(stream, first_offset, filter(is_wanted, tags))
+    heads = _newest_first(scanner, frozenset([stream]), depth_facts)
+    while True:
+        search = LatestSearch(definitions, is_wanted, known.__contains__)
+        _carry_out(scanner, search, heads, min(known.values(), default=end_offset))
+        rows = search.rows(now_ns, fresh_ms)
+        spoken = [row.tag for row in rows if row.latest is not None and row.tag in known]
+        if not spoken:
+            break
+        for tag in spoken:  # for the first time: now as_of of its source may lie in what was left out
+            del known[tag]
+    if not scanner.counters.holes_total:
+        absent.note(stream, first_offset, end_offset, rows)
+    return [row for row in rows if row.latest is not None]
+
+
+def _carry_out(
+    scanner: Scanner, search: LatestSearch, heads: Iterable[tuple[BatchHead, str]], until_offset: int = OFFSET_MAX
+) -> None:
+    """Look while something is sought, and at every batch behind `until_offset`, where those may be that are absent
+    before it."""
+    for head, stream in heads:
+        is_sought = search.settle(head.time_max_ns)
+        if not is_sought and until_offset == OFFSET_MAX:
+            return
+        if (is_sought or head.last_offset > until_offset) and search.may_be_in(head.origin):
+            _look(scanner, search, stream, head)
+
+
+def _definitions(scanner: Scanner) -> dict[Origin, list[TagDefinition]]:
+    return {origin: scanner.dictionary.all_of(origin) for origin in scanner.reader.origins()}
+
+
+def _first(scanner: Scanner, stream: str, depth_facts: int) -> int:
+    """The first offset within the depth."""
+    first_offset = scanner.firsts.get(stream, 1)
+    return max(first_offset, scanner.ends.get(stream, 0) - depth_facts + 1) if depth_facts else first_offset
+
+
+def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts: int) -> list[tuple[BatchHead, str]]:
+    found: list[tuple[BatchHead, str]] = []
+    for stream, end_offset in scanner.ends.items():
+        if streams is None or stream in streams:
+            for page in scanner.heads(stream, _first(scanner, stream, depth_facts), end_offset):
+                found += [(head, stream) for head in page if head.kind == Kind.SAMPLES]
+    found.sort(key=lambda one: (one[0].time_max_ns, one[0].first_offset), reverse=True)
+    return found
+
+
+def _look(scanner: Scanner, search: LatestSearch, stream: str, head: BatchHead) -> None:
+    for stored in scanner.read(stream, head.first_offset, head.last_offset):
+        try:
+            samples = open_packed(parse(stored.sealed))
+        except BatchError:
+            scanner.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
+            continue
+        scanner.counters.batches_opened += 1
+        search.look(stream, stored.first_offset, stored.origin, samples)

@@ -1,0 +1,95 @@
+"""Last known values as rows for programs, people and other nodes, and those of a store beside what others told. Core:
+no IO.
+
+A value that was told is shown until the store itself knows one that is as new, and says who told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypedDict
+
+from agent.message import json_value, time_text
+from agent.query.latest.latest_search import LatestRow
+from agent.query.scan import parse_time_ns, value_type
+
+_NEVER_NS = -(2**63)
+
+
+class LatestRecord(TypedDict):
+    """A row for programs: `value` as in a message, everything about it None where none was found, times as text. `via`:
+    the fact is not in this store, that zone told of it."""
+
+    zone: str
+    subject: str
+    predicate: str
+    source: str
+    value: Any
+    value_type: str | None
+    unit: str | None
+    quality: int | None
+    source_time: str | None
+    stream: str | None
+    offset: int | None
+    as_of: str | None
+    staleness_ms: int | None
+    mode: str
+    via: str | None
+
+
+def latest_record(row: LatestRow) -> LatestRecord:
+    """A row as programs and other nodes read it."""
+    known = row.latest
+    return {
+        "zone": row.tag.zone,
+        "subject": row.tag.subject,
+        "predicate": row.tag.predicate,
+        "source": row.source,
+        "value": json_value(known.value) if known else None,
+        "value_type": value_type(known.value) if known else None,
+        "unit": known.unit or None if known else None,
+        "quality": known.quality if known else None,
+        "source_time": time_text(known.source_time_ns) if known else None,
+        "stream": known.stream if known else None,
+        "offset": known.offset if known else None,
+        "as_of": None if row.as_of_ns is None else time_text(row.as_of_ns),
+        "staleness_ms": row.staleness_ms,
+        "mode": row.mode,
+        "via": None,
+    }
+
+
+def merge_peer_records(
+    rows: Sequence[LatestRecord], heard: Iterable[LatestRecord], now_ns: int, fresh_ms: int
+) -> list[LatestRecord]:
+    """Rows of the store, and beside them what others told of tags of which it knows nothing as new; by zone and
+    subject.
+
+    How stale a source is follows from both: who told knew until when it spoke.
+    """
+    best = {(row["zone"], row["subject"], row["predicate"]): row for row in rows}
+    for row in heard:
+        key = row["zone"], row["subject"], row["predicate"]
+        known = best.get(key)
+        if known is None or _at_ns(row["source_time"]) > _at_ns(known["source_time"]):
+            best[key] = row
+    newest: dict[tuple[str, str], int] = {}
+    for row in best.values():
+        source = row["zone"], row["source"]
+        newest[source] = max(_at_ns(row["as_of"]), newest.get(source, _NEVER_NS))
+    merged = list[LatestRecord]()
+    for _, row in sorted(best.items()):
+        as_of_ns = newest[row["zone"], row["source"]]
+        if as_of_ns == _NEVER_NS:
+            merged.append(row)
+            continue
+        staleness_ms = max(0, (now_ns - as_of_ns) // 1_000_000)
+        mode = "fresh" if staleness_ms <= fresh_ms else "degraded"
+        merged.append({**row, "as_of": time_text(as_of_ns), "staleness_ms": staleness_ms, "mode": mode})
+    return merged
+
+
+def _at_ns(text: str | None) -> int:
+    """A time that was found, or before all times."""
+    found = None if text is None else parse_time_ns(text)
+    return _NEVER_NS if found is None else found

@@ -1,0 +1,34 @@
+"""Reading a store: which batches may hold what is asked for, their facts as columns or messages, and times as people
+write them."""
+
+from agent.query.scan.bounds import INT64_MAX, OFFSET_MAX, Bounds, matches_glob
+from agent.query.scan.dictionary import Dictionary
+from agent.query.scan.errors import ExportRefused, ExtraMissing, SqlRefused, TimeUnreadable
+from agent.query.scan.fact_columns import COLUMNS, Facts, exact_text, sql_value, value_text, value_type
+from agent.query.scan.messages import fact_messages
+from agent.query.scan.scanner import ScanCounters, Scanner
+from agent.query.scan.times import compare, parse_moment_ns, parse_time_ns
+
+__all__ = [
+    "COLUMNS",
+    "INT64_MAX",
+    "OFFSET_MAX",
+    "Bounds",
+    "Dictionary",
+    "ExportRefused",
+    "ExtraMissing",
+    "Facts",
+    "ScanCounters",
+    "Scanner",
+    "SqlRefused",
+    "TimeUnreadable",
+    "compare",
+    "exact_text",
+    "fact_messages",
+    "matches_glob",
+    "parse_moment_ns",
+    "parse_time_ns",
+    "sql_value",
+    "value_text",
+    "value_type",
+]

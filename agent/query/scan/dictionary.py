@@ -1,0 +1,55 @@
+"""What tag numbers stand for, per origin: a store's definitions, read when a batch first needs them.
+
+Definitions never change and their numbers have no gap, so what was read once is kept.
+"""
+
+from __future__ import annotations
+
+from agent.batch import DEFINITIONS_MAX, BatchError, Origin
+from agent.fact_store import StoreReader
+from agent.message import TagDefinition
+from agent.query.scan.bounds import Bounds
+
+
+class Dictionary:
+    """Definitions of a store by origin; number n stands at n - 1."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self._reader = reader
+        self._known: dict[Origin, list[TagDefinition]] = {}
+
+    def of(self, origin: Origin, count: int) -> list[TagDefinition]:
+        """At least the first `count` definitions of an origin. Raises BatchError when the store has fewer."""
+        known = self._known.setdefault(origin, [])
+        if len(known) < count:
+            known.extend(map(TagDefinition.from_json, self._reader.definitions(origin, len(known), count)))
+            if len(known) < count:
+                raise BatchError(f"definitions: the store has {len(known)} of {origin}, a batch names {count}")
+        return known
+
+    def all_of(self, origin: Origin) -> list[TagDefinition]:
+        """Every definition the store has of an origin."""
+        known = self._known.setdefault(origin, [])
+        known.extend(map(TagDefinition.from_json, self._reader.definitions(origin, len(known), DEFINITIONS_MAX)))
+        return known
+
+
+class Wanted:
+    """The tags that a question asks for, as numbers of each origin."""
+
+    def __init__(self, dictionary: Dictionary, bounds: Bounds) -> None:
+        self._dictionary = dictionary
+        self._bounds = bounds
+        self._found: dict[Origin, tuple[int, frozenset[int]]] = {}
+
+    def numbers(self, origin: Origin, count: int) -> frozenset[int] | None:
+        """Which of an origin's first tags (and perhaps of some later ones) are asked for; None for all of them."""
+        if not self._bounds.names_tags:
+            return None
+        looked_at, numbers = self._found.get(origin, (0, frozenset[int]()))
+        if looked_at < count:
+            known = self._dictionary.of(origin, count)
+            new = (n for n, one in enumerate(known[looked_at:], looked_at + 1) if self._bounds.wants(n, one))
+            numbers = numbers.union(new)
+            self._found[origin] = len(known), numbers
+        return numbers

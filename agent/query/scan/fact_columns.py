@@ -1,0 +1,215 @@
+"""The facts of one opened batch as columns, each built when it is asked for. Core: no IO.
+
+This is where a stored batch becomes something that people and other programs read: `tail` and `fetch` (as messages),
+`sql` and `export` (as rows) and `latest` all stand on it. The columns of a row:
+
+    stream offset                where it lies in this store
+    zone epoch sequence          identity for ever: by which life of which zone's store it was first recorded
+    kind                         sample or message
+    subject predicate            what it is about, what it says of it
+    tag                          number of the tag's definition at its origin; NULL for a message
+    value                        as SQLite has it: REAL, INTEGER (also of a bool), TEXT (also JSON), BLOB; NULL where there is none
+    value_type                   double int uint bool string bytes json none; NULL for a message
+    value_text                   exactly, as text, what `value` cannot hold: integers above int64, NaN, minus zero
+    unit quality                 of the sample; quality is the OPC UA StatusCode, 0 is Good
+    source_time source_time_ns   when it was so, ISO 8601 in UTC and in ns since 1970; for a message when it was produced
+    object_json                  of a message, canonical JSON; NULL for a sample, whose columns say the same
+    message_id                   the producer's own, or computed for a sample
+    to_zone correlation_id causation_id labels_json     of a message's envelope
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from agent.batch import Batch, Kind, Unpacked
+from agent.message import Json, Message, TagDefinition, Value, sample_message_id, time_text
+from agent.query.scan.bounds import INT64_MAX
+
+COLUMNS = (
+    "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "value", "value_type",
+    "value_text", "unit", "quality", "source_time", "source_time_ns", "object_json", "message_id", "to_zone",
+    "correlation_id", "causation_id", "labels_json",
+)  # fmt: skip
+_QUIET_NAN = struct.pack("<d", math.nan)
+_TYPE_NAMES: dict[type, str] = {
+    float: "double", int: "int", bool: "bool", str: "string", bytes: "bytes", Json: "json", type(None): "none",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Some facts of one batch: those at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of
+    the batch."""
+
+    stream: str
+    first_offset: int
+    batch: Batch
+    places: Sequence[int]
+    samples: Unpacked | None
+    messages: Sequence[Message]
+    definitions: Sequence[TagDefinition]
+
+    def rows(self, names: Sequence[str] = COLUMNS) -> Iterator[tuple[Any, ...]]:
+        """Row by row, the columns asked for."""
+        return zip(*map(self.column, names), strict=True)
+
+    def column(self, name: str) -> Sequence[Any]:
+        """One column, an entry for each place."""
+        header, count = self.batch.header, len(self.places)
+        match name:
+            case "stream":
+                return [self.stream] * count
+            case "offset":
+                return [self.first_offset + place for place in self.places]
+            case "zone":
+                return [header.origin.zone] * count
+            case "epoch":
+                return [header.origin.epoch.hex()] * count
+            case "sequence":
+                return [header.first_sequence + place for place in self.places]
+            case "kind":
+                return ["sample" if header.kind is Kind.SAMPLES else "message"] * count
+            case "source_time":
+                return list(map(time_text, self.column("source_time_ns")))
+            case "value":
+                return list(map(sql_value, self.values()))
+            case "value_type":
+                return list(map(value_type, self.values())) if self.samples else [None] * count
+            case "value_text":
+                return list(map(value_text, self.values()))
+        if self.samples is not None:
+            return self._of_samples(name, self.samples)
+        return list(map(_OF_MESSAGE[name], map(self.messages.__getitem__, self.places))) if name in _OF_MESSAGE else (
+            [None] * count
+        )  # fmt: skip
+
+    def values(self) -> Sequence[Value]:
+        """Each tag's value as the product has it; None for a message."""
+        return self.samples.values_at(self.places) if self.samples else [None] * len(self.places)
+
+    def _of_samples(self, name: str, samples: Unpacked) -> Sequence[Any]:
+        match name:
+            case "source_time_ns":
+                return samples.times_ns_at(self.places)
+            case "quality":
+                return samples.qualities_at(self.places)
+            case "tag":
+                return list(map(samples.all_tags().__getitem__, self.places))
+            case "subject" | "predicate" | "unit":
+                defined = [None, *map(attrgetter(name), self.definitions)]
+                tags = samples.all_tags()
+                return [defined[tags[place]] or None for place in self.places]
+            case "message_id":
+                origin, stream = self.batch.header.origin, self.batch.header.stream
+                first = self.batch.header.first_sequence
+                return [sample_message_id(stream, origin.zone, origin.epoch, first + place) for place in self.places]
+            case _:
+                return [None] * len(self.places)
+
+
+_OF_MESSAGE: dict[str, Callable[[Message], Any]] = {
+    "subject": lambda one: one.fact.subject,
+    "predicate": lambda one: one.fact.predicate,
+    "source_time_ns": lambda one: one.envelope.produced_at_unix_ms * 1_000_000,
+    "object_json": lambda one: one.fact.object_json.decode(),
+    "message_id": lambda one: one.envelope.message_id,
+    "to_zone": lambda one: one.envelope.to_zone,
+    "correlation_id": lambda one: one.envelope.correlation_id,
+    "causation_id": lambda one: one.envelope.causation_id,
+    "labels_json": lambda one: (
+        json.dumps(dict(one.envelope.labels), ensure_ascii=False, sort_keys=True) if one.envelope.labels else None
+    ),
+}
+
+
+def sql_value(value: Value) -> Any:
+    """A value as SQLite has it: NaN is NULL there, and an integer above int64 the nearest double."""
+    kind = type(value)
+    if kind is float:
+        return None if value != value else value  # noqa: PLR0124 only NaN differs from itself
+    if kind is bool:
+        return int(value)  # type: ignore[arg-type]
+    if kind is Json:
+        return value.data.decode()  # type: ignore[union-attr]
+    if kind is int and value > INT64_MAX:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    return value
+
+
+def value_type(value: Value) -> str:
+    """The name of a value's type; `uint` only for what int64 cannot hold."""
+    name = _TYPE_NAMES[type(value)]
+    return "uint" if name == "int" and value > INT64_MAX else name  # type: ignore[operator]
+
+
+def value_text(value: Value) -> str | None:
+    """Exactly, what `sql_value` loses; None where it loses nothing. NaN with other bits than the usual is NaN:<16 hex
+    digits>."""
+    if type(value) is float:
+        if value != value:  # noqa: PLR0124 as above
+            bits = struct.pack("<d", value)
+            return "NaN" if bits == _QUIET_NAN else f"NaN:{bits[::-1].hex()}"
+        return "-0.0" if value == 0.0 and math.copysign(1.0, value) < 0 else None
+    return str(value) if type(value) is int and value > INT64_MAX else None
+
+
+def exact_text(value: Value) -> str | None:
+    """Any value as text that, with its `value_type`, says it to the bit: for forms that have no types of their own."""
+    match value:
+        case None | str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float() if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        case float():
+            return value_text(value) or repr(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Json():
+            return value.data.decode()
+
+
+def value_of_text(kind: str | None, text: str | None) -> Value:
+    """The inverse of `exact_text`."""
+    if text is None or kind is None or kind in {"string", "none"}:
+        return text if kind == "string" else None
+    match kind:
+        case "double":
+            return exact_value(kind, None, text) if text.startswith("NaN") else float(text)
+        case "bool":
+            return text == "true"
+        case "bytes":
+            return base64.b64decode(text)
+        case "json":
+            return Json(text.encode())
+        case _:
+            return int(text)
+
+
+def exact_value(kind: str | None, value: Any, text: str | None) -> Value:
+    """The inverse: a value to the bit from its columns `value_type`, `value` and `value_text`, as SQLite has them."""
+    match kind:
+        case "double" if text is not None and text.startswith("NaN"):
+            return float(struct.unpack(">d", bytes.fromhex(text[4:]))[0]) if len(text) > 3 else math.nan
+        case "double":
+            return float(value if text is None else text)
+        case "uint":
+            return int(text or value)
+        case "bool":
+            return bool(value)
+        case "json":
+            return Json(str(value).encode())
+        case _:
+            found: Value = value
+            return found

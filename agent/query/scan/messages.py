@@ -1,0 +1,75 @@
+"""Facts as the specification shows them: offset, envelope, fact; samples presented as messages. What `tail` and `fetch`
+print.
+
+Promised: every fact after an offset in its order, and between them each hole in the log by name, so that whoever copies
+the output knows what is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from agent.batch import BatchError, Kind, open_messages, open_samples, parse
+from agent.fact_store import StoreReader
+from agent.message import Envelope, Message, sample_message, sample_message_id
+from agent.pages import Hole, StoredBatch
+from agent.query.scan.dictionary import Dictionary
+
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+PAGE_FACTS_MAX = 100_000
+
+
+def fact_messages(reader: StoreReader, stream: str, after_offset: int, limit: int) -> Iterator[dict[str, Any] | Hole]:
+    """At most `limit` facts after an offset as JSON objects, and the holes among them."""
+    dictionary = Dictionary(reader)
+    while limit > 0:
+        page = reader.read(stream, after_offset, min(limit, PAGE_FACTS_MAX), PAGE_BYTES_MAX)
+        passed: list[StoredBatch | Hole] = [*page.batches, *page.holes]
+        passed.sort(key=lambda one: one.first_offset)
+        for one in passed:
+            for found in _one_by_one(one, dictionary):
+                if isinstance(found, Hole):
+                    yield found
+                elif found["offset"] > after_offset and limit > 0:
+                    yield found
+                    limit -= 1
+        if not passed:
+            return
+        after_offset = passed[-1].last_offset
+
+
+def _one_by_one(one: StoredBatch | Hole, dictionary: Dictionary) -> Iterator[dict[str, Any] | Hole]:
+    if isinstance(one, Hole):
+        yield one
+        return
+    try:
+        messages = list(_messages(one, dictionary))
+    except BatchError:
+        yield Hole(one.first_offset, one.last_offset, "damaged")
+        return
+    for offset, message in enumerate(messages, one.first_offset):
+        yield _line(offset, message)
+
+
+def _messages(stored: StoredBatch, dictionary: Dictionary) -> Iterator[Message]:
+    batch = parse(stored.sealed)
+    if batch.header.kind is Kind.MESSAGES:
+        yield from open_messages(batch)
+        return
+    origin = stored.origin
+    known = dictionary.of(origin, stored.definition_count)
+    for sequence, sample in enumerate(open_samples(batch).rows(), batch.header.first_sequence):
+        message_id = sample_message_id(batch.header.stream, origin.zone, origin.epoch, sequence)
+        yield sample_message(known[sample.tag - 1], sample, message_id, origin.zone)
+
+
+def _line(offset: int, message: Message) -> dict[str, Any]:
+    envelope, fact = message.envelope, message.fact
+    named = {name: getattr(envelope, name) for name in Envelope.__slots__}
+    return {
+        "offset": offset,
+        "envelope": {name: value for name, value in named.items() if value not in (None, {})},
+        "fact": {"subject": fact.subject, "predicate": fact.predicate, "object": json.loads(fact.object_json)},
+    }

@@ -1,0 +1,225 @@
+"""Facts of a store within bounds, batch by batch: reads what batches say of themselves, then only those that may
+matter.
+
+Promised: every fact within the bounds that was there when the scan was made and has not been released since, once, in
+the order of streams and offsets (or backwards); what could not be read is named in `holes` and does not end the scan.
+Between two statements nothing is open, so the node can go on reusing its log while a long question is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.batch import BatchError, Kind, open_messages, open_packed, parse
+from agent.fact_store import BatchHead, StoreDamaged, StoreReader
+from agent.pages import Hole, StoredBatch
+from agent.query.scan.bounds import Bounds
+from agent.query.scan.dictionary import Dictionary, Wanted
+from agent.query.scan.errors import StreamUnknown
+from agent.query.scan.fact_columns import Facts
+
+HEADS_PAGE = 4096  # some milliseconds for each statement
+READ_BYTES_MAX = 4 * 1024 * 1024
+ROW_LEAP_MAX = 2**40  # beyond any row that was ever written
+HOLES_MAX = 1000  # named one by one; more are counted
+
+
+@dataclass(slots=True)
+class ScanCounters:
+    """What a scan has done: batches it looked at, and of those read and opened; holes it met."""
+
+    heads: int = 0
+    batches_read: int = 0
+    batches_opened: int = 0
+    facts: int = 0
+    holes: list[tuple[str, Hole]] = field(default_factory=list)
+    holes_total: int = 0
+
+    def add_hole(self, stream: str, hole: Hole) -> None:
+        """Note a hole."""
+        if (stream, hole) in self.holes:
+            return
+        self.holes_total += 1
+        if len(self.holes) < HOLES_MAX:
+            self.holes.append((stream, hole))
+
+
+class Scanner:
+    """Scans of one store up to the ends its streams had when this was made: several scans see the same facts."""
+
+    def __init__(self, reader: StoreReader, dictionary: Dictionary | None = None) -> None:
+        self.reader = reader
+        self.dictionary = dictionary or Dictionary(reader)  # whoever asks again and again keeps his own
+        bounds = reader.bounds()
+        self.firsts: Mapping[str, int] = {name: first for name, (first, _) in bounds.items()}
+        self.ends: Mapping[str, int] = {name: last for name, (_, last) in bounds.items()}
+        self.counters = ScanCounters()
+        self._rows: dict[str, list[tuple[int, BatchHead]]] | None = None  # only of a damaged file
+
+    def check_streams(self, streams: Iterable[str]) -> frozenset[str]:
+        """These streams. Raises StreamUnknown where the store has not heard of one."""
+        for stream in streams:
+            if stream not in self.ends:
+                raise StreamUnknown(
+                    f"there is no stream {stream!r}", f"there are: {', '.join(sorted(self.ends)) or 'none'}"
+                )
+        return frozenset(streams)
+
+    def scan(self, bounds: Bounds, *, newest_first: bool = False) -> Iterator[Facts]:
+        """The facts within the bounds, by batch; in a batch they are in the order of `Facts.places`, which may be
+        backwards."""
+        wanted = Wanted(self.dictionary, bounds)
+        for stream in sorted(self.ends, reverse=newest_first):
+            if bounds.streams is None or stream in bounds.streams:
+                yield from self._scan_stream(stream, bounds, wanted, newest_first=newest_first)
+
+    def heads(
+        self, stream: str, first_offset: int, last_offset: int, *, newest_first: bool = False
+    ) -> Iterator[list[BatchHead]]:
+        """What the batches of a range say of themselves, by page."""
+        while first_offset <= last_offset:
+            try:
+                page = self.reader.heads(stream, first_offset, last_offset, HEADS_PAGE, newest_first=newest_first)
+            except StoreDamaged:
+                page = [head for _, head in self._salvaged(stream, first_offset, last_offset)]
+                yield page[::-1] if newest_first else page
+                return
+            self.counters.heads += len(page)
+            if not page:
+                return
+            yield page
+            if newest_first:
+                last_offset = page[-1].first_offset - 1
+            else:
+                first_offset = page[-1].last_offset + 1
+
+    def read(self, stream: str, first_offset: int, last_offset: int) -> list[StoredBatch]:
+        """The batches of a range, as far as they can be read; the rest is noted as holes."""
+        found = list[StoredBatch]()
+        after = first_offset - 1
+        while after < last_offset:
+            try:
+                page = self.reader.read(stream, after, last_offset - after, READ_BYTES_MAX, until_offset=last_offset)
+            except StoreDamaged:
+                return found + self._read_rows(stream, after + 1, last_offset)
+            for hole in page.holes:
+                self.counters.add_hole(stream, hole)
+            found += page.batches
+            ends = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
+            if not ends:
+                self.counters.add_hole(stream, Hole(after + 1, last_offset, "expired"))
+                break
+            after = max(ends)
+        self.counters.batches_read += len(found)
+        return found
+
+    def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
+        """The facts of a batch that are asked for, if it has any. A batch that does not open is noted as a hole."""
+        try:
+            batch = parse(stored.sealed)
+            self.counters.batches_opened += 1
+            if batch.header.kind is Kind.MESSAGES:
+                messages = open_messages(batch)
+                places = bounds.message_places(stored.first_offset, messages)
+                facts = Facts(stream, stored.first_offset, batch, places, None, messages, ())
+            else:
+                numbers = wanted.numbers(stored.origin, stored.definition_count)
+                samples = open_packed(batch)
+                places = bounds.sample_places(stored.first_offset, samples, numbers)
+                definitions = self.dictionary.of(stored.origin, stored.definition_count)
+                facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions)
+        except (BatchError, StoreDamaged):  # a definition that cannot be read leaves a batch without meaning
+            self.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
+            return None
+        self.counters.facts += len(places)
+        return facts if places else None
+
+    def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
+        group_max = 1  # small first, for whoever asks for the first ten
+        first, last = max(bounds.offset_min, self.firsts[stream]), min(bounds.offset_max, self.ends[stream])
+        for page in self.heads(stream, first, last, newest_first=newest_first):
+            kept = [head for head in page if bounds.may_hold(head) and self._names_some(head, wanted)]
+            at = 0
+            while at < len(kept):
+                group = _contiguous(kept, at, group_max, newest_first=newest_first)
+                group_max = min(group_max * 2, HEADS_PAGE)
+                at += len(group)
+                ends = group[0], group[-1]
+                stored = self.read(stream, min(h.first_offset for h in ends), max(h.last_offset for h in ends))
+                for one in reversed(stored) if newest_first else stored:
+                    if facts := self.opened(stream, one, bounds, wanted):
+                        yield replace(facts, places=facts.places[::-1]) if newest_first else facts
+
+    def _salvaged(self, stream: str, first_offset: int, last_offset: int) -> list[tuple[int, BatchHead]]:
+        """Rows and heads of a range, when SQLite finds the file damaged; what no row is left of is noted as holes."""
+        if self._rows is None:
+            self._rows = salvage(self.reader)
+        found, expected = list[tuple[int, BatchHead]](), first_offset
+        for row, head in self._rows.get(stream, ()):
+            if head.last_offset < first_offset or head.first_offset > last_offset:
+                continue
+            if head.first_offset > expected:
+                self.counters.add_hole(stream, Hole(expected, head.first_offset - 1, "damaged"))
+            found.append((row, head))
+            expected = head.last_offset + 1
+        if expected <= last_offset:
+            self.counters.add_hole(stream, Hole(expected, last_offset, "damaged"))
+        return found
+
+    def _read_rows(self, stream: str, first_offset: int, last_offset: int) -> list[StoredBatch]:
+        found = list[StoredBatch]()
+        for row, head in self._salvaged(stream, first_offset, last_offset):
+            try:
+                found.append(self.reader.row(row))
+            except StoreDamaged:
+                self.counters.add_hole(stream, Hole(head.first_offset, head.last_offset, "damaged"))
+        self.counters.batches_read += len(found)
+        return found
+
+    def _names_some(self, head: BatchHead, wanted: Wanted) -> bool:
+        """Whether one of the tags that are asked for was defined when the batch was sealed."""
+        if head.kind != Kind.SAMPLES:
+            return True
+        try:
+            numbers = wanted.numbers(head.origin, head.definition_count)
+        except (BatchError, StoreDamaged):
+            return True  # whoever opens it says so
+        return numbers is None or bool(numbers)
+
+
+def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchHead]]]:
+    """What is left of the table of batches in a damaged file, by stream and offset: row by row, leaping over what
+    cannot be read."""
+    found: dict[str, dict[int, tuple[int, BatchHead]]] = {}
+    row, leap, limit = 0, 1, HEADS_PAGE
+    while leap < ROW_LEAP_MAX:
+        try:
+            page = reader.row_heads(row, limit)
+        except StoreDamaged:
+            if limit > 1:
+                limit = 1
+            else:
+                row, leap = row + leap, leap * 2
+            continue
+        if not page:
+            break
+        for number, stream, head in page:
+            found.setdefault(stream, {})[head.first_offset] = number, head
+        row, leap, limit = page[-1][0], 1, min(limit * 2, HEADS_PAGE)
+    return {stream: [heads[first] for first in sorted(heads)] for stream, heads in found.items()}
+
+
+def _contiguous(heads: list[BatchHead], at: int, count: int, *, newest_first: bool) -> list[BatchHead]:
+    """Batches that follow one another from `at` on, not too many and not too large for one read."""
+    group, size = [heads[at]], heads[at].body_bytes
+    for head in heads[at + 1 : at + count]:
+        last = group[-1]
+        follows = (
+            last.first_offset - 1 == head.last_offset if newest_first else last.last_offset + 1 == head.first_offset
+        )
+        size += head.body_bytes
+        if not follows or size > READ_BYTES_MAX:
+            break
+        group.append(head)
+    return group

@@ -1,0 +1,66 @@
+"""Times as people write them, in nanoseconds since 1970, and their order as texts. Core: no IO.
+
+Read are ISO 8601 and what SQLite's datetime() writes: `2026-11-21`, `2026-11-21 06:00`, `2026-11-21T06:00:00.1234567Z`,
+`2026-11-21T07:00+01:00`. Without a zone it is UTC. Our own form (`message.time_text`) ends in Z and in no zero of a
+fraction.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+
+from agent.query.scan.errors import TimeUnreadable
+
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)? ?(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII
+)
+_AGO = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TEXTS_KEPT = 4096
+
+
+@lru_cache(_TEXTS_KEPT)
+def parse_time_ns(text: str) -> int | None:
+    """The time that a text names, or nothing where it names none."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        return None
+    date, minute, second, fraction, _, sign, hours, minutes = found.groups()
+    try:
+        whole = datetime.fromisoformat(f"{date}T{minute or '00:00'}:{second or '00'}+00:00")
+    except ValueError:
+        return None
+    seconds = (whole - _EPOCH) // timedelta(seconds=1)
+    if sign:
+        seconds -= (int(hours) * 3600 + int(minutes) * 60) * (1 if sign == "+" else -1)
+    return seconds * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+
+
+def parse_moment_ns(text: str, now_ns: int) -> int:
+    """As `parse_time_ns`, or so long ago: `90s`, `15m`, `2h`, `7d`. Raises TimeUnreadable."""
+    if ago := _AGO.fullmatch(text.strip()):
+        return now_ns - int(ago[1]) * _SECONDS[ago[2]] * 1_000_000_000
+    if (found := parse_time_ns(text)) is None:
+        raise TimeUnreadable(f"{text!r} is no time", "write 2026-11-21T06:00:00Z, or 2h for two hours ago")
+    return found
+
+
+def compare(one: str, other: str) -> int:
+    """-1, 0 or 1: two texts in the order of the times they name; as texts where one of them names none."""
+    if _is_ours(one) and _is_ours(other):
+        left, right = one[:-1], other[:-1]
+        return (left > right) - (left < right)
+    first, second = parse_time_ns(one), parse_time_ns(other)
+    if first is None or second is None:
+        return (one.encode() > other.encode()) - (one.encode() < other.encode())
+    return (first > second) - (first < second)
+
+
+def _is_ours(text: str) -> bool:
+    """Whether a text has the form in which equal times are equal texts, and the order of texts is that of times."""
+    if len(text) < 20 or text[-1] != "Z" or text[4] + text[7] + text[10] + text[13] + text[16] != "--T::":
+        return False
+    return len(text) == 20 or text[-2] != "0"

@@ -1,0 +1,145 @@
+"""Figures: percentiles, what the kernel says of a process and a disk, and the one shape every benchmark reports in.
+
+What is read from the kernel is Linux's /proc: VmHWM and not ru_maxrss, because a child inherits the latter from its
+parent; schedstat and not utime, because ticks of 10 ms are too coarse for runs below a second. A result says where it
+was measured, so that a figure without its machine cannot be quoted.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sqlite3
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_TCP_INFO_BYTES_ACKED_AT = 120  # struct tcp_info: tcpi_bytes_acked, then tcpi_bytes_received, both u64
+_TCP_INFO_BYTES = 136
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one benchmark found: `values` as JSON has them, `lines` as a person reads them."""
+
+    name: str
+    values: Mapping[str, Any]
+    lines: Sequence[str]
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {"name": self.name, **self.values, "machine": dict(self.machine)}
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A spread of durations, in ms."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    count: int
+
+    @classmethod
+    def of(cls, durations_ns: Sequence[int]) -> Latency:
+        """The spread of measured durations."""
+        ordered = sorted(durations_ns)
+        p50, p99, most = (percentile(ordered, share) / 1e6 for share in (0.50, 0.99, 1.0))
+        return cls(round(p50, 4), round(p99, 4), round(most, 4), len(ordered))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"p50_ms": self.p50_ms, "p99_ms": self.p99_ms, "max_ms": self.max_ms, "count": self.count}
+
+    def __str__(self) -> str:
+        return f"p50 {self.p50_ms:.2f}  p99 {self.p99_ms:.2f}  max {self.max_ms:.2f} ms"
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest measured value that at least `share` of all do not exceed; `ordered` is sorted and not empty."""
+    return ordered[max(0, -(-int(share * 1_000_000) * len(ordered) // 1_000_000) - 1)]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one; of an even number the lower, so that it is one that was measured."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def rounded(value: float, digits: int = 3) -> float:
+    """`value` to that many significant digits: more would only be noise."""
+    return float(f"{value:.{digits}g}")
+
+
+def machine(folder: Path) -> dict[str, Any]:
+    """Where this was measured; `folder` is on the disk that was used."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "kernel": platform.release(),
+        "filesystem": filesystem(folder),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def filesystem(folder: Path) -> str:
+    """Type of the file system that `folder` is on."""
+    best, found = -1, "unknown"
+    for line in Path("/proc/self/mounts").read_text("utf-8").splitlines():
+        _, mount, kind = line.split()[:3]
+        if folder.resolve().is_relative_to(mount) and len(mount) >= best:
+            best, found = len(mount), kind
+    return found
+
+
+def files_bytes(folder: Path) -> int:
+    """Bytes of all files below `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def process_cpu_ns(pid: int) -> int:
+    """Processor time of the threads that a process has now."""
+    stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(stat.read_text("ascii").split()[0]) for stat in stats)
+
+
+def peak_rss_mib() -> float:
+    """The most memory this process ever held."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return round(int(line.split()[1]) / 1024, 1)
+    raise AssertionError("/proc/self/status without VmHWM")
+
+
+def tcp_bytes(port: int) -> tuple[int, int]:
+    """(acknowledged, received) bytes of this process's open connections to a port on loopback, TLS and MQTT
+    included."""
+    sent = received = 0
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            copy = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:  # closed since we looked
+            continue
+        with copy:
+            try:
+                peer = copy.getpeername()
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            except OSError:  # not connected, or no TCP
+                continue
+            if isinstance(peer, tuple) and peer[1] == port and len(info) == _TCP_INFO_BYTES:
+                acked_bytes, received_bytes = struct.unpack_from("=QQ", info, _TCP_INFO_BYTES_ACKED_AT)
+                sent, received = sent + acked_bytes, received + received_bytes
+    return sent, received
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+        if line.startswith(("model name", "Model")):
+            return " ".join(line.partition(":")[2].split())
+    return platform.machine()

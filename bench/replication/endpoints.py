@@ -1,0 +1,319 @@
+"""The product's side of a benchmark: real stores, links, servers and pullers, put together as a node puts them
+together.
+
+Nothing is changed to make it faster: synchronous=FULL, every batch verified by its receiver, pages of the default size.
+The store that a server serves from is wrapped only to note when a confirmation has become durable, which is the moment
+at which the product has kept its promise for a fact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from agent.batch import BatchError
+from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
+from agent.lease import LeaseClaim
+from agent.message import Sample
+from agent.replication.mqtt import Access, Link, Requester
+from agent.replication.pki import client_context
+from agent.replication.pulling import Puller, PullSettings
+from agent.replication.serving import Server
+from bench.common.data_sets import definitions, runs, samples
+from bench.common.testbed import ASKING, SERVING, BrokerAccess
+from bench.common.worker_io import Options, broker_access, emit, stop_event, usage
+from bench.replication.bare_loop import insert_blobs, open_blobs
+
+STREAM = "facts.telemetry"
+BATCH_FACTS = 1000
+IN_FLIGHT = 50  # appends queued at once while filling: half of what the queue holds
+PAGE_BYTES = 4096 * 1024
+PROBE_INTERVAL_NS = 10_000_000
+LOAD_RUNS = 100  # distinct runs of samples that the load repeats
+SETTINGS = StoreSettings(
+    commit_interval_ms=0, ballast_bytes=0
+)  # samples are committed at once; an empty file is no fact
+STORE_ERRORS = (StoreError, BatchError)
+
+
+def consumer_of(stream: str) -> str:
+    """The name under which the asking zone reads a stream."""
+    return f"{ASKING}.{stream}"
+
+
+CONSUMER = consumer_of(STREAM)
+
+
+def access(broker: BrokerAccess) -> Access:
+    """What a link needs to know of the broker."""
+    files = (Path(broker.ca_file), Path(broker.cert_file), Path(broker.key_file))
+    return Access("bench", broker.zone, broker.host, broker.port, partial(client_context, *files))
+
+
+def batches(file: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Every batch of a store's stream as (sealed bytes, digest), in order of offset, read without a writer."""
+    with closing(StoreReader(file)) as reader:
+        after_offset = 0
+        while page := reader.read(STREAM, after_offset, 2**40, PAGE_BYTES).batches:
+            for batch in page:
+                yield batch.sealed, batch.sealed[-16:]
+            after_offset = page[-1].last_offset
+
+
+def fill(options: Options) -> None:
+    """A store with a backlog in `file`, and the same sealed batches as blobs in `blobs` for the bare loop.
+
+    The backlog is in batches of `batch_facts` and repeats itself after `distinct_facts`, if that is given.
+    """
+    stopped = stop_event()
+    emit("READY")
+    emit("RESULT", _fill(options))
+    stopped.wait()
+
+
+def _fill(options: Options) -> dict[str, Any]:
+    file, batch_facts = Path(options["file"]), options["batch_facts"]
+    facts = 0
+    with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
+        store.define(definitions()).result()
+        pending: list[Future[Any]] = []
+        for run in _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts):
+            pending.append(store.append_samples(STREAM, run))
+            facts += len(run)
+            if len(pending) == IN_FLIGHT:
+                for future in pending:
+                    future.result()
+                pending.clear()
+        for future in pending:
+            future.result()
+    count = size = 0
+    with closing(open_blobs(Path(options["blobs"]))) as database:
+        source = batches(file)
+        while blobs := [sealed for sealed, _ in islice(source, 1000)]:
+            insert_blobs(database, count, blobs)
+            count, size = count + len(blobs), size + sum(map(len, blobs))
+    return {"facts": facts, "batches": count, "sealed_bytes": size}
+
+
+def _backlog(facts: int, distinct_facts: int | None, seed: int, batch_facts: int) -> Iterator[list[Sample]]:
+    if distinct_facts is None or distinct_facts >= facts:
+        return runs("A", seed, facts, batch_facts)
+    return islice(cycle(list(runs("A", seed, distinct_facts, batch_facts))), facts // batch_facts)
+
+
+# -------------------------------------------------------------------------------------------------------------- serving
+
+
+OnConfirmed = Callable[[str, int, int], None]
+"""(consumer, frontier, now_ns), in the writer's thread."""
+
+
+class WatchedStore:
+    """A store as its server sees it, that tells when a confirmation is durable."""
+
+    def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
+        self._store = store
+        self._on_confirmed = on_confirmed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def confirm(
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
+    ) -> Future[int]:
+        """As the store's; `on_confirmed(consumer, frontier, now_ns)` is called in the writer's thread."""
+        confirmed = self._store.confirm(consumer, last_offset, first_offset, shown=shown)
+        confirmed.add_done_callback(partial(self._confirmed, consumer))
+        return confirmed
+
+    def _confirmed(self, consumer: str, future: Future[int]) -> None:
+        if future.exception() is None:
+            self._on_confirmed(consumer, future.result(), time.monotonic_ns())
+
+
+def serve(options: Options) -> None:
+    """Serve until stopped; RESULT once `until` is confirmed, if that is above 0."""
+    done = threading.Event()
+    noted: dict[str, int] = {}
+
+    def confirmed(_consumer: str, frontier: int, now_ns: int) -> None:
+        if frontier == options["until"]:
+            noted["confirmed_ns"] = now_ns
+            done.set()
+
+    with opened(Path(options["file"]), SERVING) as store:
+        asyncio.run(serve_while(options, store, confirmed, partial(_tell_result, options, done, noted)))
+
+
+def _tell_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
+    since_ns = time.process_time_ns()
+    emit("READY")
+    while not done.wait(0.02):
+        if stopped.is_set():
+            return
+    emit("RESULT", {**noted, **usage(since_ns, broker_access(options).port)})
+    stopped.wait()
+
+
+async def serve_while(
+    options: Options,
+    store: FactStore,
+    on_confirmed: OnConfirmed,
+    work: Callable[[threading.Event], None],
+) -> None:
+    """A server that runs while `work` does, in a thread of its own, until the process is told to stop."""
+    streams = options.get("streams", [STREAM])
+    for stream in streams:
+        with suppress(StoreError):  # no earlier round: no consumer
+            await asyncio.wrap_future(store.remove_consumer(consumer_of(stream), force=True, now=True))
+    link = Link(access(broker_access(options)))
+    watched: Any = WatchedStore(store, on_confirmed)  # hands on what it does not know
+    server = Server(link, watched, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
+    async with _running(link.run(), server.run()) as stopped:
+        await link.wait_up()
+        await asyncio.to_thread(work, stopped)
+
+
+# -------------------------------------------------------------------------------------------------------------- pulling
+
+
+def pull_settings(stream: str = STREAM) -> PullSettings:
+    """As a node's: nothing is set that has a default."""
+    return PullSettings(SERVING, stream, consumer_of(stream), frozenset({SERVING}))
+
+
+def pull(options: Options) -> None:
+    """Pull into a store until stopped."""
+    with opened(Path(options["file"]), ASKING) as store:
+        asyncio.run(_pull(options, store))
+
+
+async def _pull(options: Options, store: FactStore) -> None:
+    broker = broker_access(options)
+    link = Link(access(broker))
+    receiving: Any = store  # satisfies the port as it is
+    asker = Requester(link, SERVING)
+    streams = options.get("streams", [STREAM])
+    pullers = [Puller(asker, receiving, pull_settings(stream), STORE_ERRORS) for stream in streams]
+    async with _running(link.run()):
+        await link.wait_up()
+        since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()
+        async with _running(*(puller.run() for puller in pullers)) as stopped:
+            emit("READY")
+            await asyncio.to_thread(stopped.wait)
+        found = [puller.statistics() for puller in pullers]
+        emit(
+            "ENDED",
+            {
+                "started_ns": started_ns,
+                "facts_stored": sum(one.facts_stored for one in found),
+                "pages": sum(one.pages for one in found),
+                **usage(since_ns, broker.port),
+            },
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------------ lag
+
+
+class Probes:
+    """Facts on their way: when each append began, until its confirmation is durable."""
+
+    def __init__(self) -> None:
+        self.begun_ns: list[int] = []
+        self.lags_ns: list[int] = []
+        self.appended = 0
+        self._lock = threading.Lock()
+        self._offsets: list[int] = []
+        self._started_ns: list[int] = []
+
+    def append(self, store: FactStore, rows: list[Sample], stream: str = STREAM) -> None:
+        """Append rows and wait for nothing."""
+        started_ns = time.monotonic_ns()
+        store.append_samples(stream, rows).add_done_callback(partial(self._appended, started_ns))
+
+    def _appended(self, started_ns: int, future: Future[Any]) -> None:
+        with self._lock:
+            self.appended += 1
+            self._offsets.append(future.result().last_offset)
+            self._started_ns.append(started_ns)
+
+    def confirmed(self, frontier: int, now_ns: int) -> None:
+        """Everything up to `frontier` has arrived."""
+        with self._lock:
+            count = bisect_right(self._offsets, frontier)
+            self.begun_ns.extend(self._started_ns[:count])
+            self.lags_ns.extend(now_ns - started_ns for started_ns in self._started_ns[:count])
+            del self._offsets[:count], self._started_ns[:count]
+
+    def all_confirmed(self, count: int) -> bool:
+        """Whether so many facts were appended and confirmed."""
+        with self._lock:
+            return self.appended == count and not self._offsets
+
+
+def lag(options: Options) -> None:
+    """Serve, and append a fact every 10 ms beside `load_facts_per_s` others; RESULT when all are confirmed."""
+    probes = Probes()
+
+    def confirmed(_consumer: str, frontier: int, now_ns: int) -> None:
+        probes.confirmed(frontier, now_ns)
+
+    with opened(Path(options["file"]), SERVING) as store:
+        store.define(definitions()).result()
+        asyncio.run(serve_while(options, store, confirmed, partial(_probe, options, store, probes)))
+
+
+def _probe(options: Options, store: FactStore, probes: Probes, stopped: threading.Event) -> None:
+    load_facts = options["load_facts_per_s"] * PROBE_INTERVAL_NS // 1_000_000_000
+    load = list(runs("A", options["seed"], load_facts * LOAD_RUNS, load_facts)) if load_facts else []
+    single = list(islice(samples("A", options["seed"]), BATCH_FACTS))
+    emit("READY")
+    while store.consumer(CONSUMER) is None and not stopped.wait(0.01):
+        pass
+    since_ns = time.process_time_ns()
+    count = int(options["seconds"] * 1e9 / PROBE_INTERVAL_NS)
+    due_ns = time.monotonic_ns()
+    for number in range(count):
+        due_ns += PROBE_INTERVAL_NS
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+        beside = load[number % LOAD_RUNS] if load else []
+        probes.append(store, [*beside, single[number % BATCH_FACTS]])
+    while not probes.all_confirmed(count) and not stopped.wait(0.01):
+        pass
+    warm = probes.lags_ns[count // 20 :]  # the first few fill caches and meet the first definitions
+    facts = count * (load_facts + 1)
+    emit("RESULT", {"lags_ns": warm, "facts": facts, **usage(since_ns, broker_access(options).port)})
+    stopped.wait()
+
+
+# --------------------------------------------------------------------------------------------------------------- common
+
+
+@contextmanager
+def opened(file: Path, zone: str) -> Iterator[FactStore]:
+    """The store of a zone, closed at the end of the block."""
+    with closing(FactStore.open(file, zone, settings=SETTINGS)) as store:
+        yield store
+
+
+@asynccontextmanager
+async def _running(*coroutines: Any) -> AsyncIterator[threading.Event]:
+    """The coroutines run during the block and are cancelled after it; the event is set when the process is to stop."""
+    stopped = threading.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine, name=f"bench {index}") for index, coroutine in enumerate(coroutines)]
+        yield stopped
+        for task in tasks:
+            task.cancel()

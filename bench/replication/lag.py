@@ -1,0 +1,137 @@
+"""`lag`: a fact every 10 ms, from the start of its append to its durable confirmation at the sender.
+
+Two processes and the broker between them, as in `replicate`, but at the end of the log: the receiver's request waits at
+the sender, the sender answers when the fact is committed, the receiver stores it and confirms with its next request,
+the sender makes the frontier durable. Alone, and among 100,000 facts/s of data set A in the same stream, so that each
+probe travels in a batch with a thousand others. The first twentieth is left out: it meets the definitions and cold
+caches.
+
+The limit is what no such design can avoid, measured bare in the same run: two request/response round trips through the
+same broker, and two fsyncs (a preallocated page).
+
+When all has arrived, the pair is watched while it waits for nothing: what a gateway pays when its plant stands still.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded
+from bench.common.testbed import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Testbed, Worker, open_testbed
+from bench.replication.bare_loop import BareRequester
+
+LOAD_FACTS_PER_S = 100_000
+ROUND_TRIPS = 2
+FSYNCS = 2
+BARE_INTERVAL_S = 0.005  # paced like the facts: a loop that never rests finds everything awake
+BARE_BYTES = 400  # a request and a page of one fact are of this order
+PAGE_BYTES = 4096
+PREALLOCATED_PAGES = 256
+IDLE_S = 5.0
+
+
+def run(seconds: float, seed: int, below: Path | None) -> Report:
+    """Measure for `seconds` alone, for as long under load, and the limit before, between and after."""
+    with open_testbed(below) as testbed:
+        described = machine(testbed.folder)
+        round_trips_ns: list[int] = []
+        fsyncs_ns: list[int] = []
+        found: dict[int, dict[str, Any]] = {}
+        count = max(20, int(seconds / 3 / BARE_INTERVAL_S))
+        _limit(testbed, count, round_trips_ns, fsyncs_ns)
+        for load in (0, LOAD_FACTS_PER_S):
+            found[load] = _probe(testbed, load, seconds, seed)
+            _limit(testbed, count, round_trips_ns, fsyncs_ns)
+    alone, loaded = (Latency.of(one["lags_ns"]) for one in found.values())
+    round_trip, fsync = Latency.of(round_trips_ns), Latency.of(fsyncs_ns)
+    limit_p50_ms, limit_p99_ms = (
+        ROUND_TRIPS * getattr(round_trip, share) + FSYNCS * getattr(fsync, share) for share in ("p50_ms", "p99_ms")
+    )
+    values = {
+        **alone.to_dict(),
+        "limit": {
+            "what": f"{ROUND_TRIPS} bare round trips through the same broker and {FSYNCS} fsyncs",
+            "p50_ms": rounded(limit_p50_ms),
+            "p99_ms": rounded(limit_p99_ms),
+            "round_trip": round_trip.to_dict(),
+            "fsync": fsync.to_dict(),
+        },
+        "ratio": rounded(alone.p50_ms / limit_p50_ms),
+        "loaded": {
+            **loaded.to_dict(),
+            "load_facts_per_s": LOAD_FACTS_PER_S,
+            "ratio": rounded(loaded.p50_ms / limit_p50_ms),
+            "cpu_share": found[LOAD_FACTS_PER_S]["cpu_share"],
+        },
+        "cpu_share": found[0]["cpu_share"],
+        "idle_cpu_share": found[0]["idle_cpu_share"],
+        "bytes_per_fact": found[LOAD_FACTS_PER_S]["bytes_per_fact"],
+        "bytes_per_fact_alone": found[0]["bytes_per_fact"],
+        "seconds": seconds,
+        "seed": seed,
+    }
+    used = [", ".join(f"{side} {share:.0%}" for side, share in one["cpu_share"].items()) for one in found.values()]
+    idle = ", ".join(f"{side} {share:.2%}" for side, share in found[0]["idle_cpu_share"].items())
+    lines = (
+        f"lag        {alone}, a fact every 10 ms, append to confirmed",
+        f"limit      p50 {limit_p50_ms:.2f} ms: {ROUND_TRIPS} round trips, {FSYNCS} fsyncs, bare; ratio {values['ratio']}",
+        f"loaded     {loaded}, among {LOAD_FACTS_PER_S:,} facts/s; ratio {rounded(loaded.p50_ms / limit_p50_ms)}",
+        f"CPU        of a core: {used[0]}; loaded: {used[1]}; waiting for nothing: {idle}",
+    )
+    return Report("lag", values, lines, described)
+
+
+def _probe(testbed: Testbed, load_facts_per_s: int, seconds: float, seed: int) -> dict[str, Any]:
+    source, target = testbed.folder / f"sender-{load_facts_per_s}", testbed.folder / f"receiver-{load_facts_per_s}"
+    source.mkdir()
+    target.mkdir()
+    options = {"file": source / "facts.db", "asking": ASKING, "seconds": seconds, "seed": seed}
+    name = f"lag-{load_facts_per_s}"
+    with (
+        testbed.worker(name, "lag", SERVING, load_facts_per_s=load_facts_per_s, **options) as sending,
+        testbed.worker(f"pull-{name}", "pull", ASKING, file=target / "facts.db") as pulling,
+    ):
+        sender = sending.result_with(pulling, RESULT_S_MAX + seconds)
+        idle = {} if load_facts_per_s else _idle(min(IDLE_S, seconds), sender=sending, receiver=pulling)
+        receiver = pulling.ended()
+    assert receiver["facts_stored"] == sender["facts"], (sender["facts"], receiver)
+    share = {side: rounded(one["cpu_ns"] / 1e9 / seconds) for side, one in (("sender", sender), ("receiver", receiver))}
+    return {
+        "lags_ns": sender["lags_ns"],
+        "cpu_share": share,
+        "idle_cpu_share": idle,
+        "bytes_per_fact": rounded(files_bytes(source) / sender["facts"]),
+    }
+
+
+def _idle(seconds: float, **parts: Worker) -> dict[str, float]:
+    """Processor time of each process while nothing happens, as a share of one core."""
+    before = {name: process_cpu_ns(one.pid) for name, one in parts.items()}
+    time.sleep(seconds)
+    return {name: rounded((process_cpu_ns(one.pid) - before[name]) / 1e9 / seconds) for name, one in parts.items()}
+
+
+def _limit(testbed: Testbed, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:
+    """Bare round trips and fsyncs, in turns."""
+    file = os.open(testbed.folder / "page", os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwrite(file, bytes(PREALLOCATED_PAGES * PAGE_BYTES), 0)
+        os.fsync(file)
+        with (
+            testbed.worker("echo", "echo", BARE_SERVING, asking=ASKING),
+            closing(BareRequester(testbed.access(ASKING))) as asker,
+        ):
+            for number in range(count):
+                time.sleep(BARE_INTERVAL_S)
+                round_trips_ns.append(asker.round_trip_ns(BARE_BYTES, BARE_BYTES))
+                page = os.urandom(PAGE_BYTES)
+                start_ns = time.perf_counter_ns()
+                os.pwrite(file, page, number % PREALLOCATED_PAGES * PAGE_BYTES)
+                os.fsync(file)
+                fsyncs_ns.append(time.perf_counter_ns() - start_ns)
+    finally:
+        os.close(file)

@@ -1,0 +1,159 @@
+"""`replicate`: a backlog of data set A from store to store through a broker with mutual TLS, beside a bare loop.
+
+Two processes with a real fact store each, and the broker as a third; both stores synchronous=FULL, every batch opened
+once by its receiver. Timed from the first request to the moment when the confirmation of the last fact is durable at
+the sender. The bare loop moves the same sealed bytes, in pages of the same size, through the same broker, from one
+SQLite file into another. Both take turns, each round into new files. At the end of every round the two stores must hold
+the same batches, digest by digest: a fast replication that lost something is not a result.
+
+Beside it stands what many use instead today: the same facts, one a message, in the broker's own persistent queue
+(`queued`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.common.measuring import Report, files_bytes, machine, median, process_cpu_ns, rounded
+from bench.common.testbed import ASKING, BARE_SERVING, SERVING, Testbed, open_testbed
+from bench.replication import mosquitto_queue
+from bench.replication.endpoints import batches, pull_settings
+
+PAGE_BYTES = pull_settings().receiver.page_bytes_max
+QUEUED_FACTS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of either loop: its length, and what its processes used."""
+
+    duration_ns: int
+    sender: Mapping[str, Any]
+    receiver: Mapping[str, Any]
+    broker_cpu_ns: int
+
+    def facts_per_s(self, facts: int) -> float:
+        return 1e9 * facts / self.duration_ns
+
+
+def run(facts: int, repeats: int, seed: int, below: Path | None, batch_facts: int) -> Report:
+    """Replicate `facts` samples, `repeats` times in turns with the bare loop."""
+    with open_testbed(below) as testbed:
+        described = machine(testbed.folder)
+        source, blobs = testbed.folder / "sender" / "facts.db", testbed.folder / "blobs-out.db"
+        source.parent.mkdir()
+        filled_with = {"file": source, "blobs": blobs, "facts": facts, "seed": seed, "batch_facts": batch_facts}
+        with testbed.worker("fill", "fill", SERVING, **filled_with) as filling:
+            filled = filling.result()
+        product, bare, bare_apart = [], [], []
+        at_rest = 0.0
+        for number in range(repeats):
+            target = testbed.folder / f"receiver-{number}" / "facts.db"
+            target.parent.mkdir()
+            product.append(_product_round(testbed, number, source, target, facts))
+            _check_equal(source, target)
+            at_rest = files_bytes(target.parent) / facts
+            bare.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=False))
+            bare_apart.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=True))
+    queue = mosquitto_queue.drain(min(QUEUED_FACTS, facts), seed, below)
+    chosen = {"batch_facts": batch_facts, "seed": seed}
+    return _report(facts, chosen, filled["sealed_bytes"], at_rest, product, bare, bare_apart, queue, described)
+
+
+def _product_round(testbed: Testbed, number: int, source: Path, target: Path, facts: int) -> Round:
+    with testbed.worker(f"serve-{number}", "serve", SERVING, file=source, asking=ASKING, until=facts) as serving:
+        broker_cpu_ns = process_cpu_ns(testbed.broker.pid)
+        with testbed.worker(f"pull-{number}", "pull", ASKING, file=target) as pulling:
+            sender = serving.result_with(pulling)
+            broker_cpu_ns = process_cpu_ns(testbed.broker.pid) - broker_cpu_ns
+            receiver = pulling.ended()
+    assert receiver["facts_stored"] == facts, receiver
+    return Round(sender["confirmed_ns"] - receiver["started_ns"], sender, receiver, broker_cpu_ns)
+
+
+def _bare_round(testbed: Testbed, number: int, blobs: Path, count: int, *, storing_apart: bool) -> Round:
+    target = testbed.folder / f"blobs-in-{number}.db"
+    into = {"file": target, "blobs": count, "storing_apart": storing_apart}
+    out = {"file": blobs, "asking": ASKING, "bytes_max": PAGE_BYTES}
+    with testbed.worker(f"blobs-out-{number}", "blobs-out", BARE_SERVING, **out) as sending:
+        broker_cpu_ns = process_cpu_ns(testbed.broker.pid)
+        with testbed.worker(f"blobs-in-{number}", "blobs-in", ASKING, **into) as receiving:
+            sender = sending.result_with(receiving)
+            broker_cpu_ns = process_cpu_ns(testbed.broker.pid) - broker_cpu_ns
+            receiver = receiving.ended()
+    target.unlink()
+    return Round(sender["confirmed_ns"] - receiver["started_ns"], sender, receiver, broker_cpu_ns)
+
+
+def _check_equal(source: Path, target: Path) -> None:
+    """Both stores hold the same batches in the same order."""
+    digests, arrived = ([digest for _, digest in batches(file)] for file in (source, target))
+    assert digests == arrived, f"{len(digests)} batches were sent, {len(arrived)} arrived, or others"
+
+
+def _report(
+    facts: int,
+    chosen: Mapping[str, int],
+    sealed_bytes: int,
+    at_rest: float,
+    product: list[Round],
+    bare: list[Round],
+    bare_apart: list[Round],
+    queue: mosquitto_queue.Queued,
+    described: Mapping[str, Any],
+) -> Report:
+    rate = median([one.facts_per_s(facts) for one in product])
+    limit = median([one.facts_per_s(facts) for one in bare])
+    limit_apart = median([one.facts_per_s(facts) for one in bare_apart])
+    cpu_us = _cpu_us(product, facts)
+    peak_mib = {side: max(getattr(one, side)["peak_rss_mib"] for one in product) for side in ("sender", "receiver")}
+    wire = median([one.receiver["received_bytes"] / facts for one in product])
+    values = {
+        "facts_per_s": round(rate),
+        "limit": {
+            "what": "bare loop: equal blobs and pages, SQLite to SQLite through the same broker, both FULL",
+            "facts_per_s": round(limit),
+            "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in bare],
+            "cpu_us_per_fact": _cpu_us(bare, facts),
+            "storing_apart": {"facts_per_s": round(limit_apart), "ratio": rounded(rate / limit_apart)},
+        },
+        "ratio": rounded(rate / limit),
+        "queued": queue.to_dict(),
+        "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in product],
+        "cpu_us_per_fact": cpu_us,
+        "bytes_per_fact": rounded(at_rest),
+        "bytes_per_fact_sealed": rounded(sealed_bytes / facts),
+        "wire_bytes_per_fact": rounded(wire),
+        "peak_rss_mib": peak_mib,
+        "equal": True,
+        "facts": facts,
+        "distinct_facts": facts,
+        "batch_facts": chosen["batch_facts"],
+        "page_bytes": PAGE_BYTES,
+        "pages": product[-1].receiver["pages"],
+        "seed": chosen["seed"],
+    }
+    used = ", ".join(f"{side} {us:.3f}" for side, us in cpu_us.items())
+    lines = (
+        f"replicate  {rate / 1e6:6.2f} M facts/s, {facts / 1e6:g} M facts in batches of {chosen['batch_facts']}",
+        f"limit      {limit / 1e6:6.2f} M facts/s in a bare loop with equal blobs; ratio {values['ratio']}",
+        f"           {limit_apart / 1e6:6.2f} M facts/s if it stores in a thread apart; ratio {rounded(rate / limit_apart)}",
+        f"queued     {queue.facts_per_s / 1e6:6.3f} M facts/s drained from Mosquitto's own persistent QoS 1 queue",
+        f"CPU        us a fact: {used}",
+        f"bytes      {wire:.2f} a fact on the wire, {at_rest:.2f} at rest",
+        f"memory     {peak_mib['sender']} MiB sender, {peak_mib['receiver']} MiB receiver, at most",
+        "equal      both stores hold the same batches, digest by digest",
+    )
+    return Report("replicate", values, lines, described)
+
+
+def _cpu_us(rounds: list[Round], facts: int) -> dict[str, float]:
+    """Processor time a fact, by process; medians."""
+    return {
+        "sender": rounded(median([one.sender["cpu_ns"] / facts / 1000 for one in rounds])),
+        "receiver": rounded(median([one.receiver["cpu_ns"] / facts / 1000 for one in rounds])),
+        "broker": rounded(median([one.broker_cpu_ns / facts / 1000 for one in rounds])),
+    }

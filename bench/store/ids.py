@@ -1,0 +1,160 @@
+"""`ids`: whether message ids stay fast when there are millions of them.
+
+A process of its own appends messages with random ids in batches of 1000, a few on their way, to one store, stretch
+after stretch; the messages are made outside of what is timed. What is compared is the first million with the last (or
+the first and last fifth of a shorter run). Because a machine changes its mind within minutes, each stretch is timed in
+turn with one of the *limit*: the very same kind of messages appended to a store of its own that is begun anew with each
+stretch, so that its ids never outgrow anything. A process has one store at a time, so their ratio is what the millions
+before cost.
+
+Then messages are offered again: of the first stretches, whose ids are the oldest, and of the last. Each must be
+answered with its first offset. At the end the process is killed with -9 and the store is opened: cold, as far as the
+kernel forgets its pages when asked to, and warm.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from agent.append_contract import AppendOutcome
+from agent.fact_store import FactStore
+from agent.message import Envelope, Fact, Message
+from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, rounded
+from bench.common.testbed import SERVING, scratch_folder, start_worker
+from bench.common.worker_io import Options, emit
+from bench.store.append import SETTINGS
+from bench.store.growth import opening_times_s
+
+STREAM = "facts.operational"
+BATCH_MESSAGES = 1000
+STRETCH_BATCHES = 20
+IN_FLIGHT = 4
+KEPT_STRETCHES = 2  # of the first and of the last, offered again
+END_IDS = 1_000_000  # what counts as the start and the end of a long run
+FILL_S_MAX = 3600.0
+START_MS = 1_700_000_000_000
+
+
+def run(ids: int, seed: int, below: Path | None) -> Report:
+    """Append `ids` messages, offer some again, kill the writer, open the store."""
+    with scratch_folder(below) as folder:
+        described = machine(folder)
+        options = {"store": str(folder / "store"), "ids": ids, "seed": seed}
+        with start_worker(folder, "ids", "ids", **options) as worker:
+            found = worker.result(FILL_S_MAX)
+            worker.kill()
+        cold_s, opened_s = opening_times_s(folder / "store" / "facts.db", STREAM, found["ids"])
+        size = files_bytes(folder / "store")
+    rows: list[list[int]] = found["stretches"]
+    ends = max(1, min(len(rows) // 5, END_IDS // (STRETCH_BATCHES * BATCH_MESSAGES)))
+    first, last = (_rates(some) for some in (rows[:ends], rows[-ends:]))
+    values = {
+        "facts_per_s": round(last[0]),
+        "limit": {"what": "the same appends to a store begun anew with each stretch", "facts_per_s": round(last[1])},
+        "ratio": rounded(last[0] / last[1]),
+        "start": {"facts_per_s": round(first[0]), "ratio": rounded(first[0] / first[1])},
+        "end_by_start": rounded(last[0] / first[0]),
+        "duplicates_per_s": {name: round(rate) for name, rate in found["duplicates_per_s"].items()},
+        "bytes_per_fact": rounded(size / found["ids"]),
+        "memory_bytes_per_id": rounded(found["grown_mib"] * 2**20 / found["ids"]),
+        "peak_rss_mib": found["peak_rss_mib"],
+        "open_s": {"cold": rounded(cold_s), "warm": rounded(median(opened_s))},
+        "ids": found["ids"],
+        "seed": seed,
+    }
+    again = values["duplicates_per_s"]
+    lines = (
+        f"ids        {last[0] / 1e3:6.1f} k messages/s at the end of {found['ids']:,}; ratio {values['ratio']}",
+        f"limit      {last[1] / 1e3:6.1f} k messages/s into stores begun anew",
+        f"start      {first[0] / 1e3:6.1f} k messages/s, ratio {values['start']['ratio']}; end by start {values['end_by_start']}",
+        f"again      {again['oldest'] / 1e3:6.1f} k/s of the oldest, {again['newest'] / 1e3:.1f} k/s of the newest, all recognised",
+        f"at rest    {values['bytes_per_fact']} bytes a message and its id, all files",
+        f"memory     {values['memory_bytes_per_id']} bytes more for each id, {found['peak_rss_mib']} MiB in all",
+        f"opening    {1000 * cold_s:6.1f} ms cold, {1000 * median(opened_s):.1f} ms warm, {size / 1e9:.2f} GB, after kill -9",
+    )
+    return Report("ids", values, lines, described)
+
+
+def ids(options: Options) -> None:
+    """The process that fills the store, then goes on appending until it is killed."""
+    folder, wanted = Path(options["store"]), int(options["ids"])
+    stretch_messages = STRETCH_BATCHES * BATCH_MESSAGES
+    stretches = max(2, wanted // stretch_messages)
+    source, other = random.Random(int(options["seed"])), random.Random(-int(options["seed"]) - 1)
+    rows, kept, peaks = list[list[int]](), dict[str, list[list[Message]]](), list[float]()
+    emit("READY")
+    with _store(folder) as store:
+        for number in range(stretches):
+            batches, others = _batches(source), _batches(other)
+            took_ns = _append(store, batches, "applied")
+            with _store(folder.with_name("anew")) as anew:
+                rows.append([stretch_messages, took_ns, _append(anew, others, "applied")])
+            shutil.rmtree(folder.with_name("anew"))
+            peaks.append(peak_rss_mib())
+            if number < KEPT_STRETCHES:
+                kept.setdefault("oldest", []).extend(batches)
+            if number >= stretches - KEPT_STRETCHES:
+                kept.setdefault("newest", []).extend(batches)
+        rates = {
+            name: 1e9 * BATCH_MESSAGES * len(batches) / _append(store, batches, "noop_already_applied")
+            for name, batches in kept.items()
+        }
+        total = stretches * stretch_messages
+        assert store.end_offset(STREAM) == total, "an id was stored twice"
+        found = {
+            "stretches": rows,
+            "ids": total,
+            "duplicates_per_s": rates,
+            "peak_rss_mib": peaks[-1],
+            "grown_mib": peaks[-1] - peaks[min(KEPT_STRETCHES, stretches - 1)],  # by then caches and buffers are full
+        }
+        emit("RESULT", found)
+        while True:
+            _append(store, _batches(source), "applied")
+
+
+def _append(store: FactStore, batches: Sequence[list[Message]], expected: str) -> int:
+    """Append batches with a few on their way; ns until the last is durable. Every outcome must be the expected one."""
+    pending: deque[Future[list[AppendOutcome]]] = deque(maxlen=IN_FLIGHT)
+    outcomes = list[AppendOutcome]()
+    start_ns = time.perf_counter_ns()
+    for batch in batches:
+        if len(pending) == IN_FLIGHT:
+            outcomes += pending.popleft().result()
+        pending.append(store.append_messages(STREAM, batch))
+    for future in pending:
+        outcomes += future.result()
+    took_ns = time.perf_counter_ns() - start_ns
+    assert all(one.outcome == expected for one in outcomes), f"not all {expected}"
+    return took_ns
+
+
+def _batches(chance: random.Random) -> list[list[Message]]:
+    """Messages of a stretch, with ids as random as a UUID."""
+    return [[_message(chance) for _ in range(BATCH_MESSAGES)] for _ in range(STRETCH_BATCHES)]
+
+
+def _message(chance: random.Random) -> Message:
+    message_id = f"{chance.getrandbits(128):032x}"
+    content = b'{"amount":%d,"recipe":"R-7"}' % chance.randrange(1000)
+    fact = Fact(f"order:line1/{chance.randrange(10_000)}", "order_released", content)
+    return Message(Envelope(message_id, SERVING, "*", START_MS), fact)
+
+
+def _rates(rows: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Median messages per second of some stretches, of the store and of the limit."""
+    return median([1e9 * facts / ns for facts, ns, _ in rows]), median([1e9 * facts / ns for facts, _, ns in rows])
+
+
+@contextmanager
+def _store(folder: Path) -> Iterator[FactStore]:
+    folder.mkdir()
+    with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS)) as store:
+        yield store

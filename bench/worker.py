@@ -1,0 +1,31 @@
+"""One process of a benchmark: `python -m bench.worker ROLE OPTIONS`, with the options as one JSON object.
+
+The roles of the product stand beside the benchmarks that use them; the roles of the limits stand in
+`replication/bare_loop.py`. A role's module is imported only when it is played, so that its memory is measured without
+the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+
+ROLES = {
+    "fill": "bench.replication.endpoints:fill",
+    "serve": "bench.replication.endpoints:serve",
+    "pull": "bench.replication.endpoints:pull",
+    "lag": "bench.replication.endpoints:lag",
+    "drain": "bench.replication.drain:drain",
+    "echo": "bench.replication.bare_loop:echo",
+    "blobs-out": "bench.replication.bare_loop:send_blobs",
+    "blobs-in": "bench.replication.bare_loop:receive_blobs",
+    "grow": "bench.store.growth:grow",
+    "ids": "bench.store.ids:ids",
+}
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    module, _, function = ROLES[sys.argv[1]].partition(":")
+    getattr(importlib.import_module(module), function)(json.loads(sys.argv[2]))

@@ -1,0 +1,67 @@
+"""`bsfg latest --from`: another node's values in the words and columns of our own."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.cli import bsfg
+from agent.cli.facts.peer_requests import literal_prefix
+from agent.query.scan.bounds import matches_glob
+from tests.replication.nodes import STREAM, Node, write_node_toml
+from tests.support.mosquitto import Mosquitto
+
+
+def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are those that `bsfg latest` prints beside the store itself; a pattern narrows them; what is not
+    exported is refused, and a tag that is not there is a bad result."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "idmz" / "idmz.db"
+
+    async def run(broker: Mosquitto) -> list[tuple[int, str]]:
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+        idmz.serve({"plant-a": [STREAM]})
+        await idmz.append(1, 50)
+        commands = [
+            ["latest", "--from", "idmz", "--json"], ["latest", "--from", "idmz", "line1/*", "--json"], ["latest", "--from", "idmz"],
+            ["latest", "--from", "idmz", "line2/*"], ["latest", "--from", "idmz", "--stream", "facts.secret"],
+            ["latest", "--from", "idmz", "--file", str(file)], ["latest", "--file", str(file), "--json"],
+        ]  # fmt: skip
+        async with idmz.running():
+            said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
+        idmz.store.close()
+        return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
+
+    with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
+        write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')
+        every, some, table, none, secret, both, own = asyncio.run(run(broker))
+    assert [code for code, _ in (every, some, table, none, secret, both, own)] == [0, 0, 0, 1, 1, 2, 0]
+    rows = [json.loads(text.splitlines()[0]) for _, text in (every, some, own)]
+    ages = [row.pop("staleness_ms") for row in rows]
+    assert rows[0] == rows[1] == rows[2]
+    assert (rows[0]["value"], rows[0]["mode"], rows[0]["stream"]) == (50.0, "degraded", STREAM)
+    assert max(ages) - min(ages) < 60_000
+    assert table[1].splitlines()[0].split() == [
+        "zone",
+        "tag",
+        "value",
+        "unit",
+        "quality",
+        "source_time",
+        "mode",
+        "as_of",
+        "staleness",
+    ]
+    assert "no tag matches" in none[1]
+    assert "stream_not_exported" in secret[1]
+
+
+@pytest.mark.parametrize("glob", ["*", "line1/*", "tag:line1/t?", "ta*", "tag*", "[l]ine1/*", "line1/t1", "t"])
+def test_the_prefix_asked_for_leaves_nothing_out(glob: str) -> None:
+    """Whatever the pattern matches begins with the prefix that is sent in its place."""
+    subjects = ["tag:line1/t1", "tag:line2/t1", "tag:tank", "tag:tag", "tag:t"]
+    matching = [subject for subject in subjects if matches_glob(subject, [glob])]
+    assert matching
+    assert all(subject.startswith(literal_prefix(glob)) for subject in matching)

@@ -1,0 +1,49 @@
+"""Run a `bsfg` command in the test's own process: the same code from the arguments to the exit status, without a
+second's start.
+
+What only a process of its own can show (options of the interpreter, signals, memory) is tested with `process`.
+"""
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from agent.cli import main
+
+LIMIT_S = 60
+
+
+def bsfg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a person sees who types the command in `folder`. An error that would print a traceback is raised."""
+    code: object = 0
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as err,
+    ):
+        with (
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch.object(sys, "argv", ["bsfg", *arguments]),
+        ):
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code
+            if isinstance(code, str):  # as the interpreter does
+                print(code, file=sys.stderr)
+                code = 1
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
+    return subprocess.CompletedProcess(["bsfg", *arguments], int(code or 0), *texts)
+
+
+def process(folder: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own, under an interpreter with the options `python`."""
+    command = [sys.executable, *python, "-m", "agent.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
