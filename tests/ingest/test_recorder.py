@@ -140,7 +140,6 @@ class SlowStore(FakeStore):
     def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Any]:
         super().append_samples(stream, rows, awaited=awaited)
         self.commits.append(Future())
-        self.commits[-1].set_running_or_notify_cancel()
         return self.commits[-1]
 
 

@@ -1,6 +1,6 @@
 """Runs mutants: in a copy of the tree, with one bug at a time, the tests named for it, at least one of which must fail.
 
-    python -m tests.mutants.run [--group GROUP] [--id ID] [--jobs N] [--verbose]
+    python -m tests.mutants.run [--group GROUP] [--id ID] [--jobs N] [--no-baseline] [--verbose]
 
 First the named tests must pass without any bug. Exits with status 1 unless every chosen mutant is caught. The tree itself is never
 changed: each worker has a copy in a temporary folder, which stands before the installed package on the import path.
@@ -69,7 +69,7 @@ def copies(count: int) -> Iterator["queue.Queue[Path]"]:
         yield found
 
 
-def run(mutants: Sequence[Mutant], jobs: int) -> Iterator[Result]:
+def run(mutants: Sequence[Mutant], jobs: int, *, has_baseline: bool = True) -> Iterator[Result]:
     """The verdict on each mutant, as it becomes known."""
     fitting = list[Mutant]()
     for mutant in mutants:
@@ -80,7 +80,7 @@ def run(mutants: Sequence[Mutant], jobs: int) -> Iterator[Result]:
     if not fitting:
         return
     with copies(jobs) as trees, ThreadPoolExecutor(jobs) as pool:
-        failing = _baseline(trees, pool, fitting, jobs)
+        failing = _baseline(trees, pool, fitting, jobs) if has_baseline else []
         sound = list[Mutant]()
         for mutant in fitting:
             if bad := [one for one in failing if any(_covers(test, one) for test in mutant.tests)]:
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--group", action="append", help="only this group; may be given more than once")
     parser.add_argument("--id", action="append", help="only this mutant; may be given more than once")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without a mutant first")
     parser.add_argument("--verbose", action="store_true", help="print each mutant with the test that caught it")
     given = parser.parse_args()
     chosen = [
@@ -191,7 +192,7 @@ def main() -> None:
     if not chosen:
         parser.error("no mutant has this group and id")
     results = list[Result]()
-    for result in run(chosen, given.jobs):
+    for result in run(chosen, given.jobs, has_baseline=not given.no_baseline):
         results.append(result)
         if given.verbose:
             print(f"{result.verdict.value}: {result.mutant.name}: {result.detail}", flush=True)

@@ -268,3 +268,38 @@ def test_a_page_that_comes_while_the_store_closes_is_told_so(tmp_path: Path) -> 
         with pytest.raises(StoreClosed):
             store.put_batches("idmz", TELEMETRY, [Elsewhere().seal(1)], [], PeerPosition(bytes(16), 1))
         assert store.statistics().queue_bytes == 0
+
+
+def test_a_message_of_a_failed_commit_is_not_known(tmp_path: Path) -> None:
+    """What was rolled back counts nowhere: the index of ids is what it was, and the same message again is stored."""
+    with faulty(tmp_path) as (store, faults):
+        done(store.append_message(OPERATIONAL, message("a")))
+        index = store._writer._index._streams
+        before = {number: (one.generation, one.ids) for number, one in index.items()}
+        faults.arm("COMMIT", 1, full_error)
+        assert isinstance(failed(store.append_message(OPERATIONAL, message("b"))), StoreFull)
+        assert {number: (one.generation, one.ids) for number, one in index.items()} == before
+        assert done(store.append_message(OPERATIONAL, message("b"))).outcome == "applied"
+        assert done(store.append_message(OPERATIONAL, message("b"))).outcome == "noop_already_applied"
+
+
+def test_a_store_that_is_closing_takes_nothing_more(tmp_path: Path) -> None:
+    """From the moment it is told to close, not only once its writer has ended: else what is queued would never end."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow() -> sqlite3.Error:
+        began.set()
+        assert may_end.wait(LIMIT_S)
+        return full_error()
+
+    with faulty(tmp_path) as (store, faults):
+        faults.arm("COMMIT", 1, slow)
+        store.append_samples(TELEMETRY, samples(1), awaited=True)
+        assert began.wait(LIMIT_S)
+        closing = threading.Thread(target=store.close)
+        closing.start()
+        wait_until(lambda: store._writer._is_closing, "the store to be told")
+        with pytest.raises(StoreClosed):
+            store.append_samples(TELEMETRY, samples(1))
+        may_end.set()
+        closing.join()

@@ -286,3 +286,19 @@ def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock)
     clock.ahead_ns = 0
     with store_of(tmp_path) as store:
         assert store.space().streams[0].inflow_bytes_per_s == pytest.approx(found.inflow_bytes_per_s, rel=0.1)
+
+
+def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
+    """What comes from a peer needs room as what is recorded here does: refused, it stays at the peer, and is taken when there is room."""
+    elsewhere = Elsewhere("north")
+    with store_of(tmp_path, bytes_max=1024 * 1024) as store:
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
+        while store.append_samples(TELEMETRY, rows_, awaited=True).exception() is None:
+            pass
+        sealed, end_offset = elsewhere.seal(3), store.end_offset(TELEMETRY)
+        with pytest.raises(StoreFull):
+            elsewhere.put(store, [sealed])
+        assert store.end_offset(TELEMETRY) == end_offset
+        done(store.confirm("idmz.a", end_offset))
+        assert elsewhere.put(store, [sealed]).stored_facts == 3
