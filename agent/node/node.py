@@ -42,9 +42,7 @@ from agent.fact_store import (
 )
 from agent.health import notify, server
 from agent.health.verdict import assess
-from agent.ingest.supervisor import Ingest
-from agent.ingest.tags.file import load_tag_maps
-from agent.ingest.tags.tag_map import TagMap
+from agent.ingest import Ingest, TagMap, load_tag_maps
 from agent.node import compare
 from agent.node.latest import look_up_in
 from agent.node.peer_latest_cache import heard_rows, is_kept, keep

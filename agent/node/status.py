@@ -36,7 +36,7 @@ from agent.health.snapshot import (
     StreamFigures,
 )
 from agent.health.watchdog import Progress
-from agent.ingest.supervisor import Ingest, SourceStatistics
+from agent.ingest import Ingest, SourceStatistics
 from agent.replication.mqtt import Link, LinkStatistics
 from agent.replication.protocol import Asking
 from agent.replication.pulling import Comparer, Puller, PullStatistics

@@ -46,9 +46,7 @@ async def test_a_lost_source_leaves_one_bad_sample(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("death", [AssertionError("ours"), ExceptionGroup("tasks", [AssertionError("ours")])])
-def test_our_own_mistake_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, death: Exception
-) -> None:
+def test_our_own_mistake_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, death: Exception) -> None:
     """An assertion that fails, in a source or in one of its tasks, is not counted as a lost source."""
     lives(monkeypatch, death)
 
@@ -98,9 +96,8 @@ async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatc
         commits[0].set_result(None)
 
     states = list[int]()
-    async with asyncio.TaskGroup() as group:
-        async with ingesting(modbus(1, tmp_path, TAG), store=Slow()) as running:
-            group.create_task(commit(), name="commit")
-            await wait_until_async(lambda: states, "the commit")
+    async with asyncio.TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG), store=Slow()) as running:
+        group.create_task(commit(), name="commit")
+        await wait_until_async(lambda: states, "the commit")
     assert states == [0]
     assert running.source("meter").values_total == 1

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from tests.mutants.catalogue import ROOT, Mutant, catalogue
 
-RUN_S_MAX = 300  # of one run of pytest over the tests of one mutant
+RUN_S_MAX = 180  # of one run of pytest over the tests of one mutant
 TEST_S_MAX = 60  # of one test: a mutant that waits for ever is caught here
 BASELINE_S_MAX = 3600
 SKIPPED = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "*.egg-info", "spark-warehouse")

@@ -1,6 +1,6 @@
 """The catalogue of mutants fits the tree, and a few of it, others each day, are really caught."""
 
-import datetime
+import datetime as dt
 import os
 import random
 
@@ -27,7 +27,7 @@ def test_names_are_unique() -> None:
 
 def test_a_handful_is_caught() -> None:
     """Of the mutants whose tests are quick, three are caught: others each day. MUTANTS=seed draws those of another day."""
-    seed = os.environ.get("MUTANTS") or datetime.datetime.now(datetime.UTC).date().isoformat()
+    seed = os.environ.get("MUTANTS") or dt.datetime.now(dt.UTC).date().isoformat()
     chosen = random.Random(seed).sample([mutant for mutant in MUTANTS if not mutant.is_slow], HANDFUL)
     print(f"MUTANTS={seed}:", ", ".join(mutant.name for mutant in chosen))
     results = list(run(chosen, jobs=1))

@@ -14,8 +14,8 @@ import pytest
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
 from agent.fact_store.integrity.verifying import Verified, verify_store
-from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.log.catalog import StreamState
+from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.log.records import Hole, PeerPosition
 from agent.fact_store.retention import housekeeping as housekeeping_module
 from agent.fact_store.writer import writer as writer_module
@@ -328,9 +328,7 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
         assert store.incidents() == []
 
 
-def test_what_a_failed_commit_deleted_is_deleted_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of released batches go some at a time; where the disk undoes that, they go later and do not stay for ever."""
     monkeypatch.setattr(housekeeping_module, "ROWS_WHEN_IDLE", 8)
     monkeypatch.setattr(housekeeping_module, "ROWS_WITH_COMMIT", 8)

@@ -78,7 +78,10 @@ def played(folder: Path, scenario: Callable[[FactStore, FactStore], Any]) -> Non
     """Run a scenario with the stores of plant-a and idmz."""
 
     async def run() -> None:
-        with FactStore.open(folder / "plant.db", "plant-a") as plant, FactStore.open(folder / "idmz.db", "idmz") as idmz:
+        with (
+            FactStore.open(folder / "plant.db", "plant-a") as plant,
+            FactStore.open(folder / "idmz.db", "idmz") as idmz,
+        ):
             await scenario(plant, idmz)
 
     asyncio.run(run())
