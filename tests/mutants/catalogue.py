@@ -5,6 +5,7 @@ entry survives when lines move; `tests` are pytest node ids, of which at least o
 """
 
 import ast
+import functools
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,17 @@ def catalogue(folder: Path = HERE) -> list[Mutant]:
 def _missing(root: Path, node_id: str) -> str | None:
     """Why a pytest node id names no test, as far as the source tells: parameters in brackets are not checked."""
     file, *names = node_id.partition("[")[0].split("::")
-    path = root / file
-    if not path.is_file():
+    if not (root / file).is_file():
         return f"{file} does not exist"
-    defined = {
+    missing = [name for name in names if name not in _defined(root / file)]
+    return f"{file} has no {missing[0]}" if missing else None
+
+
+@functools.cache
+def _defined(path: Path) -> frozenset[str]:
+    """The names of the classes and functions in a test file."""
+    return frozenset(
         node.name
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    }
-    missing = [name for name in names if name not in defined]
-    return f"{file} has no {missing[0]}" if missing else None
+    )
