@@ -16,13 +16,14 @@ test: export PYTHONASYNCIODEBUG = 1
 # Our own mistakes are asserts; an interpreter without them is refused, so none may be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test sim fuzz style types pytest format bench lock clean venv system
+.PHONY: help demo test sim fuzz mutants style types pytest format bench lock clean venv system
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
 	echo 'make test           style, types and every test'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
 	echo 'make fuzz           every decoder of a peer'"'"'s bytes, a million inputs each, some 20 minutes; NAME=batch for one, RUNS=n'
+	echo 'make mutants        breaks the product on purpose, bug by bug: each must be caught; GROUP=store, ID=name for some'
 	echo 'make style types    those alone; "make format" repairs what it can'
 	echo 'make bench          the benchmarks, a JSON object each; NAME=append for one'
 	echo 'make lock           requirements.lock anew from the ranges in pyproject.toml'
@@ -58,6 +59,10 @@ fuzz: venv
 			>build/fuzz/$$name/log 2>&1 || { tail -n 40 build/fuzz/$$name/log; exit 1; }; \
 		grep -h 'stat::' build/fuzz/$$name/log; \
 	done
+
+# Each mutant is a bug in a copy of the tree, with the tests that must notice it (tests/mutants).
+mutants: system
+	$(VENV)/python -m tests.mutants.run $(if $(GROUP),--group $(GROUP)) $(if $(ID),--id $(ID))
 
 format: venv
 	$(VENV)/ruff check --quiet --fix

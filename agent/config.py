@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.errors import BsfgError
 from agent.fact_store import StoreSettings, StreamSettings
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 

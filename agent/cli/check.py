@@ -16,8 +16,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.config import BrokerSettings, ConfigError, NodeSettings, load
-from agent.ingest.errors import TagMapError
-from agent.ingest.tags.file import load_tag_map
+from agent.ingest import TagMapError, load_tag_map
 from agent.replication.pki import check_identity
 
 

@@ -1,8 +1,30 @@
-"""Ingest: from the wire to the store's door.
+"""Ingest: reads OPC UA servers and Modbus devices and appends their values to the fact store.
 
-Each configured source (an OPC UA server, a Modbus device) is supervised on its own: it connects, delivers samples, is lost,
-is rebuilt. What the tags of a source are comes from its tag map; which samples become facts is decided by sampling rules;
-both are cores that know nothing of sockets. Samples leave through a port and nothing here knows what stands behind it.
+Each configured source is supervised on its own: it connects, delivers samples, is lost, and is built anew. A tag map says which values
+of a source are read; sampling rules decide which samples become facts. Samples leave through a port (`StorePort`).
 
-This package promises that nothing is dropped without a fact that says so. It will not write to a device, ever.
+    opcua/  modbus/     the two adapters, alike file by file
+    tags/               tag files: read, checked, watched, compared with the map in force
+
+The package drops no value without a fact that says so. It never writes to a device.
 """
+
+from agent.ingest.errors import TagMapError
+from agent.ingest.lifecycle import State
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.ingest.supervisor import Ingest, SourceStatistics
+from agent.ingest.tags.file import load_tag_map, load_tag_maps
+from agent.ingest.tags.tag_map import TagMap
+
+__all__ = [
+    "Ingest",
+    "ModbusSourceSettings",
+    "OpcuaSourceSettings",
+    "SourceSettings",
+    "SourceStatistics",
+    "State",
+    "TagMap",
+    "TagMapError",
+    "load_tag_map",
+    "load_tag_maps",
+]

@@ -23,9 +23,7 @@ from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull
 from agent.health import notify, server
 from agent.health.verdict import assess
-from agent.ingest.supervisor import Ingest
-from agent.ingest.tags.file import load_tag_maps
-from agent.ingest.tags.tag_map import TagMap
+from agent.ingest import Ingest, TagMap, load_tag_maps
 from agent.node import compare
 from agent.node.latest import latest_lookup
 from agent.node.peer_latest_cache import has_peer_latest, peer_latest, save_peer_latest

@@ -37,7 +37,7 @@ from agent.health.snapshot import (
     StreamStatus,
 )
 from agent.health.watchdog import Progress
-from agent.ingest.supervisor import Ingest
+from agent.ingest import Ingest
 from agent.replication.mqtt import Link
 from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling import Comparer, Puller, PullStatistics

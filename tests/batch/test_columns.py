@@ -75,6 +75,7 @@ def test_a_number_across_two_integers_is_none_of_them(width: int) -> None:
 )
 @example([0] * 79 + [6], 100, 0)
 @example([0, 12] * 20 + [8] * 3, 1, 5)
+@example([0, 12] * 20 + [8] * 2, 1, 5)
 @example([0] * 40 + [2, 3], 1, 5)
 def test_unit_is_the_largest_that_divides(parts: list[int], unit: int, earliest: int) -> None:
     """However few of the times it is found from at first."""

@@ -97,3 +97,14 @@ async def test_only_the_newest_map_that_waits_counts() -> None:
     assert delivery.points == {1: "a", 3: "c"}
     assert store.samples == []
     assert dataclasses.astuple(delivery.sampler.counts) == (0, 0, 0, 0, 0)
+
+
+@in_loop
+async def test_each_sample_goes_to_the_stream_of_its_tag() -> None:
+    """Also where the tags of one source are of two streams, and in the order in which the samples came."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b", stream="facts.operational"))
+    await delivery.deliver([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 2.0), Sample(1, 11 * S, 3.0)], 11 * S)
+    found = [(stream, sample.value) for stream, sample in store.samples]
+    assert [value for stream, value in found if stream == "facts.telemetry"] == [1.0, 3.0]
+    assert [value for stream, value in found if stream == "facts.operational"] == [2.0]

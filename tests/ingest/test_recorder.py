@@ -1,5 +1,8 @@
 import asyncio
 import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -125,3 +128,55 @@ async def test_samples_the_store_fails_at_do_not_block_the_way_for_ever() -> Non
     (message,) = store.messages.values()
     assert b'"reason":"store_rejected"' in message.fact.object_json
     assert b'"count":1,' in message.fact.object_json
+
+
+class SlowStore(FakeStore):
+    """Takes samples and commits them when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[Future[Any]] = []
+
+    def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Any]:
+        super().append_samples(stream, rows, awaited=awaited)
+        self.commits.append(Future())
+        return self.commits[-1]
+
+
+@in_loop
+async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that takes samples and does not commit them holds the source once so many are on their way."""
+    monkeypatch.setattr("agent.ingest.recorder.IN_FLIGHT_SAMPLES_MAX", 2)
+    store = SlowStore()
+    one = recorder(store)
+    await one.define([DEFINITION])
+    await one.record("facts.telemetry", [Sample(1, 1, 1), Sample(1, 2, 2)])
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(one.record("facts.telemetry", [Sample(1, 3, 3)]), name="record")
+        await wait_until_async(lambda: len(store.commits) == 2, "the second append")
+        await asyncio.sleep(0)
+        assert not task.done()
+        store.commits[0].set_result(None)
+    assert one.samples_total == 2
+    store.commits[1].set_result(None)
+
+
+@in_loop
+async def test_draining_ends_with_the_last_commit() -> None:
+    """Told to stop, a recorder waits until all that it handed in is committed; a wait that is cancelled takes nothing back."""
+    store = SlowStore()
+    one = recorder(store)
+    await one.define([DEFINITION])
+    await one.record("facts.telemetry", [Sample(1, 1, 1)])
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            task = group.create_task(one.drain(), name="drain")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not task.done()
+            task.cancel()
+            await asyncio.wait([task])
+        group.create_task(one.drain(), name="drain")
+        store.commits[0].set_result(None)
+    assert len(store.commits) == 1
+    assert one.samples_total == 1

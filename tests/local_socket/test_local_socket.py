@@ -288,3 +288,29 @@ def test_acks_through_the_socket(tmp_path: Path) -> None:
 def changed(one: local_socket.AppendFact, **changes: object) -> local_socket.AppendFact:
     """The same request with some fields changed."""
     return msgspec.structs.replace(one, **changes)
+
+
+def test_the_socket_is_the_owners_alone(tmp_path: Path) -> None:
+    """Who may open it may write facts."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            assert (tmp_path / local_socket.SOCKET).stat().st_mode & 0o777 == 0o600
+
+    asyncio.run(scenario())
+
+
+def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
+    """What lies before the range that a consumer confirms stays unconfirmed."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            for number in range(3):
+                await local_socket.ask(tmp_path, request(message_id=f"m{number}"))
+            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("mes", "facts.operational"))
+            second_and_third = local_socket.ConfirmReceipt("mes", 3, first_offset=2)
+            assert await local_socket.ask(tmp_path, second_and_third) == local_socket.Confirmed(0)
+            first = local_socket.ConfirmReceipt("mes", 1)
+            assert await local_socket.ask(tmp_path, first) == local_socket.Confirmed(3)
+
+    asyncio.run(scenario())

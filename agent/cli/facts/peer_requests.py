@@ -16,7 +16,7 @@ import msgspec
 
 from agent import local_socket
 from agent.config import NodeSettings
-from agent.node.peer_latest_cache import record_of
+from agent.node import record_of
 from agent.query.latest import LatestRecord
 from agent.query.scan import matches_glob
 from agent.replication.mqtt import ATTEMPTS, RETRY_MS_MAX, RETRY_MS_MIN, Access, Requester, ask_once, open_requester

@@ -114,3 +114,15 @@ class Line:
             Table.HOLDING: self._client.read_holding_registers,
         }[read.table]
         return await ask(read.address, count=read.count, device_id=read.unit_id)
+
+
+def end_if_cancelled() -> None:
+    """Raise CancelledError if the current task was cancelled and the library lost that.
+
+    pymodbus waits with asyncio.wait_for: that of Python 3.11 drops a cancellation that arrives together with the answer or the error,
+    and pymodbus turns another into an error of its own. A loop that goes on after either could not be stopped. Only for tasks that
+    only their own TaskGroup cancels and that hold no TaskGroup themselves.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -18,13 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from agent.ingest import quality
-from agent.ingest.cancelling import end_if_cancelled
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import STORE_REFUSED
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.decode import DecodeError, decode
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, end_if_cancelled
 from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.modbus.units import Unit
 from agent.ingest.settings import ModbusSourceSettings

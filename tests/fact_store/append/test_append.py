@@ -11,6 +11,7 @@ import pytest
 from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store.append.append import content_digest
 from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.log.records import Appended
 from agent.message import Message, MessageError, Sample
@@ -339,3 +340,22 @@ def test_giving_up_does_not_take_facts_back(tmp_path: Path) -> None:
         assert not abandoned.cancel()
         done(store.append_samples(TELEMETRY, samples(1, 2)))
         assert values_in(store) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "part, changes",
+    [
+        ("fact", {"subject": "batch:other"}),
+        ("fact", {"predicate": "other"}),
+        ("fact", {"object_json": b'"other"'}),
+        ("envelope", {"object_schema": "other"}),
+        ("envelope", {"object_media_type": "other"}),
+    ],
+)
+def test_what_makes_two_messages_the_same(part: str, changes: dict[str, object]) -> None:
+    """Fact, media type and schema; not the time and the texts that a producer stamps anew when it asks again."""
+    one = message("a")
+    again = replace(one, envelope=replace(one.envelope, produced_at_unix_ms=1, correlation_id="again"))
+    assert content_digest(again) == content_digest(one)
+    other = replace(one, **{part: replace(getattr(one, part), **changes)})
+    assert content_digest(other) != content_digest(one)

@@ -10,13 +10,15 @@ from agent.batch import open_messages, parse
 from agent.fact_store import FactStore
 from agent.fact_store.divergence import quarantine, witness
 from agent.fact_store.divergence.epoch_rules import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
-from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
+from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreForked
 from agent.pages import Page, PeerPosition, ReceivedDefinition
+from tests.fact_store.durability.faults import Faults, broken_error
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
+    LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
     chain_is_whole,
@@ -261,3 +263,42 @@ def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
             epochs.append(store.epoch)
             assert [one.kind for one in store.incidents()] == ["epoch"]
     assert len(set(epochs)) == 1
+
+
+def test_a_file_set_aside_keeps_what_only_its_log_holds(tmp_path: Path) -> None:
+    """Commits that SQLite has not folded into the file yet are in its -wal: set aside with it, they can still be read."""
+    alive, dead = tmp_path / "alive", tmp_path / "dead"
+    alive.mkdir()
+    dead.mkdir()
+    with node(alive) as store:
+        fill(store, 1)
+        for part in ("", "-wal"):  # as a process that was killed leaves them
+            shutil.copy(alive / f"facts.db{part}", dead)
+    mark_suspect(dead / "facts.db", "database disk image is malformed")
+    with node(dead):
+        (aside,) = quarantined_files(dead / "facts.db")
+    with FactStore.open(dead / aside.file, "plant") as old:
+        assert values_in(old) == list(range(1, 11))
+
+
+def test_files_set_aside_in_one_second_have_two_names(tmp_path: Path) -> None:
+    """The second one does not take the place of the first."""
+    path = tmp_path / "facts.db"
+    for why in ("first", "second"):
+        path.write_text(why)
+        quarantine(path, why, 1_000)
+    assert [(tmp_path / one.file).read_text() for one in quarantined_files(path)] == ["first", "second"]
+
+
+def test_damage_met_while_writing_sets_the_file_aside(tmp_path: Path) -> None:
+    """A node whose commit met a malformed page begins a new store when it starts again."""
+    faults = Faults()
+    with FactStore.open(
+        tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect, unattended=True
+    ) as store:
+        faults.arm("COMMIT", 1, broken_error)
+        assert isinstance(failed(store.define([tag(1)])), StoreDamaged)
+        assert isinstance(store.ended.exception(LIMIT_S), StoreDamaged)
+    with node(tmp_path) as store:
+        (aside,) = quarantined_files(tmp_path / "facts.db")
+        assert "malformed" in aside.why

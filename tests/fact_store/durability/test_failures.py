@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore, StoreReader, StoreSettings
-from agent.fact_store.log.errors import StoreBusy, StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store.log.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
 from agent.fact_store.log.records import Appended
 from agent.fact_store.sqlite.connection import connect
 from tests.fact_store.durability.faults import Faults, broken_error, busy_error, disk_error, full_error
@@ -260,3 +260,38 @@ def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
     store.close()
     with plant(tmp_path) as store:
         assert len(store.consumers()) == 2
+
+
+def test_a_message_of_a_failed_commit_is_not_known(tmp_path: Path) -> None:
+    """What was rolled back counts nowhere: the index of ids is what it was, and the same message again is stored."""
+    with faulty(tmp_path) as (store, faults):
+        done(store.append_message(OPERATIONAL, message("a")))
+        index = store._writer._index._streams
+        before = {number: (one.generation, one.ids) for number, one in index.items()}
+        faults.arm("COMMIT", 1, full_error)
+        assert isinstance(failed(store.append_message(OPERATIONAL, message("b"))), StoreFull)
+        assert {number: (one.generation, one.ids) for number, one in index.items()} == before
+        assert done(store.append_message(OPERATIONAL, message("b"))).outcome == "applied"
+        assert done(store.append_message(OPERATIONAL, message("b"))).outcome == "noop_already_applied"
+
+
+def test_a_store_that_is_closing_takes_nothing_more(tmp_path: Path) -> None:
+    """From the moment it is told to close, not only once its writer has ended: else what is queued would never end."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow() -> sqlite3.Error:
+        began.set()
+        assert may_end.wait(LIMIT_S)
+        return full_error()
+
+    with faulty(tmp_path) as (store, faults):
+        faults.arm("COMMIT", 1, slow)
+        store.append_samples(TELEMETRY, samples(1))
+        assert began.wait(LIMIT_S)
+        closing = threading.Thread(target=store.close)
+        closing.start()
+        wait_until(lambda: store._writer._is_closing, "the store to be told")
+        with pytest.raises(StoreClosed):
+            store.append_samples(TELEMETRY, samples(1))
+        may_end.set()
+        closing.join()

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
 from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.log.catalog import StreamState
 from agent.fact_store.log.errors import StoreFull
+from agent.fact_store.retention import housekeeping as housekeeping_module
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
 from agent.pages import Hole, PeerPosition
+from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
@@ -299,3 +303,70 @@ def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock)
     clock.ahead_ns = 0
     with store_of(tmp_path) as store:
         assert store.space().streams[0].inflow_bytes_per_s == pytest.approx(found.inflow_bytes_per_s, rel=0.1)
+
+
+def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
+    """What comes from a peer needs room as what is recorded here does: refused, it stays at the peer, and is taken when there is room."""
+    elsewhere = Elsewhere("north")
+    with store_of(tmp_path, bytes_max=1024 * 1024) as store:
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
+        while store.append_samples(TELEMETRY, rows_, awaited=True).exception() is None:
+            pass
+        sealed, end_offset = elsewhere.seal(3), store.end_offset(TELEMETRY)
+        with pytest.raises(StoreFull):
+            elsewhere.put(store, [sealed])
+        assert store.end_offset(TELEMETRY) == end_offset
+        done(store.confirm("idmz.a", end_offset))
+        assert elsewhere.put(store, [sealed]).stored_facts == 3
+
+
+def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path) -> None:
+    """What is confirmed and kept for local readers takes no room from what nobody has confirmed, also in another stream."""
+    settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
+    streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
+        done(store.define([tag(1)]))
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.register_consumer("idmz.b", "idmz", OPERATIONAL))
+        for n in range(15):
+            noise = [Sample(1, n, os.urandom(60_000)), Sample(1, n, os.urandom(60_000))]
+            done(store.append_samples(TELEMETRY, noise, awaited=True))
+        done(store.confirm("idmz.a", store.end_offset(TELEMETRY)))
+        for n in range(20):
+            done(store.append_samples(OPERATIONAL, [Sample(1, n, os.urandom(30_000))], awaited=True))
+        (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
+        assert (kept.first_offset, kept.end_offset) == (1, 20)
+        assert first_offset(store) > 1
+        assert store.incidents() == []
+
+
+def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of released batches go some at a time; where the disk undoes that, they go later and do not stay for ever."""
+    monkeypatch.setattr(housekeeping_module, "ROWS_WHEN_IDLE", 8)
+    monkeypatch.setattr(housekeeping_module, "ROWS_WITH_COMMIT", 8)
+    monkeypatch.setattr(housekeeping_module, "LOOK_EVERY_NS", 10_000_000)
+    faults, calls = Faults(), 0
+    policy = StreamSettings(TELEMETRY, keep_hours=0)
+    path = tmp_path / "facts.db"
+    with FactStore.open(path, "plant", settings=AT_ONCE, streams=[policy], connect_to=faults.connect) as store:
+        done(store.define([tag(1)]))
+        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        end, housekeeping = fill(store, 20, 1), store._writer.housekeeping
+        delete = housekeeping._delete_batches
+
+        def counted(stream: StreamState, deleted: Any, rows_max: int) -> int:
+            nonlocal calls
+            found = delete(stream, deleted, rows_max)
+            if found:
+                calls += 1
+                if deleted.is_done:  # the last of them
+                    faults.arm("COMMIT", 1, full_error)
+                    housekeeping._delete_batches = delete  # type: ignore[method-assign]
+            return found
+
+        housekeeping._delete_batches = counted  # type: ignore[method-assign]
+        done(store.confirm("idmz.a", end))
+        wait_until(lambda: housekeeping._delete_batches is not counted and faults.start is None, "the failed commit")
+        assert calls > 1
+        wait_until(lambda: rows(tmp_path) == 0, "the rows to go")

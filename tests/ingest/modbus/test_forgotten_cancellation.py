@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest.cancelling import end_if_cancelled
 from agent.ingest.errors import SourceLost
 from agent.ingest.lifecycle import State
+from agent.ingest.modbus.line import end_if_cancelled
 from agent.ingest.modbus.source import ModbusSource
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async

@@ -107,14 +107,15 @@ def test_refining_ends_with_every_value_read(wanted: list[Register], bounds: Lim
 
 
 def test_a_refused_value_among_neighbours_is_found_by_halving() -> None:
-    """Without holes to blame, halves are tried until the culprit stands alone."""
-    bad = register(37)
+    """Without holes to blame, halves are tried until the culprit stands alone; all others are read on the way."""
+    bad, good = register(37), set[Register]()
     queue, found = plan_reads([register(a) for a in range(64)], Limits(125, 0)), []
     for _ in range(20):
         if not queue:
             break
         read = queue.pop()
         if bad not in read.registers:
+            good.update(read.registers)
             continue
         parts, learned = refine(read)
         assert not learned
@@ -122,6 +123,7 @@ def test_a_refused_value_among_neighbours_is_found_by_halving() -> None:
             found.append(read)
         queue += parts
     assert [read.registers for read in found] == [(bad,)]
+    assert good == {register(a) for a in range(64)} - {bad}
 
 
 def test_learned_holes_are_not_crossed_again() -> None:

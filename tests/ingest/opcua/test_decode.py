@@ -223,6 +223,19 @@ def test_damaged_bytes_raise_one_error(data: st.DataObject) -> None:
         decoded(bytes(raw))
 
 
+@pytest.mark.parametrize("length", [-1, 1, 100, 2**31 - 1])
+def test_a_notification_that_is_longer_than_its_message_is_refused(length: int) -> None:
+    """Its values may look right: what the length covers beyond them was lost on the way."""
+    raw = bytearray(encoded([(1, data_value(1.5, "Double"))]))
+    at = raw.index(struct.pack("<HB", 811, 1)) + 3
+    (right,) = struct.unpack_from("<i", raw, at)
+    struct.pack_into("<i", raw, at, length if length < 0 else min(right + length, 2**31 - 1))
+    if length == 1:
+        raw = raw[: at + 4 + right]  # where the message ends with the values
+    with pytest.raises(DecodeError, match="notification of"):
+        decoded(bytes(raw))
+
+
 def notification(count: int, body: bytes) -> bytes:
     """PublishResult bytes around hand-made items."""
     change = struct.pack("<i", count) + body + struct.pack("<i", 0)

@@ -966,3 +966,11 @@ def _connect(port: int) -> None:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_config_bounds_the_queue_of_a_deaf_reader() -> None:
+    """By the number that the topology needs, and as many packets' worth of bytes."""
+    config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg"))
+    queued = plan.queued_messages_max(LINKS)
+    assert f"max_queued_messages {queued}\n" in config
+    assert f"max_queued_bytes {queued * plan.PACKET_BYTES_MAX}\n" in config

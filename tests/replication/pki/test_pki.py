@@ -665,3 +665,11 @@ def test_commands_of_the_page(tmp_path: Path) -> None:
         if broker is not None:
             broker.kill()
     assert broker is not None
+
+
+def test_client_context_is_tls_1_3_and_checks_the_host(folder: Path) -> None:
+    """What both sides might agree on is bounded on ours, whatever the broker offers."""
+    context = pki.client_context(folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key")
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED

@@ -8,13 +8,20 @@ import msgspec
 import pytest
 
 from agent.batch import Batch, Definitions, Link, Origin, cut, seal_samples
-from agent.replication.protocol.messages import CursorAnswer, DefinitionEntry, FetchAnswer
+from agent.replication.protocol.messages import (
+    CursorAnswer,
+    DefinitionEntry,
+    FetchAnswer,
+    FetchSequences,
+    SequencesAnswer,
+)
 from agent.replication.protocol.page_check import (
     DEFINITION_BYTES_MAX,
     PageContent,
     PageRefused,
     check_batches,
     check_page,
+    check_sequences,
 )
 
 STREAM = "facts.telemetry"
@@ -129,3 +136,37 @@ def test_relayed_origins_are_taken_when_allowed() -> None:
     )
     check_batches([(1, 10, len(batch.sealed))], [batch.sealed], STREAM, origins, is_opened=True)
     assert replace(page, content=None).last_offset == 10
+
+
+def of_sequences(batch: Batch, first: int = 1, **fields: object) -> SequencesAnswer:
+    """A page of sequences with one batch."""
+    good = {
+        "store_zone": "plant-a",
+        "epoch": EPOCH.hex(),
+        "stream": STREAM,
+        "origin": str(batch.header.origin),
+        "batches": [(first, first + 9, len(batch.sealed))],
+        "more": False,
+    }
+    return SequencesAnswer(**{**good, **fields})
+
+
+@pytest.mark.parametrize(
+    "first, fields, said",
+    [
+        (11, {}, "batch at sequence 11 is another than the page says"),
+        (1, {"store_zone": "plant-b"}, "which was not asked for"),
+        (1, {"stream": "facts.other"}, "which was not asked for"),
+        (1, {"origin": f"plant-a/{'1' * 32}"}, "which was not asked for"),
+    ],
+)
+def test_sequences_are_those_that_were_asked_for(first: int, fields: dict[str, object], said: str) -> None:
+    """A batch that lies elsewhere at its origin, or is another origin's, does not pass for what is missing."""
+    batch = sealed()
+    request = FetchSequences(
+        stream=STREAM, origin=str(batch.header.origin), first_sequence=1, last_sequence=20, limit=100
+    )
+    good, _ = check_sequences(of_sequences(batch), [batch.sealed], "plant-a", request, ORIGINS)
+    assert good == [batch]
+    with pytest.raises(PageRefused, match=re.escape(said)):
+        check_sequences(of_sequences(batch, first, **fields), [batch.sealed], "plant-a", request, ORIGINS)

@@ -560,3 +560,21 @@ def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
         noted += kinds(driver(Tick(), 400))
     assert driver.core.asking is Asking.BLOCKED
     assert (noted.count(NoteKind.PEER_LOST), noted.count(NoteKind.PEER_REFUSES)) == (8, 1)
+
+
+def test_a_refused_page_takes_what_was_read_ahead_with_it() -> None:
+    """A page refused for good is not passed over: what was read behind it is not stored, all of it is asked for again, and the peer is
+    told of no definitions that only those pages brought."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(11, 20, more=True, definitions={"origin": 3}))
+    driver(Appended())
+    driver.answer(page(21, 30, more=True, definitions={"origin": 5}))
+    driver.answer(page(31, 40, more=True))
+    effects = driver(AppendFailed("forked", is_retryable=False))
+    assert kinds(effects) == [NoteKind.PAGE_REFUSED]
+    assert driver.core.storing is Storing.IDLE
+    assert kinds(driver(Tick(), 60_000)) == [Fetch]
+    asked = driver.fetches[-1]
+    assert (asked.after_offset, asked.confirm_offset) == (20, 20)
+    assert asked.definitions_known == {}

@@ -1,0 +1,52 @@
+"""The file that is given up when the disk is full: its bytes are real, and it is given up exactly when it helps."""
+
+from pathlib import Path
+
+from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store.retention.ballast import OPENING_BYTES, Ballast
+from tests.fact_store.durability.faults import Faults, full_error
+from tests.fact_store.making import TELEMETRY, done, failed, samples, tag
+from tests.waiting import wait_until
+
+SIZE = 256 * 1024
+PLENTY = 2**40
+
+
+def test_its_bytes_are_allocated(tmp_path: Path) -> None:
+    """The disk has less free by the ballast's size: a sparse file would give nothing back."""
+    ballast = Ballast(tmp_path / "facts.db", SIZE)
+    assert ballast.make(PLENTY, 0)
+    assert ballast.path.stat().st_blocks * 512 >= SIZE
+
+
+def test_it_is_made_only_above_the_floor(tmp_path: Path) -> None:
+    """A disk that would be below its floor with the ballast gets none, and so does a disk that does not say what it has."""
+    ballast = Ballast(tmp_path / "facts.db", SIZE)
+    for free in (None, SIZE + OPENING_BYTES + 999):
+        assert not ballast.make(free, 1000)
+        assert not ballast.is_there
+    assert ballast.make(SIZE + OPENING_BYTES + 1000, 1000)
+
+
+def test_a_store_is_opened_with_its_bytes(tmp_path: Path) -> None:
+    """Before opening it goes where the disk has no room to open a database, and stays where there is room."""
+    ballast = Ballast(tmp_path / "facts.db", SIZE)
+    assert ballast.make(PLENTY, 0)
+    assert not ballast.give_up_if_needed(None)
+    assert not ballast.give_up_if_needed(OPENING_BYTES)
+    assert ballast.is_there
+    assert ballast.give_up_if_needed(OPENING_BYTES - 1)
+    assert not ballast.is_there
+
+
+def test_a_commit_without_room_gives_it_up(tmp_path: Path) -> None:
+    """The commit that finds the disk full frees the ballast, so that the next one can delete."""
+    faults = Faults()
+    settings = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=0, ballast_bytes=SIZE)
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, connect_to=faults.connect) as store:
+        done(store.define([tag(1)]))
+        ballast = Path(f"{store.path}.ballast")
+        wait_until(ballast.exists, "the ballast")
+        faults.arm("COMMIT", 1, full_error)
+        failed(store.append_samples(TELEMETRY, samples(1), awaited=True))
+        assert not ballast.exists()

@@ -1,0 +1,74 @@
+"""What the answers of pymodbus mean."""
+
+from types import SimpleNamespace
+
+import pytest
+from pymodbus.exceptions import ConnectionException, ModbusIOException
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.modbus.address import Register, Table
+from agent.ingest.modbus.decode import value_type
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
+from agent.ingest.modbus.plan import Read
+from tests.ingest.fakes import in_loop
+
+READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
+
+
+class Answering(Line):
+    """A line that is connected to nothing and answers so."""
+
+    def __init__(self, answer: object, *, is_open: bool = True) -> None:
+        super().__init__("meter", 502, 100)
+        self.answer, self.stands = answer, is_open
+
+    @property
+    def is_open(self) -> bool:
+        return self.stands
+
+    async def _ask(self, read: Read) -> object:  # type: ignore[override]  # noqa: ARG002
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def values(*registers: int) -> object:
+    """An answer with these registers."""
+    return SimpleNamespace(isError=lambda: False, registers=list(registers))
+
+
+def exception(code: int) -> object:
+    """An answer that refuses."""
+    return SimpleNamespace(isError=lambda: True, exception_code=code)
+
+
+@in_loop
+async def test_an_answer_is_as_long_as_asked() -> None:
+    """Fewer or more registers than asked for cannot be told apart from another answer: the line is given up."""
+    assert await Answering(values(1, 2)).read(READ) == [1, 2]
+    for found in ((1,), (1, 2, 3)):
+        with pytest.raises(SourceLost):
+            await Answering(values(*found)).read(READ)
+
+
+@in_loop
+async def test_refusals_are_told_apart() -> None:
+    """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is silent."""
+    for code, is_about_address in ((1, True), (2, True), (3, True), (4, False), (5, False), (6, False)):
+        with pytest.raises(ReadRefused) as refused:
+            await Answering(exception(code)).read(READ)
+        assert refused.value.is_about_address is is_about_address
+    for code in (10, 11):
+        with pytest.raises(UnitSilent):
+            await Answering(exception(code)).read(READ)
+
+
+@in_loop
+async def test_no_answer_on_a_standing_connection_is_a_silent_unit() -> None:
+    """On one that broke, the device is lost."""
+    with pytest.raises(UnitSilent):
+        await Answering(ModbusIOException("no response")).read(READ)
+    with pytest.raises(SourceLost):
+        await Answering(ModbusIOException("no response"), is_open=False).read(READ)
+    with pytest.raises(SourceLost):
+        await Answering(ConnectionException("gone")).read(READ)

@@ -1,0 +1,84 @@
+"""What a node makes of its settings: who may read and append what, whose facts are taken, what a source waits out."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.config import BrokerSettings, HealthSettings, IdentitySettings, NodeSettings, PeerSettings
+from agent.fact_store import FactStore
+from agent.fact_store.log import errors
+from agent.fact_store.log.errors import StoreBusy, StoreFull
+from agent.node.node import _NOT_NOW, Node, _first_reason
+
+TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
+
+
+def made(folder: Path, store: FactStore, *peers: PeerSettings) -> Node:
+    """The node of idmz with these peers; nothing of it runs."""
+    broker = BrokerSettings("site", "host", folder / "ca.pem", folder / "idmz.pem", folder / "idmz.key")
+    settings = NodeSettings(
+        IdentitySettings("idmz", folder), broker=(broker,), peer=peers, health=HealthSettings(listen_port=0)
+    )
+
+    async def make() -> Node:
+        return Node(settings, store, {})
+
+    return asyncio.run(make())
+
+
+def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
+    """What is exported to one is not to another, and who may read a stream may not append to it."""
+    peers = (
+        PeerSettings("plant-a", "site", exports=(TELEMETRY,)),
+        PeerSettings("plant-b", "site", exports=(OPERATIONAL,), appends=("orders",)),
+        PeerSettings("plant-c", "site", pulls=(TELEMETRY,)),
+    )
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        (server,) = made(tmp_path, store, *peers)._servers
+        exports = dict(server._context.exports)
+        assert exports == {"plant-a": frozenset({TELEMETRY}), "plant-b": frozenset({OPERATIONAL})}
+        allowed = server._handlers[type_named("AppendFact")].__self__._appends  # type: ignore[attr-defined]
+        assert dict(allowed) == {"plant-b": frozenset({"orders"})}
+
+
+def type_named(name: str) -> type:
+    """A request by its name."""
+    from agent.replication.protocol import messages
+
+    return getattr(messages, name)  # type: ignore[no-any-return]
+
+
+def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
+    """Facts of the peer itself and of the zones that it relays, read as a consumer that bears our name."""
+    peers = (
+        PeerSettings("plant-a", "site", pulls=(TELEMETRY,)),
+        PeerSettings("relay", "site", pulls=(TELEMETRY,), relays=("plant-b",)),
+    )
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        pulls = {pull._settings.peer_zone: pull._settings for pull in made(tmp_path, store, *peers)._pullers}
+        assert {zone: one.origins for zone, one in pulls.items()} == {
+            "plant-a": frozenset({"plant-a"}),
+            "relay": frozenset({"relay", "plant-b"}),
+        }
+        assert {one.consumer_name for one in pulls.values()} == {f"idmz.{TELEMETRY}"}
+
+
+def test_a_source_waits_out_what_passes() -> None:
+    """A store that is full or busy; any other trouble of it ends the life of a source."""
+    assert set(_NOT_NOW) == {StoreBusy, StoreFull}
+    assert all(one("", "").retryable for one in _NOT_NOW)
+
+
+@pytest.mark.parametrize(
+    "raised, told",
+    [
+        ([errors.StoreFailed("disk", "hint")], errors.StoreFailed),
+        ([ValueError("x"), ExceptionGroup("in", [errors.StoreFailed("disk", "hint")])], errors.StoreFailed),
+        ([errors.StoreFailed("disk", "hint"), AssertionError("ours")], ExceptionGroup),
+        ([ValueError("x")], ExceptionGroup),
+    ],
+)
+def test_an_operator_is_told_the_first_error_of_ours(raised: list[Exception], told: type[Exception]) -> None:
+    """But a mistake of the program itself, or what nobody foresaw, with everything that belongs to it."""
+    assert isinstance(_first_reason(ExceptionGroup("node", raised)), told)

@@ -1,0 +1,65 @@
+"""A connection without a broker: how it ends, and what it makes of packets."""
+
+import asyncio
+
+import pytest
+from paho.mqtt.enums import MQTTErrorCode
+
+from agent.replication.mqtt.carrier import Access
+from agent.replication.mqtt.transport import Connection
+from agent.replication.protocol.errors import ConnectionLost
+
+ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, return-value]
+PUBLISH = 0x30
+BODY = b"\x00\x01t\x00payload"  # topic "t", no properties
+
+
+def test_the_first_reason_counts() -> None:
+    """What ends a connection is what is told; what follows from it is not."""
+
+    async def run() -> None:
+        connection = Connection(ACCESS, lambda _: None)
+        connection._end(ConnectionLost("b", "first"))
+        connection._end(ConnectionLost("b", "second"))
+        assert "first" in str(connection.closed.result())
+
+    asyncio.run(run())
+
+
+def test_everybody_who_waits_is_told_of_the_end() -> None:
+    """Requests that were not sent or not acknowledged yet, and who waits for the session to stand."""
+
+    async def run() -> None:
+        connection = Connection(ACCESS, lambda _: None)
+        connection._socket = object()  # type: ignore[assignment]
+        connection._flush = lambda: None  # type: ignore[method-assign]
+        waiting = connection.publish_request("t", b"", "r", bytes(16), 1)
+        connection._socket = None
+        connection._end(ConnectionLost("b", "gone"))
+        for future in (waiting, connection._connack):
+            async with asyncio.timeout(10):
+                with pytest.raises(ConnectionLost, match="gone"):
+                    await future
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "command, packet, code, arrives",
+    [
+        (PUBLISH, BODY, MQTTErrorCode.MQTT_ERR_SUCCESS, 1),
+        (PUBLISH | 0x04, b"\x00\x01t\x00\x01\x00payload", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # QoS 2
+        (PUBLISH, b"\x00\x09t", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # a topic beyond its end
+    ],
+)
+def test_packets_that_nobody_subscribed_to(command: int, packet: bytes, code: MQTTErrorCode, arrives: int) -> None:
+    """A packet of a QoS that we never asked for, or one that is malformed, ends the connection."""
+
+    async def run() -> None:
+        client = Connection(ACCESS, lambda _: None)._client
+        client.arrived = []
+        client._in_packet["command"], client._in_packet["packet"] = command, bytearray(packet)
+        assert client._handle_publish() == code
+        assert len(client.arrived) == arrives
+
+    asyncio.run(run())

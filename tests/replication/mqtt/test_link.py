@@ -1,0 +1,177 @@
+"""The standing relation to a broker, over connections that the test makes and breaks."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from agent.replication.mqtt import link as link_module
+from agent.replication.mqtt.carrier import Access
+from agent.replication.mqtt.link import UNACCEPTED_TOLD, Link
+from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, ConnectionRefused, ReplicationError
+from tests.waiting import wait_until_async
+
+ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, return-value]
+
+
+class Standing:
+    """A connection that stands until the test ends it."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self.closed = asyncio.get_running_loop().create_future()
+        self.broker = broker
+        self.is_closed = False
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        self.broker.happened.append("subscribed")
+        if self.broker.subscribing is not None:
+            await self.broker.subscribing
+        assert topics
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Broker:
+    """What `Connection.open` does, one attempt after the other: an error, or a connection that stands."""
+
+    def __init__(self, *attempts: ReplicationError | None) -> None:
+        self.attempts = list(attempts)
+        self.connections = list[Standing]()
+        self.happened = list[str]()
+        self.subscribing: asyncio.Future[None] | None = None
+
+    async def open(self, *_: Any) -> Standing:
+        error = self.attempts.pop(0) if self.attempts else None
+        if error is not None:
+            self.happened.append("refused")
+            raise error
+        self.connections.append(Standing(self))
+        return self.connections[-1]
+
+
+def scenario(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, play: Callable[[Link], Any], identity: Any = None
+) -> list[int]:
+    """Run a link at this broker while `play` does something; returns the tries that each wait between attempts was told of."""
+    tries = list[int]()
+
+    def delay_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
+        tries.append(count)
+        return 0
+
+    monkeypatch.setattr(link_module, "delay_ms", delay_ms)
+    monkeypatch.setattr(link_module.Connection, "open", broker.open)
+
+    async def run() -> None:
+        link = Link(ACCESS, identity=identity)
+        link.route("bsfg/1/plant-a/idmz/rsp/1", lambda _: None)
+        link.watch(lambda: broker.happened.append("up"), lambda reason: broker.happened.append(f"down: {reason}"))
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            running = group.create_task(link.run(), name="link")
+            await play(link)
+            running.cancel()
+
+    asyncio.run(run())
+    return tries
+
+
+def test_waits_grow_until_a_connection_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure makes the next wait longer; a connection that stood makes the next loss begin anew."""
+    away = BrokerUnreachable("b", "away")
+    broker = Broker(away, away, away, None, away, None)
+
+    async def play(link: Link) -> None:
+        await link.wait_up()
+        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
+        await link.wait_up()
+        assert link.statistics().connects == 2
+        assert link.statistics().failures == 4
+
+    tries = scenario(monkeypatch, broker, play)
+    assert tries == [0, 1, 2, 0, 1]
+
+
+def test_whoever_uses_a_link_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each connection once its topics are subscribed to, and of its end with the reason."""
+    broker = Broker()
+
+    async def play(link: Link) -> None:
+        broker.subscribing = asyncio.get_running_loop().create_future()
+        await wait_until_async(lambda: broker.happened == ["subscribed"], "the subscription")
+        assert not link.statistics().is_up
+        broker.subscribing.set_result(None)
+        await link.wait_up()
+        assert broker.happened == ["subscribed", "up"]
+        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+        await wait_until_async(lambda: len(broker.happened) > 2, "the loss")
+        assert broker.happened[2].startswith("down: ")
+        assert "gone" in broker.happened[2]
+        assert broker.connections[0].is_closed
+
+    scenario(monkeypatch, broker, play)
+
+
+def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once, and not one that is only away."""
+    refused = ConnectionRefused("b", "no")
+    broker = Broker(*[refused] * UNACCEPTED_TOLD, BrokerUnreachable("b", "away"))
+    needs = list[tuple[int, bool]]()
+
+    async def play(link: Link) -> None:
+        note_failure = link._note_failure
+
+        def noted(error: ReplicationError) -> None:
+            note_failure(error)
+            needs.append((link.statistics().failures, link.statistics().needs_person))
+
+        link._note_failure = noted  # type: ignore[method-assign]
+        await link.wait_up()
+
+    scenario(monkeypatch, broker, play)
+    assert needs == [(1, False), (2, False), (3, True), (4, False)]
+
+
+class Offering:
+    """An identity of which a new version is offered when the test says so."""
+
+    trouble, ends = "", None
+
+    def __init__(self) -> None:
+        self.is_offered = False
+        self.on_offer: Callable[[], None] = lambda: None
+        self.said = list[str]()
+
+    def offer(self) -> None:
+        self.is_offered = True
+        self.on_offer()
+
+    def accepted(self) -> None:
+        self.said.append("accepted")
+        self.is_offered = False
+
+    def refused(self, _why: str) -> None:
+        self.said.append("refused")
+        self.is_offered = False
+
+
+def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shown beside the connection that stands, which is closed only once the new one is accepted."""
+    broker, identity = Broker(None, ConnectionRefused("b", "unknown"), None), Offering()
+
+    async def play(link: Link) -> None:
+        await link.wait_up()
+        identity.offer()
+        await wait_until_async(lambda: identity.said == ["accepted", "refused"], "the refusal")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert link.connection is broker.connections[0]  # type: ignore[comparison-overlap]
+        assert not broker.connections[0].is_closed
+        identity.offer()
+        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
+        await wait_until_async(lambda: link.connection is broker.connections[1], "the change")  # type: ignore[comparison-overlap]
+        assert broker.connections[0].is_closed
+
+    scenario(monkeypatch, broker, play, identity)

@@ -1,0 +1,202 @@
+"""A comparison with a peer's real server, whose answers the test carries and may spoil, and two real stores."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.fact_store import FactStore
+from agent.fact_store.log.errors import StoreBusy
+from agent.pages import OriginRange, PeerPosition
+from agent.replication.mqtt.carrier import Access, Incoming
+from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.requester import Reply
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.messages import FetchSequences, Request
+from agent.replication.protocol.page_check import PageRefused
+from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
+from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.serving.server import Server
+from tests.fact_store.making import Elsewhere
+from tests.replication.nodes import STORE_ERRORS, STREAM
+from tests.waiting import wait_until_async
+
+
+class Peer:
+    """Asks the server of plant-a's store as idmz does, without a broker between them. `spoil` changes what is asked on the way."""
+
+    peer_zone = "plant-a"
+    packet_bytes_max = 1_000_000
+
+    def __init__(self, store: FactStore) -> None:
+        self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
+        self.link.connection = self  # type: ignore[assignment]
+        self.server = Server(self.link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS)  # type: ignore[arg-type]
+        self.answers = dict[bytes, bytes]()
+        self.spoil: Callable[[Request], Request] = lambda request: request
+
+    async def ask(self, request: Request, _timeout_s: float) -> Reply:
+        correlation = len(self.answers).to_bytes(16)
+        payload = encode_request(self.spoil(request))
+        answer_to = response_topic("plant-a", "idmz", "1")
+        self.link._dispatch(Incoming(request_topic("plant-a", "idmz"), payload, answer_to, correlation, 10, False))
+        await wait_until_async(lambda: correlation in self.answers, "an answer")
+        answer, batches = decode_answer(self.answers[correlation])
+        return Reply(answer, batches, len(self.answers[correlation]))  # type: ignore[arg-type]
+
+    def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
+        self.answers[correlation] = payload
+
+
+def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
+    """Batches of an origin, with its definitions, as they come from plant-a."""
+    where = position or PeerPosition(origin.origin.epoch, 0)
+    store.put_batches("plant-a", STREAM, list(sealed), origin.received(), where).result(20)
+
+
+@asynccontextmanager
+async def comparing(
+    plant: FactStore, idmz: FactStore, peer_zone: str = "plant-a"
+) -> AsyncIterator[tuple[Comparer, Peer]]:
+    """What compares idmz with plant-a, which may bring its own facts."""
+    peer = Peer(plant)
+    settings = CompareSettings(peer_zone, (STREAM,), frozenset({"plant-a"}))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        serving = group.create_task(peer.server.run())
+        await wait_until_async(lambda: peer.server._group is not None, "the server")
+        yield Comparer(PayingAsker(peer), idmz, settings, STORE_ERRORS), peer  # type: ignore[arg-type]
+        serving.cancel()
+
+
+def played(folder: Path, scenario: Callable[[FactStore, FactStore], Any]) -> None:
+    """Run a scenario with the stores of plant-a and idmz."""
+
+    async def run() -> None:
+        with (
+            FactStore.open(folder / "plant.db", "plant-a") as plant,
+            FactStore.open(folder / "idmz.db", "idmz") as idmz,
+        ):
+            await scenario(plant, idmz)
+
+    asyncio.run(run())
+
+
+def level(plant: FactStore) -> PeerPosition:
+    """The position of one who has read all that plant-a has."""
+    return PeerPosition(plant.epoch, plant.end_offset(STREAM))
+
+
+def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
+    """Neither facts of a zone that it may not relay, nor our own, which it has from a life of our store that is no more."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs, relayed, own = Elsewhere("plant-a"), Elsewhere("north"), Elsewhere("idmz")
+        for one in (theirs, relayed, own):
+            put(plant, one, [one.seal(10), one.seal(10)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert found.missing == [(theirs.origin, (11, 20))]
+        assert {origin.zone for origin in idmz.held(STREAM)} == {"plant-a"}
+        assert comparer.statistics()[0].is_equal
+
+    played(tmp_path, scenario)
+
+
+def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
+    """Which of two histories is the right one, no digest says: what differs is told, and what is missing behind it stays missing."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs, forged = Elsewhere("plant-a"), Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10) for _ in range(4)])
+        put(idmz, forged, [forged.seal(10, salt=7), forged.seal(10)], level(plant))
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert len(found.forks) == 1
+        assert found.missing == []
+        assert idmz.end_offset(STREAM) == 20
+        assert comparer.statistics()[0].is_equal is False
+
+    played(tmp_path, scenario)
+
+
+def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
+    """As in a pull: a fact that refers to an artifact is stored when the artifact is here."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs = Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+        brought = list[int]()
+        async with comparing(plant, idmz) as (comparer, _):
+
+            async def bring(batches: Sequence[object]) -> None:
+                assert idmz.end_offset(STREAM) == 10
+                brought.append(len(batches))
+
+            comparer._artifacts.bring = bring  # type: ignore[method-assign, assignment]
+            await comparer.compare(STREAM, repair=True)
+        assert (brought, idmz.end_offset(STREAM)) == ([1], 20)
+
+    played(tmp_path, scenario)
+
+
+def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
+    """What may pass ends the comparison, to be made again; nothing is told as refused for good."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs = Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed, level(plant))
+        busy, damaged = Future[Any](), Future[Any]()
+        busy.set_exception(StoreBusy("the disk"))
+        damaged.set_result([OriginRange("plant-a", theirs.origin.epoch, 1, 10)])
+        idmz.repair = lambda *_: busy  # type: ignore[method-assign, assignment]
+        idmz.damaged = lambda _: damaged  # type: ignore[method-assign, assignment]
+        async with comparing(plant, idmz) as (comparer, _):
+            with pytest.raises(StoreBusy):
+                await comparer.compare(STREAM, repair=True)
+            (counted,) = comparer.statistics()
+        assert (counted.failures, counted.comparisons) == (1, 0)
+
+    played(tmp_path, scenario)
+
+
+def test_an_answer_of_another_zone_is_refused(tmp_path: Path) -> None:
+    """What names another store than the one asked is no answer, and the comparison counts as failed."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        async with comparing(plant, idmz, "plant-b") as (comparer, _):
+            with pytest.raises(PageRefused):
+                await comparer.compare(STREAM, repair=False)
+            assert comparer.statistics()[0].failures == 1
+
+    played(tmp_path, scenario)
+
+
+def test_a_peer_that_repeats_itself_is_refused(tmp_path: Path) -> None:
+    """A page that brings what lies before the place asked for leads nowhere, and would be asked for without end."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs = Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10) for _ in range(3)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+
+        def spoil(request: Request) -> Request:
+            if isinstance(request, FetchSequences):
+                return msgspec.structs.replace(request, first_sequence=1, last_sequence=10)
+            return request
+
+        async with comparing(plant, idmz) as (comparer, peer):
+            peer.spoil = spoil
+            with pytest.raises(PageRefused):
+                await comparer.compare(STREAM, repair=True)
+        assert idmz.end_offset(STREAM) == 10
+
+    played(tmp_path, scenario)

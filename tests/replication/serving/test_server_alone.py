@@ -1,0 +1,135 @@
+"""The server over a link that the test plays: what gets an answer, which, and how many requests are in hand."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.fact_store import FactStore
+from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
+from agent.ingest.opcua.session import _REFUSALS
+from agent.replication.mqtt.carrier import Access, Incoming
+from agent.replication.mqtt.link import Link
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.messages import ErrorAnswer, GetBounds, ListStreams, Request, StreamsAnswer
+from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.serving import server as server_module
+from agent.replication.serving.server import Server
+from tests.replication.nodes import STORE_ERRORS, STREAM
+from tests.waiting import wait_until_async
+
+ANSWER_TO = response_topic("plant-a", "idmz", "1")
+
+
+class Published:
+    """A connection that keeps the answers."""
+
+    packet_bytes_max = 1_000_000
+
+    def __init__(self) -> None:
+        self.answers = list[Any]()
+
+    def publish_answer(self, topic: str, payload: bytes, _correlation: bytes) -> None:
+        assert topic == ANSWER_TO
+        self.answers.append(decode_answer(payload)[0])
+
+
+def asked(request: Request | bytes, *, expiry_s: int | None = 10) -> Incoming:
+    """A request of idmz, as the broker delivers it."""
+    payload = request if isinstance(request, bytes) else encode_request(request)
+    return Incoming(request_topic("plant-a", "idmz"), payload, ANSWER_TO, bytes(16), expiry_s, False)
+
+
+def serving(folder: Path, scenario: Callable[[Server, Link, Published], Awaitable[None]]) -> None:
+    """A server of plant-a that exports its telemetry to idmz."""
+
+    async def run() -> None:
+        link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
+        with FactStore.open(folder / "facts.db", "plant-a") as store:
+            server = Server(link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS, _REFUSALS)  # type: ignore[arg-type]
+            link.connection = published  # type: ignore[assignment]
+            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                running = group.create_task(server.run())
+                await wait_until_async(lambda: server._group is not None, "the server")
+                await scenario(server, link, published)
+                running.cancel()
+
+    asyncio.run(run())
+
+
+async def answer_to(link: Link, published: Published, incoming: Incoming) -> Any:
+    """Deliver a request; its answer."""
+    count = len(published.answers)
+    link._dispatch(incoming)
+    await wait_until_async(lambda: len(published.answers) > count, "an answer")
+    return published.answers[-1]
+
+
+def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> None:
+    """So is one that does not say when it expires, which might be answered for ever."""
+
+    async def scenario(_: Server, link: Link, published: Published) -> None:
+        unreadable = encode_request(GetBounds(stream=STREAM)).replace(b'"stream"', b'"unknown"')
+        for incoming, why in (
+            (asked(unreadable), "stream"),
+            (asked(ListStreams(), expiry_s=None), "MessageExpiryInterval"),
+        ):
+            answer = await answer_to(link, published, incoming)
+            assert isinstance(answer, ErrorAnswer)
+            assert answer.error.code == "bad_request"
+            assert why in answer.error.message
+        assert isinstance(await answer_to(link, published, asked(ListStreams())), StreamsAnswer)
+
+    serving(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "error, code, is_retryable",
+    [(UnknownConsumer("no consumer 'x'"), "unknown_consumer", False), (StoreBusy("disk"), "store_unavailable", True)],
+)
+def test_what_the_store_says_is_told_in_the_protocols_words(
+    tmp_path: Path, error: Exception, code: str, *, is_retryable: bool
+) -> None:
+    """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only that it is there."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        async def refuse(*_: object) -> Any:
+            raise error
+
+        server._handlers[GetBounds] = refuse
+        answer = await answer_to(link, published, asked(GetBounds(stream=STREAM)))
+        assert isinstance(answer, ErrorAnswer)
+        assert (answer.error.code, answer.error.retryable) == (code, is_retryable)
+        assert "disk" not in answer.error.message
+
+    serving(tmp_path, scenario)
+
+
+def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes beyond is dropped, and taken again as soon as one of those in hand has ended."""
+    monkeypatch.setattr(server_module, "REQUESTS_PER_ZONE_MAX", 2)
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        may_end, begun = asyncio.Event(), 0
+        list_streams = server._handlers[ListStreams]
+
+        async def wait(*given: Any) -> Any:
+            nonlocal begun
+            begun += 1
+            await may_end.wait()
+            return await list_streams(*given)
+
+        server._handlers[ListStreams] = wait
+        for _ in range(3):
+            link._dispatch(asked(ListStreams()))
+        await wait_until_async(lambda: begun == 2, "two in hand")
+        assert server.statistics().drops == {"too_many_requests": 1}
+        may_end.set()
+        await wait_until_async(lambda: len(published.answers) == 2, "their answers")
+        for _ in range(3):
+            await answer_to(link, published, asked(ListStreams()))
+        assert server.statistics().drops == {"too_many_requests": 1}
+
+    serving(tmp_path, scenario)
