@@ -8,7 +8,7 @@ import pytest
 
 from agent.batch import open_messages, parse
 from agent.fact_store import FactStore
-from agent.fact_store.divergence import quarantine, witness
+from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.epoch_rules import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
