@@ -226,7 +226,7 @@ def test_what_is_set_aside_is_told_without_room_for_the_mark(tmp_path: Path, mon
     path = tmp_path / "facts.db"
     node(tmp_path).close()
     path.write_bytes(b"no database" * 1000)
-    for module in (quarantine, witness):
+    for module in (quarantine_module, witness):
         monkeypatch.setattr(module, "write_json", lambda *_: None)
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
