@@ -1,6 +1,6 @@
 """`append`: durable appends of data set A in batches of 1000 samples, encoding included, beside raw file appends.
 
-The store is called as a node's sources call it (`FactStore.append_samples`): samples wait in the queue until there are enough for a
+The store is called as a node's sources call it (`FactStore.appends`): samples wait in the queue until there are enough for a
 batch, and the group commit takes everything that has queued up while the last fsync ran. Here each append fills a batch, so the wait for
 `commit_interval_ms` is not measured.
 
@@ -135,7 +135,7 @@ def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stret
     for batch in batches:
         if len(flying) == IN_FLIGHT:
             flying.popleft().result()
-        flying.append(store.append_samples(STREAM, batch))
+        flying.append(store.appends.append_samples(STREAM, batch))
     for future in flying:
         future.result()
     found.sustained_ns.append(time.perf_counter_ns() - start_ns)
@@ -148,7 +148,7 @@ def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int,
     awaited_ns = awaited_cpu_ns = raw_ns = 0
     for batch in batches:
         cpu_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()
-        appended = store.append_samples(STREAM, batch).result()
+        appended = store.appends.append_samples(STREAM, batch).result()
         awaited_ns += time.perf_counter_ns() - start_ns
         awaited_cpu_ns += time.process_time_ns() - cpu_ns
         (sealed,) = _sealed(store, appended.first_offset - 1)
@@ -174,7 +174,7 @@ def _single_in_turns(folder: Path, seconds: float) -> tuple[Latency, Latency]:
             for _ in range(TURN_SINGLES):
                 message = one_message(len(facts_ns))
                 start_ns = time.perf_counter_ns()
-                store.append_message(STREAM, message).result()
+                store.appends.append_message(STREAM, message).result()
                 facts_ns.append(time.perf_counter_ns() - start_ns)
             for _ in range(TURN_SINGLES):
                 page = os.urandom(PAGE_BYTES)
@@ -196,7 +196,7 @@ def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
     count = 0
     with new_store(folder) as store:
         for batch in runs(data_set, seed, facts, BATCH_FACTS):
-            store.append_samples(STREAM, batch).result()
+            store.appends.append_samples(STREAM, batch).result()
             count += len(batch)
     return files_bytes(folder) / count
 
@@ -206,7 +206,7 @@ def new_store(folder: Path) -> Iterator[FactStore]:
     """A new store with the 500 tags defined."""
     folder.mkdir()
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS)) as store:
-        store.define(definitions()).result()
+        store.appends.define(definitions()).result()
         yield store
 
 

@@ -126,7 +126,7 @@ def _append(store: FactStore, batches: Sequence[list[Message]], expected: str) -
     for batch in batches:
         if len(flying) == IN_FLIGHT:
             outcomes += flying.popleft().result()
-        flying.append(store.append_messages(STREAM, batch))
+        flying.append(store.appends.append_messages(STREAM, batch))
     for future in flying:
         outcomes += future.result()
     took_ns = time.perf_counter_ns() - start_ns

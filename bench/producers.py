@@ -135,7 +135,7 @@ def run(producers: int, seconds: float, below: Path | None) -> Report:
 
 
 async def _product(store: FactStore, turns: _Turns, producers: int, seconds: float, turn: int) -> None:
-    door = Producers(store)
+    door = Producers(store.appends)
     await _turn(turns, producers, seconds, turn, lambda message: door.append_message(STREAM, message))
 
 

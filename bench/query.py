@@ -99,7 +99,7 @@ def _fill(folder: Path, facts: int, seed: int) -> None:
         for batch in runs("A", seed, facts, BATCH_FACTS):
             if len(flying) == IN_FLIGHT:
                 flying.popleft().result()
-            flying.append(store.append_samples(STREAM, batch))
+            flying.append(store.appends.append_samples(STREAM, batch))
         for future in flying:
             future.result()
 

@@ -147,7 +147,7 @@ class Figures:
         figures = []
         space = self._remembered.space
         held = {} if space is None else {one.name: one for one in space.consumers}
-        for consumer in self._store.consumers():
+        for consumer in self._store.consumers.all():
             kept = held.get(consumer.name)
             behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
             reads = self._behind.reads(consumer.name)
@@ -171,7 +171,7 @@ class Figures:
 
     def _look_at_consumers(self) -> None:
         ends = {stream.name: stream.end_offset for stream in self._store.streams()}
-        frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers() if one.stream in ends}
+        frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers.all() if one.stream in ends}
         self._behind.look(self._clock_s(), ends, frontiers)
 
     def _age_s(self, consumer: ConsumerState, kept: ConsumerSpace | None) -> float | None:

@@ -67,7 +67,7 @@ def parsed(sealed: Iterable[bytes]) -> list[batch.Batch]:
 def plant(folder: Path, settings: StoreSettings = AT_ONCE, name: str = "facts.db") -> Iterator[FactStore]:
     """The store of zone `plant` with one tag defined, closed at the end."""
     with FactStore.open(folder / name, "plant", settings=settings) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         yield store
 
 
@@ -144,4 +144,4 @@ class Elsewhere:
         """Hand batches to a store as this origin's own zone."""
         position = PeerPosition(self.origin.epoch, offset)
         definitions = self.received(first_definition)
-        return done(store.put_batches(self.origin.zone, self.stream, parsed(sealed), definitions, position))
+        return done(store.inbound.put_batches(self.origin.zone, self.stream, parsed(sealed), definitions, position))

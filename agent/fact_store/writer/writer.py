@@ -133,6 +133,17 @@ class Writer:
             self._queue.put_messages(append)
             self._changed.notify()
 
+    def submit(
+        self, name: str, run: Callable[..., Any], *, size: int = 0, is_early: bool = False, stream: str | None = None
+    ) -> Future[Any]:
+        """Queue a call that runs inside a transaction, and return its future; raises as `append_samples`.
+
+        `size` is the memory in bytes that its arguments take; the others as `Call` has them.
+        """
+        call = Call(name, size, time.monotonic_ns(), run, is_early, stream)
+        self.call(call)
+        return call.future
+
     def call(self, call: Call) -> None:
         """Queue a call; raises as `append_samples`."""
         with self._changed:
@@ -238,7 +249,7 @@ class Writer:
         if events := self._lifetimes.due(self.catalog, now_ns):
             run = partial(consumers.happen, events=events, seen_unix_ms=self.presence.seen_unix_ms)
             with contextlib.suppress(StoreError):  # closing, ended, or no room: then `due` says it again
-                self.call(Call("lifetimes", 0, now_ns, run))
+                self.submit("lifetimes", run)
         self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
 
     def _commit(self, group: Group) -> None:

@@ -54,7 +54,7 @@ def test_carried_verbatim(store: FactStore) -> None:
         (11, 15, origin.origin),
     ]
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
     assert store.origins() == [store.origin, origin.origin]
 
 
@@ -81,10 +81,10 @@ def test_the_same_origin_by_two_paths(store: FactStore) -> None:
     origin = Elsewhere()
     first = origin.seal(10)
     origin.put(store, [first], 10)
-    by_relay = done(store.put_batches("dmz2", TELEMETRY, parsed([first]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(store.inbound.put_batches("dmz2", TELEMETRY, parsed([first]), [], PeerPosition(b"x" * 16, 77)))
     assert by_relay == PutResult(0, 10, 10)
-    assert store.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+    assert store.inbound.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
 
 
 def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
@@ -92,9 +92,9 @@ def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
     origin = Elsewhere()
     origin.put(store, [origin.seal(10)], 10)
     origin.put(store, [], 4)
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
-    done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+    done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
 
 
 def test_a_gap_is_stored_and_told(store: FactStore) -> None:
@@ -118,13 +118,13 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
     origin.put(store, [first], 10)
     for _ in range(2):
         holes = [(11, 20, "damaged")]
-        done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
+        done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
     (incident,) = store.incidents()
     assert (incident.kind, incident.count) == ("peer_hole", 1)
     assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
     origin.put(store, [third], 30)
-    by_relay = done(store.put_batches("dmz2", TELEMETRY, parsed([damaged]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(store.inbound.put_batches("dmz2", TELEMETRY, parsed([damaged]), [], PeerPosition(b"x" * 16, 77)))
     assert by_relay == PutResult(10, 0, 30)
     assert sorted(sealed_in(store)) == sorted([first, damaged, third])
 
@@ -133,8 +133,8 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
 def test_what_was_gone_before_we_came_is_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
     """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has lost it."""
     position = PeerPosition(EPOCH, 20)
-    done(store.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
-    assert store.peer_position("plant", TELEMETRY) == position
+    done(store.inbound.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
+    assert store.inbound.peer_position("plant", TELEMETRY) == position
     assert [one.kind for one in store.incidents()] == kinds
 
 
@@ -167,9 +167,9 @@ def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> 
     honest, stranger = parsed([origin.seal(10), other.seal(10)])
     for wrong, said in ((batch.cut(honest, 0, 5), "slice"), (stranger, "'facts.other'")):
         with pytest.raises(BatchError, match=said):
-            store.put_batches("plant", TELEMETRY, [honest, wrong], origin.received(), PeerPosition(EPOCH, 20))
+            store.inbound.put_batches("plant", TELEMETRY, [honest, wrong], origin.received(), PeerPosition(EPOCH, 20))
     assert store.end_offset(TELEMETRY) == 0
-    assert store.peer_position("plant", TELEMETRY) is None
+    assert store.inbound.peer_position("plant", TELEMETRY) is None
     assert store.statistics().queue_bytes == 0
     assert origin.put(store, [honest.sealed], 20) == PutResult(10, 0, 10)
 
@@ -184,13 +184,13 @@ def test_a_restored_gateway_is_noticed(store: FactStore, already_held: int) -> N
     other = restored.seal(10, salt=5)
     honest.put(store, origin_batches, 30)
     for _ in range(2):
-        error = failed(store.put_batches("plant", TELEMETRY, parsed([other]), [], PeerPosition(EPOCH, 31)))
+        error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([other]), [], PeerPosition(EPOCH, 31)))
         assert isinstance(error, ForkError)
         assert "epoch" in str(error)
     (incident,) = store.incidents()
     assert (incident.kind, incident.subject, incident.count) == ("fork", "facts.telemetry from plant", 2)
     assert sealed_in(store) == origin_batches
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
 
 
 def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
@@ -205,7 +205,7 @@ def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
     other = batch.seal_samples(
         replace(branch.link, next_sequence=21, digest=b"?" * 16), samples(5), honest.definitions
     ).sealed
-    error = failed(store.put_batches("plant", TELEMETRY, parsed([second, other]), [], PeerPosition(EPOCH, 30)))
+    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([second, other]), [], PeerPosition(EPOCH, 30)))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == [first]
 
@@ -213,14 +213,14 @@ def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
 def test_our_own_sequences_that_we_never_wrote(tmp_path: Path) -> None:
     """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not facts."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(5)))
+        done(store.appends.append_samples(TELEMETRY, samples(5)))
         ours = sealed_in(store)
         position = PeerPosition(b"p" * 16, 5)
-        assert done(store.put_batches("idmz", TELEMETRY, parsed(ours), [], position)) == PutResult(0, 5, 5)
+        assert done(store.inbound.put_batches("idmz", TELEMETRY, parsed(ours), [], position)) == PutResult(0, 5, 5)
         forgotten = batch.seal_samples(
             batch.parse(ours[0]).link, samples(5, 6), batch.parse(ours[0]).header.definitions
         )
-        error = failed(store.put_batches("idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
+        error = failed(store.inbound.put_batches("idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
         assert isinstance(error, ForkError)
         assert "we never wrote them" in str(error)
 
@@ -230,7 +230,9 @@ def test_missing_definitions(store: FactStore) -> None:
     origin = Elsewhere(tags=3)
     sealed = origin.seal(10)
     for received in ([], origin.received(2), origin.received()[:2]):
-        error = failed(store.put_batches("plant", TELEMETRY, parsed([sealed]), received, PeerPosition(EPOCH, 10)))
+        error = failed(
+            store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), received, PeerPosition(EPOCH, 10))
+        )
         assert isinstance(error, DefinitionsMissing)
         assert "held are 0" in str(error)
     assert store.end_offset(TELEMETRY) == 0
@@ -252,11 +254,11 @@ def test_lying_definitions(store: FactStore) -> None:
     origin = Elsewhere()
     sealed = origin.seal(10)
     lies = [replace(origin.received()[0], body=b'{"subject":"tag:line1/other"}'), origin.received()[1]]
-    error = failed(store.put_batches("plant", TELEMETRY, parsed([sealed]), lies, PeerPosition(EPOCH, 10)))
+    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), lies, PeerPosition(EPOCH, 10)))
     assert isinstance(error, ForkError)
     assert "not those its batches were sealed with" in str(error)
     surplus = [*origin.received(), ReceivedDefinition(origin.origin, 3, b'{"subject":"tag:line1/surplus"}')]
-    done(store.put_batches("plant", TELEMETRY, parsed([sealed]), surplus, PeerPosition(EPOCH, 10)))
+    done(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), surplus, PeerPosition(EPOCH, 10)))
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
 
 
@@ -265,7 +267,9 @@ def test_definitions_nobody_could_read(store: FactStore) -> None:
     origin = Elsewhere()
     origin.bodies[1] = b"[1, 2]"
     error = failed(
-        store.put_batches("plant", TELEMETRY, parsed([origin.seal(5)]), origin.received(), PeerPosition(EPOCH, 5))
+        store.inbound.put_batches(
+            "plant", TELEMETRY, parsed([origin.seal(5)]), origin.received(), PeerPosition(EPOCH, 5)
+        )
     )
     assert isinstance(error, FactsRefused)
     assert "definition 2 of plant/" in str(error)
@@ -278,7 +282,9 @@ def test_an_origin_that_redefines(store: FactStore) -> None:
     origin.put(store, [origin.seal(10)])
     origin.bodies[0] = b'{"subject":"tag:line1/other"}'
     error = failed(
-        store.put_batches("plant", TELEMETRY, parsed([origin.seal(10)]), origin.received(), PeerPosition(EPOCH, 20))
+        store.inbound.put_batches(
+            "plant", TELEMETRY, parsed([origin.seal(10)]), origin.received(), PeerPosition(EPOCH, 20)
+        )
     )
     assert isinstance(error, ForkError)
     assert "defined its first 2 tags differently" in str(error)
@@ -302,7 +308,7 @@ def test_bad_arguments(store: FactStore) -> None:
         ("plant", TELEMETRY, PeerPosition(EPOCH, -1), FactsRefused),
     ):
         with pytest.raises(error):
-            store.put_batches(peer, stream, [], [], position)
+            store.inbound.put_batches(peer, stream, [], [], position)
 
 
 LATER = b"n" * 16
@@ -325,7 +331,7 @@ def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
 def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, peer: str = "plant") -> PutResult:
     """Put a page of a peer that goes on in its later epoch."""
     position = PeerPosition(LATER, offset)
-    return done(store.put_batches(peer, TELEMETRY, parsed(sealed), origin.received(), position))
+    return done(store.inbound.put_batches(peer, TELEMETRY, parsed(sealed), origin.received(), position))
 
 
 @pytest.mark.parametrize("peer", ["plant", "dmz2"])
@@ -338,9 +344,9 @@ def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, p
     refused = (OriginRange("plant", EPOCH, 11, 30),)
     for stored, repeated in ((10, 10), (0, 20)):
         page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10)]
-        put = done(store.put_batches(peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
+        put = done(store.inbound.put_batches(peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
         assert (put.stored_facts, put.duplicate_facts, put.refused) == (stored, repeated, refused)
-    position = store.peer_position(peer, TELEMETRY)
+    position = store.inbound.peer_position(peer, TELEMETRY)
     assert position is not None
     assert (position.epoch, position.offset) == (LATER, 40)
     *found, told = sealed_in(store)
@@ -380,7 +386,7 @@ def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
     was, copy = forked()
     was.put(store, was.sealed, 30)
     position = PeerPosition(EPOCH, 40)
-    error = failed(store.put_batches("plant", TELEMETRY, parsed(copy.sealed), copy.received(), position))
+    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed(copy.sealed), copy.received(), position))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == was.sealed
 
@@ -392,10 +398,10 @@ def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as opened:
         was, copy = forked()
         was.put(opened, was.sealed, 30)
-        done(opened.define([tag(1)]))
+        done(opened.appends.define([tag(1)]))
         with closing(sqlite3.connect(tmp_path / "idmz.db")) as outside:
             while outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0] <= 30:
-                done(opened.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]))
+                done(opened.appends.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]))
         yield opened, copy
 
 
@@ -416,7 +422,7 @@ def test_what_was_released_is_not_taken_for_what_a_copy_offers(
     expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
     for offset in (30, 31):
         sealed, position = copy.sealed[:batches], PeerPosition(epoch, offset)
-        put = done(store.put_batches(peer, TELEMETRY, parsed(sealed), copy.received(), position))
+        put = done(store.inbound.put_batches(peer, TELEMETRY, parsed(sealed), copy.received(), position))
         assert (put.refused, put.uncompared) == (expected, (OriginRange("plant", EPOCH, 1, 30),))
     found = {one.kind: one.subject for one in store.incidents()}
     assert found["uncompared"] == f"{TELEMETRY} of plant/{EPOCH.hex()}, 1 to 30"
@@ -432,12 +438,16 @@ def test_what_was_released_is_a_duplicate_where_there_is_one_history(full: tuple
     store, copy = full
     for peer in ("plant", "dmz2"):
         put = done(
-            store.put_batches(peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 30))
+            store.inbound.put_batches(
+                peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 30)
+            )
         )
         assert (put.duplicate_facts, put.uncompared) == (20, ())
     later = Elsewhere(epoch=LATER)
     named = (OriginRange("plant", EPOCH, 1, 30),)
     assert offer(store, later, [later.seal(10)], 40).uncompared == named
     assert offer(store, later, [later.seal(10)], 50).uncompared == ()
-    put = done(store.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60)))
+    put = done(
+        store.inbound.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60))
+    )
     assert put.uncompared == named

@@ -151,7 +151,7 @@ def _facts(store: FactStore, held: Held, promises: Promises) -> Iterator[str]:
         yield "wrong: messages are not those appended, each once"
     if len(held.ids) < promises.messages:
         yield f"lost: messages {len(held.ids) + 1} to {promises.messages}"
-    position = store.peer_position("north", NORTH)
+    position = store.inbound.peer_position("north", NORTH)
     offset = position.offset if position else 0
     if offset != held.north:
         yield f"wrong: north's position is {offset}, its batches are {held.north}: facts and position are one transaction"
@@ -170,7 +170,7 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
         yield f"lost: definitions {counts.get(store.origin, 0) + 1} to {promises.definitions}"
     if promises.batches and counts.get(batch.Origin("north", EPOCH), 0) < 2:
         yield "lost: definitions of north"
-    consumers = {one.name: one for one in store.consumers()}
+    consumers = {one.name: one for one in store.consumers.all()}
     for name, ranges in promises.confirmed.items():
         if (consumer := consumers.get(name)) is None:
             yield f"lost: consumer {name}"

@@ -60,11 +60,11 @@ class Recorded:
         if self.rng.random() < 0.1:  # more than a page of the database holds
             rows = samples(100 * RUN, self.samples + 1)
         self.samples += len(rows)
-        self.ask(store.append_samples(TELEMETRY, rows), "S", self.samples)
+        self.ask(store.appends.append_samples(TELEMETRY, rows), "S", self.samples)
 
     def append_message(self, store: FactStore) -> None:
         self.messages += 1
-        self.ask(store.append_message(OPERATIONAL, message(f"id-{self.messages}")), "M", self.messages)
+        self.ask(store.appends.append_message(OPERATIONAL, message(f"id-{self.messages}")), "M", self.messages)
 
     def put(self, store: FactStore) -> None:
         """A page: up to three new batches behind one that is held already; one in a turn, so that none is put behind one refused."""
@@ -76,25 +76,27 @@ class Recorded:
             page.append(self.north.seal(RUN))
         self.batches = len(self.north.sealed)
         position = PeerPosition(EPOCH, self.batches)
-        self.ask(store.put_batches("north", NORTH, parsed(page), self.north.received(), position), "P", self.batches)
+        self.ask(
+            store.inbound.put_batches("north", NORTH, parsed(page), self.north.received(), position), "P", self.batches
+        )
 
     def confirm(self, store: FactStore) -> None:
         name = self.rng.choice(CONSUMERS)
-        if store.consumer(name) is None:
-            self.ask(store.register_consumer(name, name.partition(".")[0], TELEMETRY), "R", name)
+        if store.consumers.get(name) is None:
+            self.ask(store.consumers.register(name, name.partition(".")[0], TELEMETRY), "R", name)
             return
         end = store.end_offset(TELEMETRY)
         if end:
-            known = store.consumer(name)
+            known = store.consumers.get(name)
             low = max(1, known.frontier - 3) if known else 1
             first = self.rng.randint(low, end) if self.rng.random() < 0.5 else low
             last = min(end, first + self.rng.randint(0, 40))
-            future = store.confirm(name, last, first)
+            future = store.consumers.confirm(name, last, first)
             self.asked.append((future, partial(say, "C", name, first, last)))
 
     def define(self, store: FactStore) -> None:
         self.definitions += 1
-        self.ask(store.define([tag(self.definitions)]), "D", self.definitions)
+        self.ask(store.appends.define([tag(self.definitions)]), "D", self.definitions)
 
 
 def main() -> None:

@@ -55,23 +55,27 @@ def steps() -> Iterator[Step]:
     north, batches = origin_of_north(), 0
 
     def append(first: int, runs: int) -> Step:
-        return ("S", first + runs * RUN - 1), lambda store: store.append_samples(TELEMETRY, samples(runs * RUN, first))
+        return ("S", first + runs * RUN - 1), lambda store: store.appends.append_samples(
+            TELEMETRY, samples(runs * RUN, first)
+        )
 
     def put(count: int) -> Step:
         nonlocal batches
         page, batches = [*north.sealed[-1:], *(north.seal(RUN) for _ in range(count))], batches + count
         position = PeerPosition(EPOCH, batches)
-        return ("P", batches), lambda store: store.put_batches("north", NORTH, parsed(page), north.received(), position)
+        return ("P", batches), lambda store: store.inbound.put_batches(
+            "north", NORTH, parsed(page), north.received(), position
+        )
 
     def confirm(first: int, last: int, frontier: int) -> Step:
-        return ("C", CONSUMER, first, last, frontier), lambda store: store.confirm(CONSUMER, last, first)
+        return ("C", CONSUMER, first, last, frontier), lambda store: store.consumers.confirm(CONSUMER, last, first)
 
     def tell(number: int) -> Step:
-        return ("M", number), lambda store: store.append_message(OPERATIONAL, message(f"id-{number}"))
+        return ("M", number), lambda store: store.appends.append_message(OPERATIONAL, message(f"id-{number}"))
 
-    yield ("D", 1), lambda store: store.define([tag(1)])
+    yield ("D", 1), lambda store: store.appends.define([tag(1)])
     yield append(1, 1)
-    yield ("R", CONSUMER), lambda store: store.register_consumer(CONSUMER, "idmz", TELEMETRY)
+    yield ("R", CONSUMER), lambda store: store.consumers.register(CONSUMER, "idmz", TELEMETRY)
     yield confirm(3, 5, 0)
     yield put(2)
     yield tell(1)
@@ -79,7 +83,7 @@ def steps() -> Iterator[Step]:
     yield confirm(1, 2, 5)
     yield put(1)
     yield tell(2)
-    yield ("D", 2), lambda store: store.define([tag(1), tag(2)])
+    yield ("D", 2), lambda store: store.appends.define([tag(1), tag(2)])
     yield append(1006, 1)
     yield confirm(1, 1010, 1010)
 
@@ -121,9 +125,9 @@ def check(path: Path, promises: Promises) -> None:
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         found = broken(store, promises)
         assert not found, found
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         end_offset = store.end_offset(TELEMETRY)
-        assert done(store.append_samples(TELEMETRY, samples(RUN))).last_offset == end_offset + RUN
+        assert done(store.appends.append_samples(TELEMETRY, samples(RUN))).last_offset == end_offset + RUN
     with closing(connect(f"{path.as_uri()}?mode=ro")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 

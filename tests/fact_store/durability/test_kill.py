@@ -84,7 +84,7 @@ if sys.argv[2] == "after the commit":
 else:
     perform = writer.Writer._perform
     writer.Writer._perform = lambda *given: (perform(*given), kill())
-store.append_message(OPERATIONAL, message("a"), precondition=Precondition("mes", 4)).result()
+store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition("mes", 4)).result()
 """
 
 
@@ -102,7 +102,7 @@ def test_a_retry_after_a_lost_answer_leaves_one_copy(
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     with plant(tmp_path) as store:
-        assert done(store.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, outcome)
+        assert done(store.appends.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, outcome)
         assert ids_in(store) == ["a"]
-        assert done(store.acquire_lease(OPERATIONAL, "mes")) == (1 if moment == "before the commit" else 5)
+        assert done(store.appends.acquire_lease(OPERATIONAL, "mes")) == (1 if moment == "before the commit" else 5)
         chain_is_whole(store)

@@ -107,7 +107,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         StoreAgainstModel.ahead_ns = 0
         connect_to = connect if self.disk is None else self.disk.connect(OFTEN)
         store = FactStore.open(path, "plant", settings=SETTINGS, streams=STREAMS, connect_to=connect_to)
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         self.age = 0
         return store
 
@@ -139,7 +139,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def append(self, count: int, is_settled: bool) -> None:  # noqa: FBT001
         """Samples, waited for or not."""
         first, self.sampled = self.sampled + 1, self.sampled + count
-        future = self.store.append_samples(TELEMETRY, samples(count, first))
+        future = self.store.appends.append_samples(TELEMETRY, samples(count, first))
         self.queued.append((future, list(range(first, first + count))))
         if is_settled:
             self.settle()
@@ -147,7 +147,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(name=st.sampled_from("wxyz"), content=st.sampled_from("12"))
     def append_message(self, name: str, content: str) -> None:
         """A message, perhaps again, perhaps with other content."""
-        outcome = self.answer(self.store.append_message(OPERATIONAL, message(name, content)))
+        outcome = self.answer(self.store.appends.append_message(OPERATIONAL, message(name, content)))
         if name not in self.contents:
             if outcome is not REFUSED:
                 self.contents[name] = content
@@ -160,7 +160,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule()
     def define(self) -> None:
         """One more tag definition."""
-        if (numbers := self.answer(self.store.define([tag(self.definitions + 1)]))) is not REFUSED:
+        if (numbers := self.answer(self.store.appends.define([tag(self.definitions + 1)]))) is not REFUSED:
             self.definitions += 1
             assert numbers == [self.definitions]
 
@@ -170,7 +170,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.settle()  # which of two kinds of work joins the stream first is a matter of pace, not of the model
         fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
         page, position = [self.origin.sealed[n] for n in numbers], PeerPosition(EPOCH, max(numbers))
-        result = self.answer(self.store.put_batches("north", TELEMETRY, parsed(page), self.origin.received(), position))
+        result = self.answer(
+            self.store.inbound.put_batches("north", TELEMETRY, parsed(page), self.origin.received(), position)
+        )
         if result is REFUSED:
             return
         assert (result.stored_facts, result.duplicate_facts) == (
@@ -193,7 +195,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
             return  # what it contradicts is forgotten
         position = PeerPosition(EPOCH, number)
-        future = self.store.put_batches(
+        future = self.store.inbound.put_batches(
             "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
         )
         error = failed(future)
@@ -205,12 +207,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def confirm(self, name: str, high: int, low: int | None) -> None:
         """A receipt for any range, perhaps beyond the log, by a consumer that registers with its first."""
         self.settle()
-        if self.answer(self.store.register_consumer(name, "idmz", TELEMETRY)) is REFUSED:
+        if self.answer(self.store.consumers.register(name, "idmz", TELEMETRY)) is REFUSED:
             return
         offsets = self.confirmed.setdefault(name, set(range(1, self.forgotten + 1)))
         last = high % (len(self.values) + 1) + 1
         first = 1 if low is None else low % last + 1
-        future = self.store.confirm(name, last, None if low is None else first)
+        future = self.store.consumers.confirm(name, last, None if low is None else first)
         if last > len(self.values):
             error = failed(future)
             assert isinstance(error, ConfirmBeyondLog) or (self.is_full and isinstance(error, StoreFull))
@@ -224,7 +226,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """A consumer is forgotten."""
         if (
             name in self.confirmed
-            and self.answer(self.store.remove_consumer(name, force=True, now=True)) is not REFUSED
+            and self.answer(self.store.consumers.remove(name, force=True, now=True)) is not REFUSED
         ):
             del self.confirmed[name]
             self.forget()
@@ -339,7 +341,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.counts["steps"] += 1
         self.age += 1
         for name, offsets in self.confirmed.items():
-            consumer = self.store.consumer(name)
+            consumer = self.store.consumers.get(name)
             assert consumer is not None
             assert consumer.frontier == self.frontier(name)
             beyond = {n for first, last in consumer.confirmed.ranges for n in range(first, last + 1)}
@@ -367,8 +369,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert ids_in(self.store) == list(self.contents)
         chain_is_whole(self.store)
         assert not list(verify_store(self.store.path, Verified(), lambda *_: None, is_quick=True))
-        assert {one.name for one in self.store.consumers()} == set(self.confirmed)
-        known = self.store.peer_position("north", TELEMETRY)
+        assert {one.name for one in self.store.consumers.all()} == set(self.confirmed)
+        known = self.store.inbound.peer_position("north", TELEMETRY)
         assert known == (None if self.position is None else PeerPosition(EPOCH, self.position))
         assert self.store.definition_counts()[self.store.origin] == self.definitions
         self.counts["reopened"] += 1

@@ -33,10 +33,10 @@ def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, mo
     program without the step then refuses the store and changes nothing."""
     path = tmp_path / "facts.db"
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(100)))
-        done(store.append_message(OPERATIONAL, message("once")))
-        done(store.register_consumer("idmz", "idmz", TELEMETRY))
-        done(store.confirm("idmz", 40))
+        done(store.appends.append_samples(TELEMETRY, samples(100)))
+        done(store.appends.append_message(OPERATIONAL, message("once")))
+        done(store.consumers.register("idmz", "idmz", TELEMETRY))
+        done(store.consumers.confirm("idmz", 40))
         epoch = store.epoch
     with monkeypatch.context() as newer:
         newer.setattr(migrations, "FILES", (*migrations.FILES, second_step))
@@ -44,9 +44,9 @@ def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, mo
             assert store.epoch == epoch
             assert values_in(store) == list(range(1, 101))
             assert ids_in(store) == ["once"]
-            assert done(store.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
-            assert [one.frontier for one in store.consumers()] == [40]
-            done(store.append_samples(TELEMETRY, samples(10, 101)))
+            assert done(store.appends.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
+            assert [one.frontier for one in store.consumers.all()] == [40]
+            done(store.appends.append_samples(TELEMETRY, samples(10, 101)))
             assert values_in(store) == list(range(1, 111))
         with closing(sqlite3.connect(path)) as found:
             assert migrations.check_known(found) == [file.stem for file in migrations.FILES]

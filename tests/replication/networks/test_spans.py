@@ -217,11 +217,12 @@ def test_how_a_confirmation_ends_for_who_serves_it() -> None:
     """Durable, refused by the store, or given up because the node stops."""
     ended = [Future[int]() for _ in range(3)]
 
-    class Store:
-        epoch, zone = b"", "plant-a"
-
+    class Consumers:
         def confirm(self, *_: object, **__: object) -> Future[int]:
             return ended[at]
+
+    class Store:
+        epoch, zone, consumers = b"", "plant-a", Consumers()
 
     telemetry = Telemetry()
     caller = Caller("idmz", "5f3a", b"")

@@ -70,7 +70,7 @@ class Pull:
         """The node has started; the broker is reached in a while."""
         store, world = self.node.running, self.node.world
         self.comparing.stop()
-        position = store.peer_position(self.peer.zone, STREAM)
+        position = store.inbound.peer_position(self.peer.zone, STREAM)
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
         known = {str(origin): count for origin, count in store.definition_counts().items()}
         taken = None if position is None or position.taken is None else Taken(*position.taken)
@@ -103,7 +103,7 @@ class Pull:
         if self.is_fenced and not self.is_fenced_for_nobody():
             return None
         store, peer = self.node.running, self.peer.running
-        position, consumer = store.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
+        position, consumer = store.inbound.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
         end = (peer.epoch, peer.end_offset(STREAM))
         at = (position.epoch, position.offset) if position else (peer.epoch, 0)
         if self._core is not None and self._core.epoch is not None and (peer.epoch.hex() == self._core.epoch):
@@ -248,7 +248,7 @@ class Pull:
         position = Position(bytes.fromhex(effect.epoch), effect.offset, effect.page.taken)
         holes = list(arrived.content.holes)
         try:
-            putting = self.node.running.put_batches(
+            putting = self.node.running.inbound.put_batches(
                 self.peer.zone,
                 STREAM,
                 [parse(one) for one in arrived.content.sealed],

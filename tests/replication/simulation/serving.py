@@ -77,7 +77,7 @@ class Serving:
 
     def _fetch(self, fetching: Fetching) -> None:
         request, store, zone = fetching.request, self._store, fetching.asker.zone
-        consumer = _view(store.consumer(request.consumer_name))
+        consumer = _view(store.consumers.get(request.consumer_name))
         admitted = sender.admit_fetch(request, zone, EXPORTS, consumer, 0)
         assert isinstance(admitted, sender.Admit), admitted
         refusal = self.check_offsets(request)
@@ -91,7 +91,7 @@ class Serving:
             self._refuse(fetching.send, "FetchFacts", Refuse("history_differs", why))
             return
         if consumer is None:
-            registering = store.register_consumer(request.consumer_name, zone, STREAM, request.starts)
+            registering = store.consumers.register(request.consumer_name, zone, STREAM, request.starts)
             registering.add_done_callback(lambda _: self._node.soon(lambda: self._registered(fetching, registering)))
         else:
             self._with_lease(fetching, self._begin)
@@ -108,9 +108,11 @@ class Serving:
             return None
         store = self._store
         end = None if taken is None else (taken.last_offset, bytes.fromhex(taken.digest))
-        if (why := store.never_handed(STREAM, zone, max(request.told or 0, end[0] if end else 0))) is not None:
+        if (
+            why := store.consumers.why_not_served(STREAM, zone, max(request.told or 0, end[0] if end else 0))
+        ) is not None:
             return why
-        if held is None and (end is None or store.has_handed(STREAM, zone, end)):
+        if held is None and (end is None or store.consumers.has_served(STREAM, zone, end)):
             return None
         return store.contradiction(STREAM, end, held and (held.last_sequence, bytes.fromhex(held.digest)))
 
@@ -122,14 +124,14 @@ class Serving:
 
     def _with_lease(self, fetching: Fetching, go_on: Callable[[Fetching], None]) -> None:
         """Go on under the lease that this caller has, or is given now; durably, and not where another has taken its place."""
-        consumer = _view(self._store.consumer(fetching.request.consumer_name))
+        consumer = _view(self._store.consumers.get(fetching.request.consumer_name))
         assert consumer is not None
         found = self.check_lease(consumer, fetching)
         if isinstance(found, Lease):
             self._go_on(fetching, found, go_on)
             return
         before = consumer.lease
-        holding = self._store.hold_lease(fetching.request.consumer_name, found.shown)
+        holding = self._store.consumers.hold_lease(fetching.request.consumer_name, found.shown)
         holding.add_done_callback(lambda _: self._leased(fetching, before, holding, go_on))
 
     def check_lease(self, consumer: sender.ConsumerView, fetching: Fetching) -> Lease | sender.AskStore:
@@ -175,7 +177,7 @@ class Serving:
 
     def _begin(self, fetching: Fetching) -> None:
         request, confirm = fetching.request, fetching.request.confirm
-        consumer = _view(self._store.consumer(request.consumer_name))
+        consumer = _view(self._store.consumers.get(request.consumer_name))
         assert consumer is not None
         if confirm is not None:
             self._node.world.check.confirms(fetching.asker, self._node, request.epoch, confirm.last_offset)
@@ -183,7 +185,7 @@ class Serving:
             fetching.confirming = self.confirm(request.consumer_name, confirm.last_offset, shown)
             fetching.confirming.add_done_callback(lambda future: self._confirmed(request, future))
         fetching.position = self.position(request, consumer)
-        beginning = self._store.begin_handing(STREAM, fetching.asker.zone)
+        beginning = self._store.consumers.begin_serving(STREAM, fetching.asker.zone)
         if beginning is None:
             self._answer(fetching)
         else:
@@ -197,7 +199,7 @@ class Serving:
 
     def confirm(self, consumer: str, last_offset: int, shown: Shown) -> Future[int]:
         """Have a confirmation merged."""
-        return self._store.confirm(consumer, last_offset, None, shown=shown)
+        return self._store.consumers.confirm(consumer, last_offset, None, shown=shown)
 
     def _confirmed(self, request: FetchFacts, confirming: Future[int]) -> None:
         if confirming.exception() is None:
@@ -215,7 +217,7 @@ class Serving:
             request, STREAM, fetching.position, store.end_offset(STREAM), len(self._parked), fetching.until_ms, now_ms
         )
         if isinstance(decision, sender.Park):
-            store.seen(request.consumer_name, is_at_end=True, waits_ms=fetching.until_ms - now_ms)
+            store.consumers.seen(request.consumer_name, is_at_end=True, waits_ms=fetching.until_ms - now_ms)
             self._parked[key] = fetching  # an earlier one gets no answer
             self._node.after(fetching.until_ms - now_ms, lambda: self._over(key, fetching))
             return
@@ -249,9 +251,11 @@ class Serving:
             self._refuse(fetching.send, "FetchFacts", read)
             return
         self._node.world.check.tells(self._node, read.holes)
-        store.seen(name, is_at_end=max(fetching.position, read.last_offset) >= read.end_offset)
-        consumer = store.consumer(name)
-        store.handed(STREAM, fetching.asker.zone, max(read.last_offset, consumer.frontier if consumer else 0), read.end)
+        store.consumers.seen(name, is_at_end=max(fetching.position, read.last_offset) >= read.end_offset)
+        consumer = store.consumers.get(name)
+        store.consumers.record_served(
+            STREAM, fetching.asker.zone, max(read.last_offset, consumer.frontier if consumer else 0), read.end
+        )
         answer = FetchAnswer(
             store_zone=store.zone,
             epoch=store.epoch.hex(),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.batch import Header
-from agent.fact_store import readership
+from agent.fact_store import store
 from agent.fact_store.append import receive
 from agent.fact_store.divergence import opening, reseal
 from agent.fact_store.divergence.handed import Handed
@@ -99,10 +99,10 @@ def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
     """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
-    compares = readership.contradiction
+    compares = store.contradiction
     patch.setattr(Handed, "until", lambda *_: sys.maxsize)
     patch.setattr(
-        readership,
+        store,
         "contradiction",
         lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held),
     )
@@ -167,7 +167,7 @@ def does_not_fence(patch: pytest.MonkeyPatch) -> None:
         return sender.AskStore(shown) if fetching.request.lease == 0 else consumer.lease
 
     def confirm(self: Serving, consumer: str, last_offset: int, _: Shown) -> Any:
-        return self._store.confirm(consumer, last_offset)
+        return self._store.consumers.confirm(consumer, last_offset)
 
     patch.setattr(Serving, "check_lease", held)
     patch.setattr(Serving, "confirm", confirm)

@@ -37,7 +37,7 @@ class Appending:
         if isinstance(asked, Refuse):
             return asked
         try:
-            appending = self._context.store.append_messages(
+            appending = self._context.store.appends.append_messages(
                 request.stream, asked.messages, acks=request.acks, preconditions=asked.preconditions
             )
         except MessageError as error:
@@ -55,11 +55,11 @@ class Appending:
             return Refuse("bad_request", str(error))
         store, stream, producer = self._context.store, request.stream, request.producer
         if request.lease_after is None:
-            epoch: int | None = await asyncio.wrap_future(store.acquire_lease(stream, producer))
+            epoch: int | None = await asyncio.wrap_future(store.appends.acquire_lease(stream, producer))
         else:
-            epoch = await asyncio.wrap_future(store.acquire_lease_after(stream, producer, request.lease_after))
+            epoch = await asyncio.wrap_future(store.appends.acquire_lease_after(stream, producer, request.lease_after))
         if epoch is None:
-            in_force = store.lease_epoch(stream, producer)
+            in_force = store.appends.lease_epoch(stream, producer)
             return Reply(LeaseAnswer(**self._context.own, lease_in_force=in_force), [])
         fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
         _log.info("lease_acquired", extra=fields)

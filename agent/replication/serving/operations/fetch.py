@@ -63,8 +63,8 @@ class Fetching:
         arrived_ms = _now_ms()
         store = self._context.store
         exports = self._context.exports[caller.zone]
-        consumer = _view(store.consumer(request.consumer_name))
-        owned = 0 if consumer else sum(1 for each in store.consumers() if each.zone == caller.zone)
+        consumer = _view(store.consumers.get(request.consumer_name))
+        owned = 0 if consumer else sum(1 for each in store.consumers.all() if each.zone == caller.zone)
         admitted = sender.admit_fetch(request, caller.zone, exports, consumer, owned)
         if isinstance(admitted, Refuse):
             return admitted
@@ -77,7 +77,7 @@ class Fetching:
             return differs
         if admitted.must_register:
             name, start = request.consumer_name, request.starts
-            registered = await asyncio.wrap_future(store.register_consumer(name, caller.zone, stream, start))
+            registered = await asyncio.wrap_future(store.consumers.register(name, caller.zone, stream, start))
             self._first_readings.began(name, caller.zone, stream)
             _log.info("consumer_registered", extra={"consumer": name, "peer": caller.zone, "stream": stream})
             consumer = _view(registered)
@@ -91,22 +91,24 @@ class Fetching:
         confirming = self._start_confirm(caller, request.consumer_name, shown, admitted.confirm)
         if request.after_offset is None and confirming is not None:
             consumer = ConsumerView(consumer.zone, stream, await confirming)
-        if (beginning := store.begin_handing(stream, caller.zone)) is not None:
+        if (beginning := store.consumers.begin_serving(stream, caller.zone)) is not None:
             await asyncio.wrap_future(beginning)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         read, waited_ns = await self._read_when_due(caller, request, stream, position, arrived_ms)
         may_run_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
         if confirming is not None and not may_run_ahead:
             await confirming
-        if (left := _view(store.consumer(request.consumer_name))) is not None:  # somebody else may have come meanwhile
+        if (
+            left := _view(store.consumers.get(request.consumer_name))
+        ) is not None:  # somebody else may have come meanwhile
             await self._lease(caller, request.consumer_name, shown, left)
         if not isinstance(read, PageRead):
             return read
         frontier = self._frontier(request.consumer_name, consumer)
         told = max(read.last_offset, frontier)  # who begins at the end takes the frontier for his place
-        store.handed(stream, caller.zone, told, read.end)
+        store.consumers.record_served(stream, caller.zone, told, read.end)
         is_at_end = max(position, read.last_offset) >= read.end_offset
-        store.seen(request.consumer_name, is_at_end=is_at_end)
+        store.consumers.seen(request.consumer_name, is_at_end=is_at_end)
         if is_at_end:
             self._first_readings.reached_the_end(request.consumer_name)
         return self._page(stream, frontier, read, shown)._replace(waited_ns=waited_ns)
@@ -114,7 +116,7 @@ class Fetching:
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
         """The frontier once the confirmation is durable."""
         store = self._context.store
-        consumer = _view(store.consumer(request.consumer_name))
+        consumer = _view(store.consumers.get(request.consumer_name))
         admitted = sender.admit_confirm(request, caller.zone, self._context.exports[caller.zone], consumer)
         if isinstance(admitted, Refuse):
             return admitted
@@ -132,7 +134,7 @@ class Fetching:
     async def get_cursor(self, caller: Caller, request: GetCursor) -> Outcome:
         """Where a consumer stands."""
         store = self._context.store
-        consumer = _view(store.consumer(request.consumer_name))
+        consumer = _view(store.consumers.get(request.consumer_name))
         exports = self._context.exports[caller.zone]
         refusal = sender.check_consumer(request.consumer_name, caller.zone, exports, consumer)
         if refusal is not None:
@@ -165,8 +167,10 @@ class Fetching:
             return None
         store = self._context.store
         end = None if taken is None else (taken.last_offset, bytes.fromhex(taken.digest))
-        why = store.never_handed(stream, caller.zone, max(request.told or 0, end[0] if end else 0))
-        if why is None and (held is not None or (end is not None and not store.has_handed(stream, caller.zone, end))):
+        why = store.consumers.why_not_served(stream, caller.zone, max(request.told or 0, end[0] if end else 0))
+        if why is None and (
+            held is not None or (end is not None and not store.consumers.has_served(stream, caller.zone, end))
+        ):
             shown = held and (held.last_sequence, bytes.fromhex(held.digest))
             why = await self._context.in_thread(store.contradiction, stream, end, shown)
         if why is None:
@@ -182,7 +186,7 @@ class Fetching:
         found = sender.check_lease(consumer, caller, epoch, after)
         if not isinstance(found, AskStore):
             return found
-        lease = await asyncio.wrap_future(self._context.store.hold_lease(name, found.shown))
+        lease = await asyncio.wrap_future(self._context.store.consumers.hold_lease(name, found.shown))
         if lease != consumer.lease:
             was = {"lease_before": consumer.lease.epoch, "lease": lease.epoch, "instance": lease.holder}
             _log.info("lease_taken", extra={"consumer": name, "peer": caller.zone, **was})
@@ -209,7 +213,9 @@ class Fetching:
         if confirm is None:
             return None
         shown, first = Shown(caller.instance, epoch), confirm.first_offset
-        confirming = asyncio.wrap_future(self._context.store.confirm(name, confirm.last_offset, first, shown=shown))
+        confirming = asyncio.wrap_future(
+            self._context.store.consumers.confirm(name, confirm.last_offset, first, shown=shown)
+        )
         span = self._context.telemetry.start(
             Span.CONFIRM, Side.SERVING, consumer=name, peer=caller.zone, offset=confirm.last_offset
         )
@@ -230,7 +236,7 @@ class Fetching:
     def _frontier(self, name: str, before: ConsumerView) -> int:
         """The frontier as it is now, durable: another request may have moved it while this one waited, and a page that is read
         ahead does not wait for the confirmation that came with its request, an fsync for each page."""
-        consumer = self._context.store.consumer(name)
+        consumer = self._context.store.consumers.get(name)
         return before.frontier if consumer is None else consumer.frontier
 
     async def _read_when_due(
@@ -251,7 +257,7 @@ class Fetching:
             key = (caller.zone, request.consumer_name)
             began_ns = time.monotonic_ns()
             wait_s = max(0, decision.until_ms - _now_ms()) / 1000
-            store.seen(request.consumer_name, is_at_end=True, waits_ms=int(wait_s * 1000))
+            store.consumers.seen(request.consumer_name, is_at_end=True, waits_ms=int(wait_s * 1000))
             is_superseded = await waiters.wait(key, stream, wait_s, lambda: store.end_offset(stream) > position)
             waited_ns += time.monotonic_ns() - began_ns
             if is_superseded:

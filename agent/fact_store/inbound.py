@@ -1,4 +1,4 @@
-"""The door for facts of other zones: pages of a peer, all or nothing, and what a peer gives back of damaged batches.
+"""What peers send: pages of their streams, all or nothing, and copies of batches and tag definitions that are damaged here.
 
 A pulling node parses batches and reads their content before it hands them over; what writing them means is decided in receive.py and
 repair.py.
@@ -12,7 +12,7 @@ from functools import partial
 
 from agent.batch import EPOCH_BYTES, Batch, Origin
 from agent.fact_store.append import ReceivedPage, check_batches, put
-from agent.fact_store.integrity import damaged, note, repair, repair_definitions
+from agent.fact_store.integrity import Damages, damaged, note, repair, repair_definitions
 from agent.fact_store.log import (
     FactsRefused,
     OriginRange,
@@ -21,14 +21,24 @@ from agent.fact_store.log import (
     ReceivedDefinition,
     RepairedRange,
 )
-from agent.fact_store.running import RunningStore
+from agent.fact_store.read import StoreReader
+from agent.fact_store.writer import Writer
 from agent.message import STREAM, ZONE, check_name
 
 _OFFSET_MAX = 2**63 - 1
 
 
-class PeersFacts(RunningStore):
-    """What a store takes from its peers."""
+class Inbound:
+    """`FactStore.inbound`."""
+
+    def __init__(self, writer: Writer, reader: StoreReader, damages: Damages) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._damages = damages
+
+    def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
+        """How far a peer's stream has been stored here, from memory."""
+        return self._writer.catalog.peers.get((peer, stream))
 
     def put_batches(
         self,
@@ -58,17 +68,17 @@ class PeersFacts(RunningStore):
         check_batches(stream, batches)
         page = ReceivedPage(peer, stream, batches, definitions, position, tuple(holes), is_backlog)
         size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
-        return self._call(
+        return self._writer.submit(
             f"{stream} from {peer}", partial(put, page=page), size=size, stream=stream if batches else None
         )
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
-        """The batches of a stream that were found damaged and are not repaired: what was told before this call is in it."""
-        return self._call("damaged", partial(damaged, stream=stream))
+        """The batches of a stream that are damaged and not repaired, with everything that was found before this call."""
+        return self._writer.submit("damaged", partial(damaged, stream=stream))
 
     def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
-        """Put damaged batches back, byte for byte, at the offsets where they lay; see repair.py. The caller has parsed each batch and read
-        its content.
+        """Replace damaged batches by copies, byte for byte, at the same offsets (repair.py). The caller has parsed each batch and read its
+        content.
 
         At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another history), StoreFull.
         """
@@ -77,7 +87,7 @@ class PeersFacts(RunningStore):
         check_batches(stream, batches)
         run = partial(repair, stream=stream, peer=peer, batches=batches)
         size = sum(len(one.sealed) for one in batches)
-        repairing = self._call(f"{stream} from {peer}", run, size=size, stream=stream)
+        repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream)
         repairing.add_done_callback(partial(self._repaired, stream))
         return repairing
 
@@ -88,14 +98,14 @@ class PeersFacts(RunningStore):
     def repair_definitions(
         self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
     ) -> Future[int]:
-        """Put damaged tag definitions back, for which a batch that is held vouches; how many were (definition_repair.py).
+        """Replace damaged tag definitions by copies that the digest in a held batch proves (definition_repair.py); returns how many.
 
         At once: BatchError, StoreBusy. Through the future: FactsRefused, ForkError, StoreFull.
         """
         check_name("peer", peer, ZONE)
         check_batches(stream, [batch])
         run = partial(repair_definitions, stream=stream, peer=peer, batch=batch, received=received)
-        return self._call(f"{stream} from {peer}", run, size=sum(len(one.body) for one in received))
+        return self._writer.submit(f"{stream} from {peer}", run, size=sum(len(one.body) for one in received))
 
     def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
         if done.exception() is None:
@@ -103,5 +113,5 @@ class PeersFacts(RunningStore):
                 self._damages.repaired(stream, one.first_offset, one.last_offset)
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
-        """An incident about a peer's stream, and nothing else."""
-        return self._call(kind, partial(note, kind=kind, stream=stream, peer=peer, why=why))
+        """Record an incident about a peer's stream."""
+        return self._writer.submit(kind, partial(note, kind=kind, stream=stream, peer=peer, why=why))
