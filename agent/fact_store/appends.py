@@ -16,6 +16,7 @@ from agent.batch import SampleColumns
 from agent.fact_store.append import (
     AppendMessages,
     AppendSamples,
+    ack_terms,
     acquire_lease,
     acquire_lease_after,
     check_precondition,
@@ -23,7 +24,6 @@ from agent.fact_store.append import (
     define,
     message_key,
 )
-from agent.fact_store.append import terms as terms_of
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.log import Acks, AcksRefused, Appended, AppendOutcome, FactsRefused
 from agent.fact_store.writer import Writer
@@ -133,7 +133,7 @@ class Appends:
                 continue
             is_strong = self._writer.policy(stream).write_class == "strong"
             check_precondition(precondition, is_strong=is_strong)
-            if terms_of(self._writer.policy(stream), acks).is_answered_unstored:
+            if ack_terms(self._writer.policy(stream), acks).is_answered_unstored:
                 raise AcksRefused("acks none is answered before a precondition can be decided", "ask for local")
 
     def append_checked(
@@ -146,7 +146,7 @@ class Appends:
         """`append_messages` without the checks: the caller has made them with `check_append`. Raises AcksRefused, StoreBusy at once."""
         keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
-        terms = terms_of(self._writer.policy(stream), acks)
+        terms = ack_terms(self._writer.policy(stream), acks)
         asked = [one or NO_PRECONDITION for one in preconditions]
         append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
         self._writer.append_messages(append)

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from agent.batch import EPOCH_BYTES, Batch, Origin
-from agent.fact_store.append import ReceivedPage, check_batches, put
+from agent.fact_store.append import ReceivedPage, check_batches, store_page
 from agent.fact_store.integrity import Damages, damaged, note, repair, repair_definitions
 from agent.fact_store.log import (
     FactsRefused,
@@ -69,7 +69,7 @@ class Inbound:
         page = ReceivedPage(peer, stream, batches, definitions, position, tuple(holes), is_backlog)
         size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
         return self._writer.submit(
-            f"{stream} from {peer}", partial(put, page=page), size=size, stream=stream if batches else None
+            f"{stream} from {peer}", partial(store_page, page=page), size=size, stream=stream if batches else None
         )
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from agent import batch as batch_format
 from agent.batch import Batch, BatchError
 from agent.fact_store.append.append import append_notice
-from agent.fact_store.append.definitions import vouched
+from agent.fact_store.append.definitions import proven_definitions
 from agent.fact_store.log import (
     Duplicate,
     Fork,
@@ -75,14 +75,14 @@ def check_batches(stream: str, batches: Iterable[Batch]) -> None:
             raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
 
 
-def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
+def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing; then nothing is stored."""
     plan = _planned(transaction, page)
     try:
-        definitions = vouched(transaction, plan.inserts, page.definitions)
+        definitions = proven_definitions(transaction, plan.inserts, page.definitions)
     except ForkError:  # which of the batches is it whose tags mean something else here?
         plan = _planned(transaction, page, are_tags_compared=True)
-        definitions = vouched(transaction, plan.inserts, page.definitions)
+        definitions = proven_definitions(transaction, plan.inserts, page.definitions)
     stream = transaction.stream(page.stream)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
@@ -167,7 +167,7 @@ def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared:
         origin = batch.header.origin
         try:
             if are_tags_compared and origin != present:
-                vouched(transaction, [batch], page.definitions)
+                proven_definitions(transaction, [batch], page.definitions)
             is_uncompared = _plan(transaction, plan, batch)
         except ForkError:
             if origin in {present, transaction.catalog.origin}:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.fact_store.append import (
+    AckTerms,
     AppendMessages,
     Follower,
     Pending,
     Queued,
-    Terms,
-    falls_out_ns,
-    judge,
-    judge_new,
-    reached,
+    acknowledged_offset,
+    decide_ack,
+    decide_new_ack,
+    out_of_sync_ns,
 )
 from agent.fact_store.consumers.activity import Presence
 from agent.fact_store.log import AppendOutcome, Catalog
@@ -62,7 +62,7 @@ class Acknowledging:
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
-        self._lines: dict[Terms, _Line] = {}
+        self._lines: dict[AckTerms, _Line] = {}
         self._counts: Counter[str] = Counter()
         self.alarm_ns = NEVER_NS
         """When `settle` is due although nothing was committed."""
@@ -80,7 +80,7 @@ class Acknowledging:
             return
         waiting = _Waiting(append, outcome, offset, now_ns)
         followers = self._presence.followers(catalog, terms.stream)
-        decision = judge_new(offset, terms, followers, now_ns)
+        decision = decide_new_ack(offset, terms, followers, now_ns)
         if isinstance(decision, Pending) and self._counts[terms.stream] >= WAITING_MAX:
             decision = Queued(f"{WAITING_MAX} appends to {terms.stream} wait for its consumers already")
         match decision:
@@ -91,7 +91,7 @@ class Acknowledging:
                 self._counts[terms.stream] += 1
                 self.alarm_ns = min(self.alarm_ns, until_ns)
             case Queued(why):
-                _set(append, _queued(outcome, reached(terms, followers, now_ns), why))
+                _set(append, _queued(outcome, acknowledged_offset(terms, followers, now_ns), why))
             case _:
                 _set(append, outcome)
 
@@ -113,7 +113,7 @@ class Acknowledging:
                     self._finish(terms, waiting, _queued(waiting.outcome, 0, why))
         self._lines.clear()
 
-    def _give_up_released(self, terms: Terms, line: _Line, released_offset: int) -> None:
+    def _give_up_released(self, terms: AckTerms, line: _Line, released_offset: int) -> None:
         """What retention let go of while it waited was never confirmed: frontiers pass over the hole it left, which is no
         confirmation. Each commit is settled before the next, so what was confirmed before it went has its answer."""
         while line.by_offset and (line.by_offset[0].is_answered or line.by_offset[0].offset <= released_offset):
@@ -121,8 +121,8 @@ class Acknowledging:
             if not waiting.is_answered:
                 self._finish(terms, waiting, _queued(waiting.outcome, 0, _GONE, goes_on=False))
 
-    def _settle_line(self, terms: Terms, line: _Line, followers: Sequence[Follower], now_ns: int) -> None:
-        reach = reached(terms, followers, now_ns)
+    def _settle_line(self, terms: AckTerms, line: _Line, followers: Sequence[Follower], now_ns: int) -> None:
+        reach = acknowledged_offset(terms, followers, now_ns)
         while line.by_offset and (line.by_offset[0].is_answered or line.by_offset[0].offset <= reach):
             waiting = heapq.heappop(line.by_offset)
             if not waiting.is_answered:
@@ -130,7 +130,7 @@ class Acknowledging:
         while line.by_time:
             waiting = line.by_time[0]
             if not waiting.is_answered:
-                decision = judge(waiting.offset, terms, followers, waiting.since_ns, now_ns)
+                decision = decide_ack(waiting.offset, terms, followers, waiting.since_ns, now_ns)
                 if isinstance(decision, Pending):
                     break
                 assert isinstance(decision, Queued), decision
@@ -143,10 +143,10 @@ class Acknowledging:
         if line.by_time:
             deadline_ns = line.by_time[0].since_ns + terms.timeout_ns
             lowest = next(one for one in line.by_offset if not one.is_answered).offset
-            out_ns = falls_out_ns(lowest, terms, followers, now_ns, deadline_ns)
+            out_ns = out_of_sync_ns(lowest, terms, followers, now_ns, deadline_ns)
             self.alarm_ns = min(self.alarm_ns, deadline_ns, out_ns)
 
-    def _finish(self, terms: Terms, waiting: _Waiting, outcome: Any) -> None:
+    def _finish(self, terms: AckTerms, waiting: _Waiting, outcome: Any) -> None:
         waiting.is_answered = True
         self._counts[terms.stream] -= 1
         _set(waiting.append, outcome)

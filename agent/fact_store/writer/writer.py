@@ -27,11 +27,11 @@ from agent.fact_store.append import (
     AppendSamples,
     Call,
     Commit,
-    Group,
-    Pace,
-    Queue,
+    CommitGroup,
+    CommitPace,
     Wait,
     Work,
+    WriteQueue,
     append_messages,
     append_samples,
     decide_commit,
@@ -93,10 +93,10 @@ class Writer:
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
         self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
-        self._pace = Pace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
-        self._queue = Queue(settings.queue_facts_max, settings.queue_bytes_max)
+        self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
+        self._queue = WriteQueue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())
-        self._group: Group | None = None
+        self._group: CommitGroup | None = None
         self._is_closing = False  # nothing new is taken
         self._has_ended = False  # nothing at all is taken
         self._subscribers: tuple[OnCommit, ...] = ()
@@ -222,7 +222,7 @@ class Writer:
                 self.failure = StoreFailed(f"{self._path}: the writer broke", "its traceback is in the log; report it")
             self._end()
 
-    def _next(self) -> Group | None:
+    def _next(self) -> CommitGroup | None:
         """Wait for the next group; an empty one when something else is due, None when closing and nothing is left."""
         with self._changed:
             while True:
@@ -238,7 +238,7 @@ class Writer:
                     case Wait(until_ns):
                         alarm_ns = min(self._alarm_ns, self.housekeeping.alarm_ns)
                         if alarm_ns <= now_ns:
-                            return Group()
+                            return CommitGroup()
                         due_ns = min(until_ns or NEVER_NS, alarm_ns, now_ns + WAIT_NS_MAX)
                         self._changed.wait((due_ns - now_ns) / 1e9)
 
@@ -252,7 +252,7 @@ class Writer:
                 self.submit("lifetimes", run)
         self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
 
-    def _commit(self, group: Group) -> None:
+    def _commit(self, group: CommitGroup) -> None:
         """One transaction: run, commit, publish, answer."""
         execute = self._connection.execute
         try:
@@ -303,7 +303,7 @@ class Writer:
         if self._connection.execute(QUERIES["data_version"]).fetchone()[0] != self._data_version:
             raise SecondWriter
 
-    def _perform(self, transaction: Transaction, group: Group) -> _Outcomes:
+    def _perform(self, transaction: Transaction, group: CommitGroup) -> _Outcomes:
         """Run everything in the group inside the open transaction; a refusal is an outcome."""
         target = self._pace.facts_target
         outcomes: _Outcomes = [(call, _called(transaction, self.housekeeping, call)) for call in group.early]
@@ -337,7 +337,7 @@ class Writer:
             else:
                 work.future.set_result(outcome)
 
-    def _give_up(self, group: Group, error: sqlite3.Error) -> None:
+    def _give_up(self, group: CommitGroup, error: sqlite3.Error) -> None:
         """The transaction failed as a whole: nothing of it is durable, everybody in it is told."""
         found = running_error(self._path, error)
         try:

@@ -71,11 +71,11 @@ def test_the_target_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_a_confirmation_does_not_chop_samples(tmp_path: Path) -> None:
-    """Urgent work commits without the unripe samples of a stream nobody waits for."""
+    """Urgent work commits without the samples of a stream that are not due."""
     with plant(tmp_path, NEVER) as store:
-        unripe = store.appends.append_samples(TELEMETRY, samples(5))
+        queued = store.appends.append_samples(TELEMETRY, samples(5))
         done(store.appends.append_message(OPERATIONAL, message("a")))
-        assert not unripe.done()
+        assert not queued.done()
         assert sealed_in(store) == []
 
 
@@ -160,7 +160,7 @@ def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
     settings = StoreSettings(commit_interval_ms=60_000, queue_facts_max=2000, batch_facts_target=2000)
     with plant(tmp_path, settings) as store:
         done(store.appends.append_messages(TELEMETRY, [message(f"m{n}") for n in range(5)]))
-        flood = [store.appends.append_samples(f"facts.flood{n}", samples(999)) for n in range(2)]  # unripe: they stay
+        flood = [store.appends.append_samples(f"facts.flood{n}", samples(999)) for n in range(2)]  # not due: they stay
         flood.append(store.appends.append_samples("facts.flood2", samples(2)))
         with pytest.raises(StoreBusy):
             store.appends.append_samples(TELEMETRY, samples(1))

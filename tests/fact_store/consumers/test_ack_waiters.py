@@ -10,8 +10,8 @@ import pytest
 
 from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings
-from agent.fact_store.append.acks import terms
-from agent.fact_store.append.append import AppendMessages
+from agent.fact_store.append.acks import ack_terms
+from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.consumers import ack_waiters
 from agent.fact_store.consumers.ack_waiters import Acknowledging
 from agent.fact_store.consumers.activity import Presence
@@ -204,8 +204,8 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
 
 def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
     """A frontier passes over the hole that retention left. For an append that still waits there, that is no confirmation."""
-    answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL)), StreamState(1, OPERATIONAL, 5)
-    kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL))
+    answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL)), StreamState(1, OPERATIONAL, 5)
+    kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL))
     presence, catalog = Presence(), Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = stream
     consumer = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
@@ -227,7 +227,7 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
     """While no consumer confirms, each producer that asks again for an old message waits at a low offset; what was appended after
     it and answered when its time was over is let go all the same."""
     now_ns, timeout_ns = 0, 1_000_000_000
-    slow = terms(dataclasses.replace(ALL, acks_timeout_ms=1000))
+    slow = ack_terms(dataclasses.replace(ALL, acks_timeout_ms=1000))
     catalog = Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 100_000)
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())

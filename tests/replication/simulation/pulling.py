@@ -103,7 +103,10 @@ class Pull:
         if self.is_fenced and not self.is_fenced_for_nobody():
             return None
         store, peer = self.node.running, self.peer.running
-        position, consumer = store.inbound.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
+        position, consumer = (
+            store.inbound.peer_position(self.peer.zone, STREAM),
+            peer.consumers.get(self._consumer_name),
+        )
         end = (peer.epoch, peer.end_offset(STREAM))
         at = (position.epoch, position.offset) if position else (peer.epoch, 0)
         if self._core is not None and self._core.epoch is not None and (peer.epoch.hex() == self._core.epoch):
