@@ -1,16 +1,18 @@
 """`append`: durable appends of data set A in batches of 1000 samples, encoding included, beside raw file appends.
 
-The store is called as a node's sources call it (`FactStore.appends`): samples wait in the queue until there are enough for a
-batch, and the group commit takes everything that has queued up while the last fsync ran. Here each append fills a batch, so the wait for
-`commit_interval_ms` is not measured.
+The store is called as a node's sources call it (`FactStore.appends`): samples wait in the queue until there are enough
+for a batch, and the group commit takes everything that has queued up while the last fsync ran. Here each append fills a
+batch, so the wait for `commit_interval_ms` is not measured.
 
-Three ways take turns on the same disk. *Sustained*: a source hands over the next batch without waiting for the one before, with a few in
-flight; each counts when its future is done, which means that it is durable. *Awaited*: the source waits for each batch before it hands over
-the next, so each batch has an fsync of its own. The *limit*: the bytes that the store sealed, appended to a plain file with one fdatasync
-a batch. `batches_per_commit` says how many batches shared a commit.
+Three ways take turns on the same disk. *Sustained*: a source hands over the next batch without waiting for the one
+before, with a few in flight; each counts when its future is done, which means that it is durable. *Awaited*: the source
+waits for each batch before it hands over the next, so each batch has an fsync of its own. The *limit*: the bytes that
+the store sealed, appended to a plain file with one fdatasync a batch. `batches_per_commit` says how many batches shared
+a commit.
 
-Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated file, the least
-that any durable write can cost. At the end the files of the closed stores are measured, for both data sets.
+Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated
+file, the least that any durable write can cost. At the end the files of the closed stores are measured, for both data
+sets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the producers of this zone append: tag definitions, samples, messages; and the producers' leases.
 
-Arguments are checked in the calling thread: a mistake in them, or a full queue, raises at once. Errors that the store finds later come
-through the future, as does the result, once it is durable as far as `acks` asks.
+Arguments are checked in the calling thread: a mistake in them, or a full queue, raises at once. Errors that the store
+finds later come through the future, as does the result, once it is durable as far as `acks` asks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Appends:
         self._artifacts = artifacts
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
-        """Number tag definitions of this store, densely from 1: the same content keeps its number, a change gets a new one.
+        """Number tag definitions of this store, densely from 1: the same content keeps its number, a change gets a new
+        one.
 
         Raises MessageError at once for a definition that breaks the rules.
         """
@@ -65,10 +66,11 @@ class Appends:
         return self._writer.submit("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
 
     def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Appended]:
-        """Append samples, all or none, at consecutive offsets; the future is done when they are durable here, whatever the stream's `acks`.
+        """Append samples, all or none, at consecutive offsets; the future is done when they are durable here, whatever
+        the stream's `acks`.
 
-        They wait for others in the queue: until the stream has `batch_facts_target` of them, `commit_interval_ms` at most. Raises
-        StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
+        They wait for others in the queue: until the stream has `batch_facts_target` of them, `commit_interval_ms` at
+        most. Raises StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
         """
         check_name("stream", stream, STREAM)
         if not rows:
@@ -84,7 +86,8 @@ class Appends:
     def append_message(
         self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition | None = None
     ) -> Future[AppendOutcome]:
-        """Append a message unless its id is stored already; see `AppendOutcome`. Answered on the stream's `acks`, or on those given.
+        """Append a message unless its id is stored already; see `AppendOutcome`. Answered on the stream's `acks`, or on
+        those given.
 
         Raises MessageError, AcksRefused, StoreBusy at once; FactsRefused comes through the future.
         """
@@ -103,7 +106,8 @@ class Appends:
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
-        """As `append_message`, for several in one commit; each has its own outcome, and its own precondition if any are given."""
+        """As `append_message`, for several in one commit; each has its own outcome, and its own precondition if any are
+        given."""
         self.check_append(stream, messages, acks, preconditions)
         return self.append_checked(stream, messages, acks, preconditions)
 
@@ -114,8 +118,8 @@ class Appends:
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> None:
-        """Raise what `append_messages` would raise at once, except for a full queue; appends nothing. ArtifactMissing for a message that
-        refers to an artifact that is not stored here."""
+        """Raise what `append_messages` would raise at once, except for a full queue; appends nothing. ArtifactMissing
+        for a message that refers to an artifact that is not stored here."""
         check_name("stream", stream, STREAM)
         if not messages:
             raise FactsRefused("no messages", "leave the call out")
@@ -143,7 +147,8 @@ class Appends:
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
-        """`append_messages` without the checks: the caller has made them with `check_append`. Raises AcksRefused, StoreBusy at once."""
+        """`append_messages` without the checks: the caller has made them with `check_append`. Raises AcksRefused,
+        StoreBusy at once."""
         keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
         terms = ack_terms(self._writer.policy(stream), acks)
@@ -166,8 +171,8 @@ class Appends:
         return self._writer.submit("lease", partial(acquire_lease, stream=stream, producer=producer))
 
     def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
-        """As `acquire_lease`, if `epoch` is the one in force (0: none), so that a delayed request does not fence a producer that has
-        started since. None, and nothing has changed, where another epoch is in force."""
+        """As `acquire_lease`, if `epoch` is the one in force (0: none), so that a delayed request does not fence a
+        producer that has started since. None, and nothing has changed, where another epoch is in force."""
         check_name("stream", stream, STREAM)
         check_name("producer", producer, PRODUCER)
         return self._writer.submit("lease", partial(acquire_lease_after, stream=stream, producer=producer, after=epoch))

@@ -1,7 +1,7 @@
 """The consumers of a store: registered, leased, active, confirming, removed; and how far each zone was served.
 
-Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. What a confirmation means is
-decided in frontier.py, which instance of a consumer may continue in agent/lease.py.
+Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. What a
+confirmation means is decided in frontier.py, which instance of a consumer may continue in agent/lease.py.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class ConsumerRegistry:
     ) -> Future[ConsumerState]:
         """Register a consumer; a repeat with the same zone and stream returns the consumer as it is.
 
-        It starts at the oldest fact, at the end, or at a time of recording (a datetime with a time zone, or milliseconds since 1970). A
-        time is rounded down to the minute's mark, so up to a minute of facts too many is read and none is missed.
+        It starts at the oldest fact, at the end, or at a time of recording (a datetime with a time zone, or
+        milliseconds since 1970). A time is rounded down to the minute's mark, so up to a minute of facts too many is
+        read and none is missed.
         """
         check_name("consumer", name, CONSUMER)
         check_name("zone", zone, ZONE)
@@ -54,13 +55,15 @@ class ConsumerRegistry:
         return self._writer.submit("register", run)
 
     def remove(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
-        """Begin to remove a consumer and its confirmations; retention may then release what it held back. It is gone ten minutes later,
-        unless it fetches meanwhile; with `now`, at once. Through the future: UnknownConsumer, and without `force` ConsumerInUse.
+        """Begin to remove a consumer and its confirmations; retention may then release what it held back. It is gone
+        ten minutes later, unless it fetches meanwhile; with `now`, at once. Through the future: UnknownConsumer, and
+        without `force` ConsumerInUse.
         """
         return self._writer.submit("remove", partial(consumers.remove, name=name, force=force, now=now))
 
     def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
-        """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py), durable where it is new.
+        """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py), durable
+        where it is new.
 
         Through the future: UnknownConsumer, and ConsumerFenced for an instance that a newer one has replaced.
         """
@@ -73,8 +76,9 @@ class ConsumerRegistry:
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
 
-        Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the instance that confirms; without it, the
-        consumer's name is enough. Through the future: UnknownConsumer, ConsumerFenced, ConfirmBeyondLog, ConfirmRefused.
+        Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the instance that confirms;
+        without it, the consumer's name is enough. Through the future: UnknownConsumer, ConsumerFenced,
+        ConfirmBeyondLog, ConfirmRefused.
         """
         run = partial(
             consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset, shown=shown
@@ -84,7 +88,8 @@ class ConsumerRegistry:
         return confirming
 
     def _confirmed(self, name: str, confirming: Future[int]) -> None:
-        """In the writer's thread: a consumer that confirms is active, and one that has confirmed everything is at the end."""
+        """In the writer's thread: a consumer that confirms is active, and one that has confirmed everything is at the
+        end."""
         catalog = self._writer.catalog
         known = catalog.consumers.get(name)
         if confirming.exception() is None and known is not None:
@@ -94,8 +99,9 @@ class ConsumerRegistry:
             )
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
-        """Record that a fetch of this consumer is answered with a page, which reaches the end of the log or not, or that it waits at the end
-        for `waits_ms`. From any thread; costs no commit unless the consumer's state changes by it.
+        """Record that a fetch of this consumer is answered with a page, which reaches the end of the log or not, or
+        that it waits at the end for `waits_ms`. From any thread; costs no commit unless the consumer's state changes by
+        it.
         """
         known = self.get(consumer)
         if known is None:
@@ -117,26 +123,29 @@ class ConsumerRegistry:
             presence.end_noting(consumer)
 
     def seen_unix_ms(self, consumer: str) -> int | None:
-        """When a consumer was last seen, by the wall clock: in this life of the store, else as its table says; from memory."""
+        """When a consumer was last seen, by the wall clock: in this life of the store, else as its table says; from
+        memory."""
         known = self.get(consumer)
         return self._writer.presence.seen_unix_ms(consumer) or (known.seen_unix_ms if known else None)
 
     def followers(self, stream: str) -> list[Follower]:
-        """The consumers that an append to a stream may wait for, and when each was last at the end of the stream; from memory."""
+        """The consumers that an append to a stream may wait for, and when each was last at the end of the stream; from
+        memory."""
         return self._writer.presence.followers(self._writer.catalog, stream)
 
-    # ---------------------------------------------------------------------------------------------- how far zones were served
+    # ---------------------------------------------------------------------------------------------- how far zones were
+    # served
 
     def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
-        """To be awaited before a zone is served facts of a stream, the first time in this life of the store: it is durable that the zone
-        reads. None where it is durable already."""
+        """To be awaited before a zone is served facts of a stream, the first time in this life of the store: it is
+        durable that the zone reads. None where it is durable already."""
         if self._writer.catalog.handed.get((stream, zone), 0) is None:
             return None
         return self._writer.submit("serve", partial(consumers.begin_handing, stream=stream, zone=zone))
 
     def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
-        """Record that a zone is about to be served a stream up to an offset; `end`: last offset and digest of the page's last batch.
-        Costs no commit."""
+        """Record that a zone is about to be served a stream up to an offset; `end`: last offset and digest of the
+        page's last batch. Costs no commit."""
         self._served.note(stream, zone, last_offset, end)
 
     def has_served(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
@@ -144,7 +153,8 @@ class ConsumerRegistry:
         return self._served.knows(stream, zone, end)
 
     def why_not_served(self, stream: str, zone: str, offset: int) -> str | None:
-        """Why this store, under its present epoch, cannot have served a zone up to an offset; None where it can have. From memory."""
+        """Why this store, under its present epoch, cannot have served a zone up to an offset; None where it can have.
+        From memory."""
         until = self._served.until(stream, zone)
         return (
             None if offset <= until else f"it has read up to offset {offset} of {stream}, and was handed {until} here"

@@ -1,7 +1,8 @@
-"""What peers send: pages of their streams, all or nothing, and copies of batches and tag definitions that are damaged here.
+"""What peers send: pages of their streams, all or nothing, and copies of batches and tag definitions that are damaged
+here.
 
-A pulling node parses batches and reads their content before it hands them over; what writing them means is decided in receive.py and
-repair.py.
+A pulling node parses batches and reads their content before it hands them over; what writing them means is decided in
+receive.py and repair.py.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Inbound:
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
 
-        The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of what the peer says it no
-        longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for this store, so no forecast counts them as what
-        comes in. A batch that contradicts the facts held, and is not of the peer's present epoch, is passed over: an incident, and
-        `refused` in the result.
+        The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of what
+        the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for this
+        store, so no forecast counts them as what comes in. A batch that contradicts the facts held, and is not of the
+        peer's present epoch, is passed over: an incident, and `refused` in the result.
 
-        At once: BatchError (a slice, another stream), FactsRefused (no position), StoreBusy. Through the future: ForkError,
-        DefinitionsMissing, FactsRefused (no definition), StoreFull.
+        At once: BatchError (a slice, another stream), FactsRefused (no position), StoreBusy. Through the future:
+        ForkError, DefinitionsMissing, FactsRefused (no definition), StoreFull.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
@@ -73,14 +74,16 @@ class Inbound:
         )
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
-        """The batches of a stream that are damaged and not repaired, with everything that was found before this call."""
+        """The batches of a stream that are damaged and not repaired, with everything that was found before this
+        call."""
         return self._writer.submit("damaged", partial(damaged, stream=stream))
 
     def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
-        """Replace damaged batches by copies, byte for byte, at the same offsets (repair.py). The caller has parsed each batch and read its
-        content.
+        """Replace damaged batches by copies, byte for byte, at the same offsets (repair.py). The caller has parsed each
+        batch and read its content.
 
-        At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another history), StoreFull.
+        At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another
+        history), StoreFull.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
@@ -98,7 +101,8 @@ class Inbound:
     def repair_definitions(
         self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
     ) -> Future[int]:
-        """Replace damaged tag definitions by copies that the digest in a held batch proves (definition_repair.py); returns how many.
+        """Replace damaged tag definitions by copies that the digest in a held batch proves (definition_repair.py);
+        returns how many.
 
         At once: BatchError, StoreBusy. Through the future: FactsRefused, ForkError, StoreFull.
         """

@@ -1,8 +1,9 @@
 """Messages of many producers in one event loop: those of one turn of the loop are appended together.
 
-A future that crosses threads costs more than everything else that is done for a message, so the messages of a turn share one. Promised:
-each producer gets the outcome of its own message, in the order of the calls; a message that is refused is refused alone; cancelling does
-not take a message back. Where the store is full or busy, every call of that turn raises.
+A future that crosses threads costs more than everything else that is done for a message, so the messages of a turn
+share one. Promised: each producer gets the outcome of its own message, in the order of the calls; a message that is
+refused is refused alone; cancelling does not take a message back. Where the store is full or busy, every call of that
+turn raises.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """FactStore: the fact store of one node, put together from its parts.
 
-Changes go to the writer's thread and come back as futures: `appends` takes facts of this zone (appends.py), `inbound` those of peers
-(inbound.py), `consumers` registrations and confirmations (consumer_registry.py). Reads run in the calling thread, on connections that cannot
-write, or look into the writer's catalog.
+Changes go to the writer's thread and come back as futures: `appends` takes facts of this zone (appends.py), `inbound`
+those of peers (inbound.py), `consumers` registrations and confirmations (consumer_registry.py). Reads run in the
+calling thread, on connections that cannot write, or look into the writer's catalog.
 
-Promised: a result is durable; what cannot be stored is refused by name; nothing blocks except reads, `open` and `close`. A mistake in the
-arguments, or a full queue, raises at once; every other error comes through the future. Futures are `concurrent.futures.Future` (asyncio:
-`asyncio.wrap_future`); cancelling one does not take the facts back.
+Promised: a result is durable; what cannot be stored is refused by name; nothing blocks except reads, `open` and
+`close`. A mistake in the arguments, or a full queue, raises at once; every other error comes through the future.
+Futures are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); cancelling one does not take the facts back.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class FactStore:
 
         Streams that `streams` does not name have the defaults of `StreamSettings`.
 
-        `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its place, an old copy
-        goes on under a new epoch, and what is stored is read again in the background (opening.py, upkeep.py).
+        `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its place, an
+        old copy goes on under a new epoch, and what is stored is read again in the background (opening.py, upkeep.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
@@ -154,7 +154,8 @@ class FactStore:
         return store
 
     def _be_kept_up(self) -> None:
-        """As a node: remember what there is, read it again in the background, and mark the file when writing meets damage."""
+        """As a node: remember what there is, read it again in the background, and mark the file when writing meets
+        damage."""
         self._upkeep.start()
         self._writer.ended.add_done_callback(self._mark_if_damaged)
 
@@ -205,8 +206,9 @@ class FactStore:
     ) -> Page:
         """A page of whole batches, read in the calling thread; see `StoreReader.read`.
 
-        Nothing beyond `end_offset`: a reader sees a commit some moments before `end_offset` tells of it, and a peer that confirmed in
-        those moments what it was served would be taken for one that has read another, longer life of this store.
+        Nothing beyond `end_offset`: a reader sees a commit some moments before `end_offset` tells of it, and a peer
+        that confirmed in those moments what it was served would be taken for one that has read another, longer life of
+        this store.
         """
         page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
         if page.batches:
@@ -232,7 +234,8 @@ class FactStore:
     def read_sequences(
         self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
     ) -> Page:
-        """A page of one origin's batches by its sequences, read in the calling thread; see `StoreReader.read_sequences`."""
+        """A page of one origin's batches by its sequences, read in the calling thread; see
+        `StoreReader.read_sequences`."""
         page = self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
         if page.batches and origin == self.origin:
             self._seen.note(stream, self.end_offset(stream))  # sequences are no offsets, and it is rarely asked
@@ -243,8 +246,8 @@ class FactStore:
         return self._reader.batch_ends(stream, origin, sequences)
 
     def held(self, stream: str) -> dict[Origin, tuple[Range, ...]]:
-        """Which sequences of each origin are held in a stream, or were before retention, with the digests at the ends of each range;
-        from memory."""
+        """Which sequences of each origin are held in a stream, or were before retention, with the digests at the ends
+        of each range; from memory."""
         catalog = self._writer.catalog
         known = catalog.streams.get(stream)
         ranges = (
@@ -321,20 +324,22 @@ class FactStore:
     # ----------------------------------------------------------------------------------------------------------- epochs
 
     def require_new_epoch(self, why: str) -> Future[None]:
-        """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at once."""
+        """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at
+        once."""
         return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, seen=self._seen))
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
-        """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does not.
+        """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does
+        not.
 
-        `taken`: last offset and digest of the last batch that the peer took; `held`: last sequence of this origin that the peer holds, and
-        the digest there. Read in the calling thread; see history_check.py.
+        `taken`: last offset and digest of the last batch that the peer took; `held`: last sequence of this origin that
+        the peer holds, and the digest there. Read in the calling thread; see history_check.py.
         """
         return contradiction(self._reader, self._writer.catalog, stream, taken, held)
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A configured peer that has read this store under its present epoch speaks of facts that were never written here.
-        Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
+        """A configured peer that has read this store under its present epoch speaks of facts that were never written
+        here. Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
         with contextlib.suppress(StoreError):
             self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, seen=self._seen))
 

@@ -1,4 +1,5 @@
-"""What enters the log: the queue, the group commit, own facts, admission of messages, tag definitions, pages of peers, and acks."""
+"""What enters the log: the queue, the group commit, own facts, admission of messages, tag definitions, pages of peers,
+and acks."""
 
 from agent.fact_store.append.acks import (
     AckTerms,

@@ -4,19 +4,20 @@ The semantics are those of Kafka's acks, with consumers in the place of replicas
 
     none      as soon as the append is queued; its offset is not known yet
     local     when it is durable here
-    all       when every consumer that keeps up has confirmed it, and at least `min_in_sync` have
-    quorum    when a majority of the voters has it: floor(voters / 2) + 1. Voters are the stream's registered consumers and
-              this node, which has it; and at least `min_in_sync` consumers
+    all       when every consumer in sync has confirmed it, and at least `min_in_sync` have
+    quorum    when a majority of the voters has it: floor(voters / 2) + 1. Voters are the stream's registered consumers
+              and this node, which has it; and at least `min_in_sync` consumers
 
-A consumer is *in sync* while its last fetch that reached the end of the log is younger than `in_sync_lag_ms`. This is decided again each
-time, so `all` does not wait for a consumer that falls out of sync; without `min_in_sync`, which is at least 1, it would then promise no more
-than `local`. Every confirmation counts, from a consumer in sync or not: it says that the fact is durable there.
+A consumer is *in sync* while its last fetch that reached the end of the log is younger than `in_sync_lag_ms`. This is
+decided again each time, so `all` does not wait for a consumer that falls out of sync; without `min_in_sync`, which is
+at least 1, it would then promise no more than `local`. Every confirmation counts, from a consumer in sync or not: it
+says that the fact is durable there.
 
-No append waits longer than `acks_timeout_ms`. What is not acknowledged by then is answered *queued*, with the reason: the fact is durable
-here and goes on replicating, but not yet where `acks` promised it.
+No append waits longer than `acks_timeout_ms`. What is not acknowledged by then is answered *queued*, with the reason:
+the fact is durable here and goes on replicating, but not yet where `acks` promised it.
 
-The write class of a stream decides what happens where too few consumers are in sync: `queued` answers at once, every other class waits
-until the timeout. `strong` is never answered on weaker terms than the stream's.
+The write class of a stream decides what happens where too few consumers are in sync: `queued` answers at once, every
+other class waits until the timeout. `strong` is never answered on weaker terms than the stream's.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _NAMED_MAX = 3  # consumers named in a reason
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A consumer, as acknowledgement sees it: everything up to `frontier` is durable there; `caught_up_ns` is its last fetch that reached
-    the end of the log (in the future while a fetch waits there), None if there was none in this life of the store."""
+    """A consumer, as acknowledgement sees it: everything up to `frontier` is durable there; `caught_up_ns` is its last
+    fetch that reached the end of the log (in the future while a fetch waits there), None if there was none in this life
+    of the store."""
 
     name: str
     frontier: int
@@ -77,8 +79,8 @@ Decision = Acknowledged | Pending | Queued
 
 
 def ack_terms(settings: StreamSettings, acks: Acks | None = None) -> AckTerms:
-    """What an append to a stream waits for; `acks` overrides the stream's. Raises AcksRefused for an override that the stream's write class
-    forbids."""
+    """What an append to a stream waits for; `acks` overrides the stream's. Raises AcksRefused for an override that the
+    stream's write class forbids."""
     asked, own, name = acks or settings.acks, settings.acks, settings.name
     if settings.write_class == "local" and asked in {"quorum", "all"}:
         raise AcksRefused(
@@ -133,7 +135,8 @@ def acknowledged_offset(terms: AckTerms, followers: Sequence[Follower], now_ns: 
 
 
 def out_of_sync_ns(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int, never_ns: int) -> int:
-    """When the first consumer that `all` waits for at `offset` falls out of sync if it does not fetch again; `never_ns` where none does."""
+    """When the first consumer that `all` waits for at `offset` falls out of sync if it does not fetch again; `never_ns`
+    where none does."""
     if "all" not in terms.promises:
         return never_ns
     lag_ns = terms.in_sync_lag_ns

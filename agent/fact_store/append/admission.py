@@ -1,16 +1,19 @@
-"""The outcome of a message that an application appends, and the order in which the five outcomes are tried. Core: no IO.
+"""The outcome of a message that an application appends, and the order in which the five outcomes are tried.
 
-    outcome                  means                                                           stored   offset
-    -----------------------  --------------------------------------------------------------  -------  ---------------------
-    noop_already_applied     the same message is stored: a retry whose first answer was lost  before   of the stored message
-    rejected_fenced          another instance of this producer holds a newer lease            no       0, and the epoch in force
-    conflicting_duplicate    another message has this id                                      before   of the stored message
-    superseded               the log holds a newer message about the subject than base_offset no       of that newer message
-    applied                  none of these                                                    now      its own
+Core: no IO.
 
-The first that applies is the outcome. A repeat comes first, also from a producer that has been fenced since: it writes nothing, and a
-producer that does not learn that its message is stored would append it again under another id. Fencing comes before faults of the message,
-because a fenced producer has to stop, not to correct its message.
+    outcome                  means                                                   stored   offset
+    -----------------------  ------------------------------------------------------  -------  --------------------
+    noop_already_applied     the same message is stored: this is a retry             before   of the stored message
+    rejected_fenced          another instance of this producer holds a newer lease   no       0; the epoch in force
+    conflicting_duplicate    another message has this id                             before   of the stored message
+    superseded               the log has a newer message about the subject than      no       of that newer message
+                             base_offset
+    applied                  none of these                                           now      its own
+
+The first that applies is the outcome. A repeat comes first, also from a producer that has been fenced since: it writes
+nothing, and a producer that does not learn that its message is stored would append it again under another id. Fencing
+comes before faults of the message, because a fenced producer has to stop, not to correct its message.
 
 A lease epoch higher than the one in force replaces it, whatever the outcome of the message.
 """
@@ -27,9 +30,11 @@ from agent.lease import LEASE_EPOCH_MAX
 from agent.message import PRODUCER, MessageError, check_name
 
 PRODUCERS_MAX = 10_000
-"""Producers with a lease in one store. Producers are named infrastructure, like consumers; more of them mean names made up at run time."""
+"""Producers with a lease in one store. Producers are named infrastructure, like consumers; more of them mean names made
+up at run time."""
 PRODUCERS_OF_ONE_MAX = 1_000
-"""Producers whose names have the same text before the first dot, the zone for those of other zones, so that one zone cannot take all."""
+"""Producers whose names have the same text before the first dot, the zone for those of other zones, so that one zone
+cannot take all."""
 
 
 def decide(
@@ -42,8 +47,9 @@ def decide(
 ) -> AppendOutcome:
     """The outcome of a message.
 
-    `stored` is content digest and offset of the message with this id, `lease_epoch` the one in force for the producer (0 for none),
-    `newest_offset` the offset of the newest message about the subject (0 where there is none or no base_offset is given).
+    `stored` is content digest and offset of the message with this id, `lease_epoch` the one in force for the producer
+    (0 for none), `newest_offset` the offset of the newest message about the subject (0 where there is none or no
+    base_offset is given).
     """
     if stored is not None and stored[0] == content:
         return AppendOutcome(stored[1], "noop_already_applied")

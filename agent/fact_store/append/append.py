@@ -1,10 +1,10 @@
 """Appends of this store's own facts: queued samples and messages become batches, each sealed once.
 
-All appends to one stream in one group commit share batches, so a hundred producers of single facts cost one batch. Offsets follow the
-order in the queue. An append that cannot be sealed is refused alone; the others are stored.
+All appends to one stream in one group commit share batches, so a hundred producers of single facts cost one batch.
+Offsets follow the order in the queue. An append that cannot be sealed is refused alone; the others are stored.
 
-A message is stored once for each id: the index leads from the digest of the id to the digest of the content. The content is fact, media
-type and schema, so a retry whose envelope has a new time is the same message.
+A message is stored once for each id: the index leads from the digest of the id to the digest of the content. The
+content is fact, media type and schema, so a retry whose envelope has a new time is the same message.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _unsealable(
     refused: Mapping[int, Refused],
     seal: Callable[[Sequence[Message]], object],
 ) -> dict[int, Refused]:
-    """The appends with a message that cannot be sealed although it was checked; most likely it has been changed since."""
+    """The appends with a message that cannot be sealed although it was checked; most likely it has been changed
+    since."""
     found = dict[int, Refused]()
     for number, append in enumerate(appends):
         for message in append.messages if number not in refused else ():
@@ -150,8 +151,8 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
     ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
-    # This store's own history has no gaps, and the batches were sealed on its last link: there is nothing to decide, and
-    # `held_ranges.decide` would cost as much as sealing a fact.
+    # This store's own history has no gaps, and the batches were sealed on its last link: there is nothing to decide,
+    # and `held_ranges.decide` would cost as much as sealing a fact.
     first, last = batches[0].header, batches[-1]
     assert (first.first_sequence, first.previous_digest) == (
         (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)

@@ -1,8 +1,9 @@
 """Tag definitions: made here, or received with the batches that need them.
 
-They are numbered densely for each origin and never change; a changed tag gets a new number. Each batch of samples carries the number of
-definitions that its origin had made and a running digest over them, so a received definition is accepted only if the digest of a batch proves
-it. A batch without its definitions is refused, because it could not be read.
+They are numbered densely for each origin and never change; a changed tag gets a new number. Each batch of samples
+carries the number of definitions that its origin had made and a running digest over them, so a received definition is
+accepted only if the digest of a batch proves it. A batch without its definitions is refused, because it could not be
+read.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def proven_definitions(
 ) -> dict[Origin, list[bytes]]:
     """The definitions to be stored with `batches`: those that are not known yet, proven by the batches' digests.
 
-    Raises DefinitionsMissing where some were not received, ForkError where they are not what the origin defined, FactsRefused for bytes
-    that are no definition.
+    Raises DefinitionsMissing where some were not received, ForkError where they are not what the origin defined,
+    FactsRefused for bytes that are no definition.
     """
     needed = {(batch.header.origin, batch.header.definitions) for batch in batches if batch.header.kind is Kind.SAMPLES}
     by_origin = dict[Origin, dict[int, bytes]]()

@@ -4,8 +4,9 @@ One fsync costs the same for one fact as for two thousand, so samples wait for o
 
 - a message, a peer's page or a confirmation commits at once, together with whatever queued up while the last fsync ran;
 - samples are due when there are `facts_target` of one stream, or after `interval_ns`;
-- samples that have waited half as long, or are half as many, join a commit that happens anyway. Fewer do not: with a confirmation every few
-  milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0007).
+- samples that have waited half as long, or are half as many, join a commit that happens anyway. Fewer do not: with a
+  confirmation every few milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact
+  (decision 0007).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Wait:
 def decide_commit(
     waiting: Mapping[str, QueuedSamples], now_ns: int, pace: CommitPace, *, is_urgent: bool, is_last: bool
 ) -> Commit | Wait:
-    """Whether to commit now. `is_urgent`: other work than samples is queued. `is_last`: the store closes, take everything."""
+    """Whether to commit now. `is_urgent`: other work than samples is queued. `is_last`: the store closes, take
+    everything."""
     if is_last:
         return Commit(tuple(waiting))
     if is_urgent or any(_is_due(one, now_ns, pace) for one in waiting.values()):
@@ -59,7 +61,8 @@ def decide_commit(
 
 
 def batch_sizes(facts: int, facts_target: int) -> list[int]:
-    """Sizes of the batches for so many facts: as few batches as the target allows, as equal as possible (never 2000 and 1)."""
+    """Sizes of the batches for so many facts: as few batches as the target allows, as equal as possible (never 2000 and
+    1)."""
     assert facts > 0
     assert facts_target > 0
     batches = -(-facts // facts_target)

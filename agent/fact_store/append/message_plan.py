@@ -1,7 +1,7 @@
 """The plan for the messages of a group commit, each decided in order, before anything is written.
 
-Each decision (admission.py) sees what those before it do: an id is taken, a lease is in force, a subject has a newer message. The plan says
-which messages, ids, leases and subjects are then written in one transaction.
+Each decision (admission.py) sees what those before it do: an id is taken, a lease is in force, a subject has a newer
+message. The plan says which messages, ids, leases and subjects are then written in one transaction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def plan_messages(
     *,
     is_strong: bool,
 ) -> MessagePlan:
-    """Decide each message of the appends that are not in `refused`; an append for which no more leases can be kept is added to it."""
+    """Decide each message of the appends that are not in `refused`; an append for which no more leases can be kept is
+    added to it."""
     known = transaction.catalog.streams.get(stream)
     next_offset = known.end_offset + 1 if known else 1
     plan = MessagePlan()

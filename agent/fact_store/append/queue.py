@@ -1,7 +1,7 @@
 """The queue before the writer: bounded in facts and in bytes, sorted into what one commit takes.
 
-Not thread-safe by itself: the writer holds its lock around every call. A full queue raises StoreBusy at once, because only the caller can
-slow its source; nothing is dropped.
+Not thread-safe by itself: the writer holds its lock around every call. A full queue raises StoreBusy at once, because
+only the caller can slow its source; nothing is dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class AppendSamples:
 
 @dataclass(slots=True, eq=False)
 class AppendMessages:
-    """Messages waiting to be sealed, all that are admitted or none; checked, with the digests of their ids and contents."""
+    """Messages waiting to be sealed, all that are admitted or none; checked, with the digests of their ids and
+    contents."""
 
     stream: str
     messages: Sequence[Message]
@@ -124,8 +125,8 @@ class QueueLimit:
 class WriteQueue:
     """Work in the order in which it came, with the sums that the group commit decides on.
 
-    Appends and calls have limits of their own: a flood of samples must not keep peers from confirming, which frees space, nor the
-    other way round.
+    Appends and calls have limits of their own: a flood of samples must not keep peers from confirming, which frees
+    space, nor the other way round.
     """
 
     def __init__(self, facts_max: int, bytes_max: int) -> None:

@@ -43,7 +43,8 @@ def store(tmp_path: Path) -> Iterator[FactStore]:
 
 
 def test_carried_verbatim(store: FactStore) -> None:
-    """What is stored is what was sealed, byte for byte, at offsets of this store; definitions and position come along."""
+    """What is stored is what was sealed, byte for byte, at offsets of this store; definitions and position come
+    along."""
     origin = Elsewhere()
     first, second = origin.seal(10), origin.seal(5)
     assert origin.put(store, [first, second], 15) == PutResult(15, 0, 15)
@@ -111,8 +112,8 @@ def test_a_gap_is_stored_and_told(store: FactStore) -> None:
 
 
 def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> None:
-    """What the peer no longer has is an incident, once for each hole however often the page comes, and the position goes past it;
-    the facts are taken all the same when another peer has them."""
+    """What the peer no longer has is an incident, once for each hole however often the page comes, and the position
+    goes past it; the facts are taken all the same when another peer has them."""
     origin = Elsewhere()
     first, damaged, third = origin.seal(10), origin.seal(10), origin.seal(10)
     origin.put(store, [first], 10)
@@ -131,7 +132,8 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
 
 @pytest.mark.parametrize("reason, kinds", [("expired", []), ("damaged", ["peer_hole"])])
 def test_what_was_gone_before_we_came_is_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
-    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has lost it."""
+    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has
+    lost it."""
     position = PeerPosition(EPOCH, 20)
     done(store.inbound.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
     assert store.inbound.peer_position("plant", TELEMETRY) == position
@@ -161,8 +163,8 @@ def test_starting_late_is_no_gap(store: FactStore) -> None:
 
 
 def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> None:
-    """A slice would break the chain, and a batch of another stream would change the identity of its facts; nothing is stored, and no room
-    stays taken. The honest batch is stored."""
+    """A slice would break the chain, and a batch of another stream would change the identity of its facts; nothing is
+    stored, and no room stays taken. The honest batch is stored."""
     origin, other = Elsewhere(), Elsewhere(stream="facts.other")
     honest, stranger = parsed([origin.seal(10), other.seal(10)])
     for wrong, said in ((batch.cut(honest, 0, 5), "slice"), (stranger, "'facts.other'")):
@@ -211,7 +213,8 @@ def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
 
 
 def test_our_own_sequences_that_we_never_wrote(tmp_path: Path) -> None:
-    """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not facts."""
+    """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not
+    facts."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(5)))
         ours = sealed_in(store)
@@ -222,7 +225,7 @@ def test_our_own_sequences_that_we_never_wrote(tmp_path: Path) -> None:
         )
         error = failed(store.inbound.put_batches("idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
         assert isinstance(error, ForkError)
-        assert "we never wrote them" in str(error)
+        assert "never wrote them" in str(error)
 
 
 def test_missing_definitions(store: FactStore) -> None:
@@ -316,7 +319,8 @@ LATER = b"n" * 16
 
 
 def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
-    """An origin as it was, and as it went on from an old copy that had one batch of ten, and perhaps defined its second tag anew."""
+    """An origin as it was, and as it went on from an old copy that had one batch of ten, and perhaps defined its second
+    tag anew."""
     was, copy = Elsewhere(), Elsewhere()
     copy.sealed = [was.seal(10)]
     copy.link = was.link
@@ -336,8 +340,8 @@ def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int,
 
 @pytest.mark.parametrize("peer", ["plant", "dmz2"])
 def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, peer: str) -> None:
-    """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once however often they are
-    offered, and what comes behind them is taken."""
+    """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once
+    however often they are offered, and what comes behind them is taken."""
     was, copy = forked()
     was.put(store, was.sealed, 30)
     after = Elsewhere(epoch=LATER)
@@ -361,7 +365,8 @@ def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, p
 
 
 def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
-    """Where the other history is the longer one, what lies beyond the sequences held contradicts nothing: it is stored, and the gap told."""
+    """Where the other history is the longer one, what lies beyond the sequences held contradicts nothing: it is stored,
+    and the gap told."""
     was, copy = forked()
     was.put(store, was.sealed[:2], 20)
     last = copy.seal(5, 1000)
@@ -393,7 +398,8 @@ def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
-    """A store that has released all it held of a plant's first epoch, 30 facts; and how that went on from an old copy."""
+    """A store that has released all it held of a plant's first epoch, 30 facts; and how that went on from an old
+    copy."""
     streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as opened:
         was, copy = forked()
@@ -416,8 +422,8 @@ def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
 def test_what_was_released_is_not_taken_for_what_a_copy_offers(
     full: tuple[FactStore, Elsewhere], peer: str, epoch: bytes, batches: int, refused: tuple[int, int] | None
 ) -> None:
-    """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a fact name them,
-    once however often they are offered."""
+    """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a
+    fact name them, once however often they are offered."""
     store, copy = full
     expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
     for offset in (30, 31):
@@ -433,8 +439,9 @@ def test_what_was_released_is_not_taken_for_what_a_copy_offers(
 
 
 def test_what_was_released_is_a_duplicate_where_there_is_one_history(full: tuple[FactStore, Elsewhere]) -> None:
-    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and from a relay. When its
-    next epoch comes, what came again until then is named, and once that is known, what comes again by a relay."""
+    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and
+    from a relay. When its next epoch comes, what came again until then is named, and once that is known, what comes
+    again by a relay."""
     store, copy = full
     for peer in ("plant", "dmz2"):
         put = done(

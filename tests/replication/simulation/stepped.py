@@ -103,7 +103,7 @@ class SteppedWriter(Writer):
         self._commit(self._group)
         if self.meter.commits % 2:  # the logs here are so short that nobody would ever ask the file
             self.catalog.tails.clear()
-        self._attend()
+        self._run_timers()
 
     def _settle(self, *, is_durable: bool) -> None:
         if self.dies_in_commit and is_durable:

@@ -125,7 +125,7 @@ def remembers_handing_in_memory_only(patch: pytest.MonkeyPatch) -> None:
 
 def takes_released_facts_for_equal(patch: pytest.MonkeyPatch) -> None:
     """A receiver that calls a duplicate what it can no longer compare."""
-    patch.setattr(receive, "_name_released", lambda *_, **__: None)
+    patch.setattr(receive, "_note_released", lambda *_, **__: None)
 
 
 def takes_all_for_unseen(patch: pytest.MonkeyPatch) -> None:
