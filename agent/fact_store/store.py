@@ -102,12 +102,11 @@ class FactStore:
         connect_to: Connect = connect,
         unattended: bool = False,
     ) -> FactStore:
-        """Open the store of `zone`, or begin a new one; recovers by itself from whatever ended the last life.
+        """Open the store of `zone`, or create it; recovers without help from however the last life ended.
 
-        Streams that `streams` does not name have the defaults of `StreamSettings`.
-
-        `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its place, an
-        old copy goes on under a new epoch, and what is stored is read again in the background (opening.py, upkeep.py).
+        Streams that `streams` does not name have the defaults of `StreamSettings`. `unattended`, as nodes open it: a
+        file that cannot be used is set aside and a new store begins in its place, an old copy continues under a new
+        epoch, and everything stored is verified again in the background (opening.py, scrub.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
@@ -154,7 +153,7 @@ class FactStore:
         return store
 
     def _be_kept_up(self) -> None:
-        """As a node: remember what there is, read it again in the background, and mark the file when writing meets
+        """As a node opens it: write the witness, verify in the background, and mark the file when a write meets
         damage."""
         self._upkeep.start()
         self._writer.ended.add_done_callback(self._mark_if_damaged)
@@ -169,10 +168,11 @@ class FactStore:
             return
         self._is_closed = True
         if seen := self._writer.presence.newer_than(self._writer.catalog):
-            with contextlib.suppress(StoreError):  # whatever ended the writer, the rest is to be closed
+            with contextlib.suppress(StoreError):  # the writer may have ended; the rest is closed all the same
                 self._writer.submit("remember", partial(consumers.remember, seen_unix_ms=seen))
         self._upkeep.stop()
-        self._reader.close()  # first: the last connection to close folds the log into the database, readers cannot
+        # Readers first: the last connection to close copies the write-ahead log into the database, which a reader cannot.
+        self._reader.close()
         self._writer.close()
         if self._upkeep.is_begun:
             self._upkeep.remember()
@@ -193,12 +193,12 @@ class FactStore:
 
     @property
     def epoch(self) -> bytes:
-        """Identity of this life of the store, 16 random bytes."""
+        """The store's epoch, 16 random bytes."""
         return self.origin.epoch
 
     @property
     def reader(self) -> StoreReader:
-        """For who asks more than pages of it (`agent.query`), in threads of his own; it ends with the store."""
+        """The store's reader, for queries in other threads (`agent.query`); closed with the store."""
         return self._reader
 
     def read(
@@ -206,9 +206,8 @@ class FactStore:
     ) -> Page:
         """A page of whole batches, read in the calling thread; see `StoreReader.read`.
 
-        Nothing beyond `end_offset`: a reader sees a commit some moments before `end_offset` tells of it, and a peer
-        that confirmed in those moments what it was served would be taken for one that has read another, longer life of
-        this store.
+        It holds nothing beyond `end_offset`. A reading connection sees a commit a moment before `end_offset` includes
+        it; a peer that confirmed such a fact at once would be taken for one that has read a newer copy of this store.
         """
         page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
         if page.batches:
@@ -218,7 +217,7 @@ class FactStore:
     def _read(
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, until_offset: int | None = None
     ) -> Page:
-        """A page that leaves this store for nobody."""
+        """A page for use inside the store: it is not recorded as read by a consumer."""
         catalog = self._writer.catalog
         known = catalog.streams.get(stream, StreamState(0, stream))
         end_offset = known.end_offset
@@ -238,7 +237,8 @@ class FactStore:
         `StoreReader.read_sequences`."""
         page = self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
         if page.batches and origin == self.origin:
-            self._seen.note(stream, self.end_offset(stream))  # sequences are no offsets, and it is rarely asked
+            # Sequences are no offsets, so all of the stream counts as read; this is rarely called.
+            self._seen.note(stream, self.end_offset(stream))
         return page
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
@@ -246,8 +246,8 @@ class FactStore:
         return self._reader.batch_ends(stream, origin, sequences)
 
     def held(self, stream: str) -> dict[Origin, tuple[Range, ...]]:
-        """Which sequences of each origin are held in a stream, or were before retention, with the digests at the ends
-        of each range; from memory."""
+        """The ranges of sequences of each origin that are held in a stream, or were before retention, with the digests
+        at both ends of each range; from memory."""
         catalog = self._writer.catalog
         known = catalog.streams.get(stream)
         ranges = (
@@ -275,7 +275,7 @@ class FactStore:
         return [state.info() for state in self._writer.catalog.streams.values()]
 
     def origins(self) -> list[Origin]:
-        """Everybody whose facts are held, this store first, from memory."""
+        """The origins whose facts are held, this store first; from memory."""
         return list(self._writer.catalog.origins)
 
     def definition_counts(self) -> dict[Origin, int]:
@@ -285,7 +285,7 @@ class FactStore:
         return {origin: counts[number].count for origin, number in catalog.origins.items() if number in counts}
 
     def policy(self, stream: str) -> StreamSettings:
-        """What is promised of a stream's facts."""
+        """The settings of a stream."""
         return self._writer.policy(stream)
 
     # ----------------------------------------------------------------------------------------------------------- status
@@ -296,7 +296,7 @@ class FactStore:
 
     @property
     def failure(self) -> StoreError | None:
-        """Why this store cannot go on, if it cannot. The process must end then; see `ended`."""
+        """The error that ended the writer, None while it runs. The process must end then; see `ended`."""
         return self._writer.failure
 
     @property
@@ -305,14 +305,15 @@ class FactStore:
         return self._writer.ended
 
     def on_commit(self, callback: OnCommit) -> Callable[[], None]:
-        """Have `callback({stream: end_offset})` called in the writer's thread after each commit that moved an end.
+        """Call `callback({stream: end_offset})` in the writer's thread after each commit that moved an end.
 
-        It must only enqueue and never raise. Returns a function that undoes this.
+        It must only enqueue and never raise. Returns a function that unsubscribes.
         """
         return self._writer.subscribe(callback)
 
     def integrity(self) -> Integrity:
-        """What was found damaged, how far it was looked for, and what was set aside; from memory, but for the last."""
+        """Damage found, progress of the background verification, and files set aside; from memory, except for the
+        files."""
         upkeep = self._upkeep
         return Integrity(
             self._damages.count,
@@ -324,8 +325,7 @@ class FactStore:
     # ----------------------------------------------------------------------------------------------------------- epochs
 
     def require_new_epoch(self, why: str) -> Future[None]:
-        """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at
-        once."""
+        """Continue under a new epoch. The store ends with StoreForked once that is durable: open it again at once."""
         return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, seen=self._seen))
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
@@ -338,13 +338,13 @@ class FactStore:
         return contradiction(self._reader, self._writer.catalog, stream, taken, held)
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A configured peer that has read this store under its present epoch speaks of facts that were never written
-        here. Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
+        """A configured peer has read facts, under this store's epoch, that were never written here. Accepted once a
+        week, and then as `require_new_epoch` (decision 0030). Returns at once."""
         with contextlib.suppress(StoreError):
             self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, seen=self._seen))
 
     def _call_freezing(self, name: str, run: Callable[..., None]) -> Future[None]:
-        """A call that stops reading so that the store can end; where it fails, reading goes on."""
+        """A call that stops reads, so that the store can end; if it fails, reads continue."""
         calling = self._writer.submit(name, run)
         calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
         return calling

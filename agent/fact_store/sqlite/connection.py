@@ -87,7 +87,8 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
         _set(connection, _WRITER)
     except (sqlite3.Error, UnicodeDecodeError, StoreUnusable) as error:
         if connection is not None:
-            connection.close()  # at once: closed later, it could delete the log of another file that has this name by then
+            # At once: closed later, it could delete the log of another file that has this name by then.
+            connection.close()
         if isinstance(error, StoreUnusable):
             raise
         if isinstance(error, UnicodeDecodeError):  # SQLite quotes the damaged text, and Python expects UTF-8
