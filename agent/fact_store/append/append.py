@@ -100,7 +100,7 @@ def append_messages(
     def seal(some: Sequence[Message]) -> list[Batch]:
         return _sealed(seal_messages, link, lambda start, stop: some[start:stop], len(some), facts_target)
 
-    plan = plan_messages(transaction, stream, appends, refused, is_strong=is_strong)
+    plan = plan_messages(transaction, stream, appends, refused, is_strong=is_strong)  # decision 0028
     try:
         batches = seal(plan.kept) if plan.kept else []
     except _UNSEALABLE:  # plan the other messages again, without those that cannot be sealed

@@ -173,7 +173,7 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
             is_uncompared = _plan_batch(transaction, plan, batch)
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
-                raise
+                raise  # the peer can still resolve it, by a new epoch (decisions 0030, 0041)
             _refuse(plan, batch.header)
             _note_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:

@@ -262,7 +262,7 @@ class Writer:
         execute = self._connection.execute
         try:
             execute(QUERIES["begin"])
-            self._check_only_writer()
+            self._check_only_writer()  # inside the transaction: from here on no other connection can commit
             now_unix_ms, age_ms = time.time_ns() // 1_000_000, self.age_ms()
             transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms)
             outcomes = self._perform(transaction, group)
@@ -273,8 +273,8 @@ class Writer:
             self._roll_back(group, error)
             return
         ends_before = self.catalog.streams
-        self.catalog = transaction.catalog
-        self._answer(outcomes)
+        self.catalog = transaction.catalog  # before the answers: a caller that has its answer finds its facts
+        self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         ends = {
             name: stream.end_offset
             for name, stream in self.catalog.streams.items()
@@ -284,7 +284,7 @@ class Writer:
             for callback in self._subscribers:
                 callback(ends)
         self._check_disk()
-        if transaction.must_end_because is not None:
+        if transaction.must_end_because is not None:  # the new epoch begins at the next opening (decision 0030)
             with self._changed:
                 self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
 
