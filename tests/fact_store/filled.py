@@ -1,4 +1,5 @@
-"""A process made to fill its disk: appends until the store says that it is full, tells that too, and tries on until it is killed.
+"""A process made to fill its disk: appends until the store says that it is full, tells that too, and tries on until it
+is killed.
 
 python -m tests.fact_store.filled STORE
 """
@@ -28,7 +29,8 @@ def noise(first: int) -> list[Sample]:
 
 
 def main() -> None:
-    """Fill it, once the store has made its ballast; it looks at its disk a hundred times as often as on a disk of a useful size."""
+    """Fill it, once the store has made its ballast; it looks at its disk a hundred times as often as on a disk of a
+    useful size."""
     housekeeping.LOOK_EVERY_NS //= 100
     store, north, messages = FactStore.open(Path(sys.argv[1]), "plant", settings=SETTINGS), origin_of_north(), count(1)
     done(store.appends.define([tag(1)]))

@@ -1,4 +1,5 @@
-"""What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short waits."""
+"""What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short
+waits."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -93,8 +94,8 @@ def ids_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[st
 
 
 def chain_is_whole(store: FactStore | StoreReader) -> None:
-    """Fail unless offsets are dense from the first that is held, every digest holds, and every batch attaches to the one before it of
-    its origin."""
+    """Fail unless offsets are dense from the first that is held, every digest holds, and every batch attaches to the
+    one before it of its origin."""
     for info in store.streams():
         next_offset, links = info.first_offset, dict[batch.Origin, batch.Link]()
         for one in store.read(info.name, 0, EVERYTHING, EVERYTHING).batches:

@@ -119,7 +119,8 @@ def test_what_is_said_to_an_append(row: Row) -> None:
 def test_write_class_queued_does_not_wait_for_nobody(
     acks: Acks, min_in_sync: int, followers: tuple[Follower, ...], decision: type[Decision]
 ) -> None:
-    """Where too few keep up at the time of the append the answer is queued at once; the other classes wait their time."""
+    """Where too few keep up at the time of the append the answer is queued at once; the other classes wait their
+    time."""
     queued = decide_new_ack(10, of(acks, min_in_sync, "queued"), followers, 100 * S)
     assert isinstance(queued, decision)
     plain = decide_new_ack(10, of(acks, min_in_sync), followers, 100 * S)
@@ -127,7 +128,8 @@ def test_write_class_queued_does_not_wait_for_nobody(
 
 
 def test_a_strong_append_is_never_downgraded() -> None:
-    """Where nobody keeps up it waits its whole time, then says queued with who is missing: never acknowledged on local terms."""
+    """Where nobody keeps up it waits its whole time, then says queued with who is missing: never acknowledged on local
+    terms."""
     strong = of("all", write_class="strong")
     assert decide_new_ack(10, strong, (), 100 * S) == Pending(105 * S)
     said = decide_ack(10, strong, (), 100 * S, 105 * S)
@@ -166,7 +168,8 @@ def test_overrides(write_class: WriteClass, own: Acks, override: Acks | None, pr
 
 
 def test_both_promises() -> None:
-    """`all` on a strong stream that promises a quorum is both: two of five with the rest behind are all, and no quorum."""
+    """`all` on a strong stream that promises a quorum is both: two of five with the rest behind are all, and no
+    quorum."""
     both = ack_terms(StreamSettings(STREAM, acks="quorum", write_class="strong"), "all")
     one_of_four = (consumer(10, IN_SYNC), *[consumer(0, BEHIND)] * 3)
     assert isinstance(decide_ack(10, of("all"), one_of_four, 100 * S, 100 * S), Acknowledged)
@@ -174,7 +177,8 @@ def test_both_promises() -> None:
 
 
 def test_who_is_missing() -> None:
-    """The reason names whom the append waited for, those that keep up before those that do not, and not a hundred of them."""
+    """The reason names whom the append waited for, those that keep up before those that do not, and not a hundred of
+    them."""
     followers = [consumer(3, IN_SYNC, f"c{n}") for n in range(5)] + [consumer(3, BEHIND, "old")]
     said = decide_ack(10, of("all"), followers, 100 * S, 105 * S)
     assert isinstance(said, Queued)
@@ -208,7 +212,8 @@ def test_reached_is_the_last_offset_acknowledged(
 
 @given(st.lists(anyone, max_size=6), st.sampled_from(["quorum", "all"]), st.integers(1, 20), st.integers(100, 130))
 def test_nobody_waits_longer_than_the_timeout(followers: list[Follower], acks: Acks, offset: int, now: int) -> None:
-    """Whoever does what: until the deadline there is an answer or a time to ask again that lies ahead, at it there is an answer."""
+    """Whoever does what: until the deadline there is an answer or a time to ask again that lies ahead, at it there is
+    an answer."""
     decision = decide_ack(offset, of(acks), followers, 100 * S, now * S)
     if isinstance(decision, Pending):
         assert now * S < decision.until_ns <= 105 * S

@@ -1,4 +1,5 @@
-"""What becomes of an application's message: the core as a table, and the same through the store, durably and across restarts.
+"""What becomes of an application's message: the core as a table, and the same through the store, durably and across
+restarts.
 
 Seen to catch, with the product broken on purpose: leases not written, leases that the same commit does not see.
 """
@@ -80,7 +81,8 @@ def test_preconditions_that_make_no_sense(precondition: Precondition, field: str
 
 
 def test_lease_epochs_end() -> None:
-    """The first epoch is 1, each next is one higher; neither the epochs of a producer nor the producers are without end."""
+    """The first epoch is 1, each next is one higher; neither the epochs of a producer nor the producers are without
+    end."""
     assert next_lease_epoch({}, "s", "p") == 1
     assert next_lease_epoch({("s", "p"): 41, ("s", "q"): 99}, "s", "p") == 42
     with pytest.raises(FactsRefused, match="used up"):
@@ -92,7 +94,8 @@ def test_lease_epochs_end() -> None:
 
 
 def test_no_zone_takes_up_all_leases() -> None:
-    """A thousand producers of one zone in all streams, and no more; those it has go on, and other zones and names without a dot have room."""
+    """A thousand producers of one zone in all streams, and no more; those it has go on, and other zones and names
+    without a dot have room."""
     leases = {(f"s{n % 7}", f"idmz.p{n}"): 1 for n in range(admission.PRODUCERS_OF_ONE_MAX)}
     with pytest.raises(FactsRefused, match="1000 producers of 'idmz'"):
         next_lease_epoch(leases, "s", "idmz.more")
@@ -117,8 +120,8 @@ def strong(folder: Path) -> FactStore:
 
 
 def test_a_fenced_producer_stores_nothing(tmp_path: Path) -> None:
-    """A lease is durable: after a restart a producer gets a higher epoch, and what the instance before it still sends is
-    rejected with the epoch in force, except for the repeat of what was stored."""
+    """A lease is durable: after a restart a producer gets a higher epoch, and what the instance before it still sends
+    is rejected with the epoch in force, except for the repeat of what was stored."""
     with plant(tmp_path) as store:
         first = done(store.appends.acquire_lease(OPERATIONAL, "line1"))
         old = Precondition("line1", first)
@@ -139,8 +142,8 @@ def test_a_fenced_producer_stores_nothing(tmp_path: Path) -> None:
 
 
 def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
-    """An epoch higher than any acquired is remembered in the transaction of its message, within one list of messages too, and
-    whatever became of the message."""
+    """An epoch higher than any acquired is remembered in the transaction of its message, within one list of messages
+    too, and whatever became of the message."""
     with plant(tmp_path) as store:
         asked = [
             Precondition("line1", 5),
@@ -161,8 +164,8 @@ def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
 
 
 def test_superseded_by_a_newer_fact_about_the_subject(tmp_path: Path) -> None:
-    """In a strong stream an append may name the newest fact it has seen about its subject: a newer one is answered with its
-    offset and nothing is stored; also within one commit, and after a restart."""
+    """In a strong stream an append may name the newest fact it has seen about its subject: a newer one is answered with
+    its offset and nothing is stored; also within one commit, and after a restart."""
     based = [Precondition(base_offset=0), Precondition(base_offset=0), Precondition(base_offset=0), None]
     with strong(tmp_path) as store:
         messages = [order("a", "order:1"), order("b", "order:2"), order("c", "order:1"), order("d", "order:1")]
@@ -178,7 +181,8 @@ def test_superseded_by_a_newer_fact_about_the_subject(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_decided_is_refused_at_once(tmp_path: Path) -> None:
-    """A base offset outside of strong streams, preconditions with acks none, and too few of them are refused at the call."""
+    """A base offset outside of strong streams, preconditions with acks none, and too few of them are refused at the
+    call."""
     with plant(tmp_path) as store:
         with pytest.raises(MessageError, match=r'base_offset: only a stream with write_class = "strong"'):
             store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition(base_offset=1))
@@ -191,7 +195,8 @@ def test_what_cannot_be_decided_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_too_many_producers_are_refused_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer beyond the limit is refused; known ones and appends without a lease that share its commit are stored."""
+    """A producer beyond the limit is refused; known ones and appends without a lease that share its commit are
+    stored."""
     monkeypatch.setattr(admission, "PRODUCERS_MAX", 1)
     with plant(tmp_path) as store:
         done(store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition("one", 1)))

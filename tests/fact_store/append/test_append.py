@@ -155,8 +155,8 @@ def test_a_full_queue_says_so(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
-    """Appends and calls have room of their own: with the queue full of samples a consumer still registers and confirms, and
-    a peer's page is still stored."""
+    """Appends and calls have room of their own: with the queue full of samples a consumer still registers and confirms,
+    and a peer's page is still stored."""
     settings = StoreSettings(commit_interval_ms=60_000, queue_facts_max=2000, batch_facts_target=2000)
     with plant(tmp_path, settings) as store:
         done(store.appends.append_messages(TELEMETRY, [message(f"m{n}") for n in range(5)]))
@@ -173,7 +173,8 @@ def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
 
 
 def test_invariant_3_the_same_message_again(tmp_path: Path) -> None:
-    """The same message_id with the same content returns the first offset, and nothing is stored twice; also after a restart."""
+    """The same message_id with the same content returns the first offset, and nothing is stored twice; also after a
+    restart."""
     with plant(tmp_path) as store:
         assert done(store.appends.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, "applied")
         assert done(store.appends.append_message(OPERATIONAL, message("b"))) == AppendOutcome(2, "applied")
@@ -239,8 +240,8 @@ def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
 
 
 def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
-    """A message that cannot be sealed is refused with its append, by its id; those that shared its commit are stored, also one
-    with the same id, and none of the refused append's is."""
+    """A message that cannot be sealed is refused with its append, by its id; those that shared its commit are stored,
+    also one with the same id, and none of the refused append's is."""
     labels: dict[str, Any] = {"a": "b"}
     bad = message("bad")
     bad = Message(replace(bad.envelope, labels=labels), bad.fact)

@@ -39,7 +39,8 @@ def held(store: FactStore) -> threading.Event:
 
 
 def test_each_gets_its_own_outcome(tmp_path: Path) -> None:
-    """Fresh, repeated, conflicting, fenced and malformed messages of one turn: one append for all, an answer for each."""
+    """Fresh, repeated, conflicting, fenced and malformed messages of one turn: one append for all, an answer for
+    each."""
     with plant(tmp_path) as store:
         before = store.statistics().appends
         found = together(

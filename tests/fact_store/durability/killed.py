@@ -1,4 +1,5 @@
-"""A process made to be killed: writes a store from several threads at once and says on standard output what was acknowledged.
+"""A process made to be killed: writes a store from several threads at once and says on standard output what was
+acknowledged.
 
     python -m tests.fact_store.durability.killed STORE
 

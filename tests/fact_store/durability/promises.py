@@ -1,16 +1,17 @@
 """What a store has promised, and whether it kept it: the checker that kills, power cuts, full and failing disks share.
 
-A writer made to be hurt says one line for each acknowledgement (`say`), in one `os.write`, so that none is half written. Values
-of samples count up from 1 in the order they were appended, ids of messages and batches of `north` too, so a number says it all:
+A writer made to be hurt says one line for each acknowledgement (`say`), in one `os.write`, so that none is half
+written. Values of samples count up from 1 in the order they were appended, ids of messages and batches of `north` too,
+so a number says it all:
 
     D n              definitions up to n          S n              samples up to value n
     M n              messages up to id-n          P n              batches of north up to n, and the position n with them
     R name           consumer registered          C name a b f     offsets a to b confirmed, frontier answered f
     E error          something failed with it
 
-`Promises` hears those lines; `broken` compares a store with them and returns every complaint, `lost: ...` where something
-acknowledged is not there and `wrong: ...` where the store contradicts itself. A store may hold more than was acknowledged: the
-answer may not have got out. Only what every consumer has confirmed may be gone.
+`Promises` hears those lines; `broken` compares a store with them and returns every complaint, `lost: ...` where
+something acknowledged is not there and `wrong: ...` where the store contradicts itself. A store may hold more than was
+acknowledged: the answer may not have got out. Only what every consumer has confirmed may be gone.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""A process made to be recorded by strace: two lives of a store, everything it can be asked, each answer told when it is durable.
+"""A process made to be recorded by strace: two lives of a store, everything it can be asked, each answer told when it
+is durable.
 
     python -m tests.fact_store.durability.recorded STORE SEED TURNS [normal]
 
-What is asked, and in which order, depends on SEED alone. Several things are asked at once, so that commits are mixed; then each
-answer is awaited and told (promises.py). `normal` is the test of the test: the connection gets synchronous=NORMAL after the
-store has set FULL and read it back.
+What is asked, and in which order, depends on SEED alone. Several things are asked at once, so that commits are mixed;
+then each answer is awaited and told (promises.py). `normal` is the test of the test: the connection gets
+synchronous=NORMAL after the store has set FULL and read it back.
 
 Checkpoints come every hundred pages instead of every thousand, so that a short recording holds many of them.
 """
@@ -67,7 +68,8 @@ class Recorded:
         self.ask(store.appends.append_message(OPERATIONAL, message(f"id-{self.messages}")), "M", self.messages)
 
     def put(self, store: FactStore) -> None:
-        """A page: up to three new batches behind one that is held already; one in a turn, so that none is put behind one refused."""
+        """A page: up to three new batches behind one that is held already; one in a turn, so that none is put behind
+        one refused."""
         if self.has_put:
             return
         self.has_put = True

@@ -1,12 +1,12 @@
-"""A disk that fails or is full at every single operation in turn, once or for ever: what was acknowledged is there, what was
-refused is not, the store says which of the two it is, and the file opens again whole.
+"""A disk that fails or is full at every single operation in turn, once or for ever: what was acknowledged is there,
+what was refused is not, the store says which of the two it is, and the file opens again whole.
 
 One life of a store is lived again and again, from its making to its closing, through a VFS that counts writes, syncs,
-truncations and removals (faulty_disk.py) and fails the next one each time. A sample is repeated on the unmodified program, where
-strace makes the kernel's calls fail.
+truncations and removals (faulty_disk.py) and fails the next one each time. A sample is repeated on the unmodified
+program, where strace makes the kernel's calls fail.
 
-Seen to catch, with the product broken on purpose: an answer before the commit, a catalog kept after a rollback, a failed sync
-called lack of space (and so tried again), a failing disk called damage.
+Seen to catch, with the product broken on purpose: an answer before the commit, a catalog kept after a rollback, a
+failed sync called lack of space (and so tried again), a failing disk called damage.
 """
 
 import copy
@@ -133,7 +133,8 @@ def check(path: Path, promises: Promises) -> None:
 
 
 def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list[Step]]:
-    """Files as a kill leaves them, with much in the log that no checkpoint has taken; what they promise, and what comes next."""
+    """Files as a kill leaves them, with much in the log that no checkpoint has taken; what they promise, and what comes
+    next."""
     folder.mkdir()
     all_steps, promises = list(steps()), Promises()
     half = len(all_steps) // 2
@@ -155,9 +156,9 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for_ever"])
 @pytest.mark.parametrize("begin", ["new", "killed"])
 def test_every_operation_fails_in_turn(ram: Path, disk: FaultyDisk, begin: str, *, full: bool, for_ever: bool) -> None:
-    """Whichever write, sync, truncation or removal fails, of a store's first life or of the one after a kill: see the module.
-    Every index, until a life meets no fault any more: in the long run each in all four ways, in the short one in two, so that
-    each is met by either error, and once and for ever."""
+    """Whichever write, sync, truncation or removal fails, of a store's first life or of the one after a kill: see the
+    module. Every index, until a life meets no fault any more: in the long run each in all four ways, in the short one
+    in two, so that each is met by either error, and once and for ever."""
     first, stride = (1, 1) if IS_LONG else (1 + (full != for_ever), 2)
     began, ends, struck = time.monotonic(), Counter[str](), Counter[str]()
     disk.arm(0, for_ever=False, full=False)
@@ -196,7 +197,8 @@ INJECTED = (
 
 @pytest.mark.parametrize("call, error, when", INJECTED)
 def test_the_kernel_fails_a_call(tmp_path: Path, call: str, error: str, when: str) -> None:
-    """A sample of the same on the unmodified program: strace makes the kernel refuse the n-th call, from `n+` on each."""
+    """A sample of the same on the unmodified program: strace makes the kernel refuse the n-th call, from `n+` on
+    each."""
     require_strace(tmp_path)
     path = tmp_path / "facts.db"
     inject = (

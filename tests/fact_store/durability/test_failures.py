@@ -1,4 +1,5 @@
-"""A disk that fails: nobody is told a fact is safe that is not, nothing is tried again, and space that returns is used."""
+"""A disk that fails: nobody is told a fact is safe that is not, nothing is tried again, and space that returns is
+used."""
 
 import contextlib
 import os
@@ -55,8 +56,8 @@ def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
 def test_a_failed_commit_ends_the_writer(
     tmp_path: Path, statement: str, error: Callable[[], sqlite3.Error], expected: type[StoreError]
 ) -> None:
-    """After an I/O error at any statement everybody waiting fails, nothing more is taken, reading goes on, and the store says
-    why it ended; opened again it holds exactly what was acknowledged."""
+    """After an I/O error at any statement everybody waiting fails, nothing more is taken, reading goes on, and the
+    store says why it ended; opened again it holds exactly what was acknowledged."""
     with faulty(tmp_path) as (store, faults):
         faults.arm(statement, 1, error)
         waiting = [
@@ -102,7 +103,8 @@ def test_lack_of_space_is_survived(tmp_path: Path) -> None:
 
 
 def test_full_at_every_statement(tmp_path: Path) -> None:
-    """Whichever statement meets the full disk: the group is rolled back whole and nothing half remains in memory either."""
+    """Whichever statement meets the full disk: the group is rolled back whole and nothing half remains in memory
+    either."""
     with faulty(tmp_path) as (store, faults):
         origin = Elsewhere("north")
         sealed, facts = origin.seal(5), 3
@@ -131,7 +133,8 @@ def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
 
 
 def test_somebody_else_who_writes_is_noticed(tmp_path: Path) -> None:
-    """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at once."""
+    """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at
+    once."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(1)))
         with contextlib.closing(sqlite3.connect(store.path)) as other:
@@ -159,7 +162,8 @@ def test_a_rollback_that_fails(tmp_path: Path) -> None:
 
 
 def test_a_mistake_of_ours_is_not_a_quiet_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is told."""
+    """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is
+    told."""
     told: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
     monkeypatch.setattr("agent.fact_store.writer.writer.append_samples", lambda *_: [].pop())
@@ -192,7 +196,8 @@ for n in range(100_000):
 
 
 def test_the_kernel_refuses_a_write(tmp_path: Path) -> None:
-    """A real write that fails (a file size limit): the store ends with StoreFailed, and every acknowledged fact is there."""
+    """A real write that fails (a file size limit): the store ends with StoreFailed, and every acknowledged fact is
+    there."""
     path = tmp_path / "facts.db"
     ran = subprocess.run(
         [sys.executable, "-c", WRITER, str(path)], capture_output=True, text=True, timeout=100, check=True
@@ -231,8 +236,8 @@ def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
 
 
 def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Path) -> None:
-    """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at once, and
-    goes on when there is room."""
+    """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at
+    once, and goes on when there is room."""
     with faulty(tmp_path) as (store, faults):
         housekeeping = store._writer.housekeeping
         housekeeping.is_out_of_space = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too
@@ -245,8 +250,8 @@ def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Pa
 
 
 def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
-    """When writing has met damage, being told of a consumer is no error of its caller, closing closes everything, and the store
-    can be opened again by the same process."""
+    """When writing has met damage, being told of a consumer is no error of its caller, closing closes everything, and
+    the store can be opened again by the same process."""
     faults = Faults()
     store = FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect)
     for name in ("seen", "comes"):

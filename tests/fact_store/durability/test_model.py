@@ -1,10 +1,10 @@
-"""The store against a short model: whatever is asked in whatever order, on a disk that may be full, of a store that forgets and may
-die at any moment, both say the same, also after reopening.
+"""The store against a short model: whatever is asked in whatever order, on a disk that may be full, of a store that
+forgets and may die at any moment, both say the same, also after reopening.
 
-The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and how many
-offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its time to live is over,
-and then a fact in the log says what was lost, if anything was. What nobody waits for stays `queued` in the model until its answer
-is asked for; what a full disk refused changes nothing.
+The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and
+how many offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its
+time to live is over, and then a fact in the log says what was lost, if anything was. What nobody waits for stays
+`queued` in the model until its answer is asked for; what a full disk refused changes nothing.
 """
 
 import shutil
@@ -100,7 +100,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.sampled = 0
         self.definitions = 1
 
-    # --------------------------------------------------------------------------------------------------------- how it asks
+    # --------------------------------------------------------------------------------------------------------- how it
+    # asks
 
     def open(self) -> FactStore:
         path = self.home / f"{self.lives}.db"
@@ -133,7 +134,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.origin.seal(FACTS)
             self.restored.seal(FACTS, salt=0 if n == 0 else 9)
 
-    # -------------------------------------------------------------------------------------------------------------- writing
+    # --------------------------------------------------------------------------------------------------------------
+    # writing
 
     @rule(count=st.integers(1, 20), is_settled=st.booleans())
     def append(self, count: int, is_settled: bool) -> None:  # noqa: FBT001
@@ -201,7 +203,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         error = failed(future)
         assert isinstance(error, ForkError) or (self.is_full and isinstance(error, StoreFull))
 
-    # ------------------------------------------------------------------------------------------------------------ consumers
+    # ------------------------------------------------------------------------------------------------------------
+    # consumers
 
     @rule(name=st.sampled_from(CONSUMERS), high=ANY, low=st.none() | ANY)
     def confirm(self, name: str, high: int, low: int | None) -> None:
@@ -234,7 +237,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_full)
     @rule()
     def grow_old(self) -> None:
-        """The time to live of everything is over: it goes with the next commit, and what somebody had not confirmed is told."""
+        """The time to live of everything is over: it goes with the next commit, and what somebody had not confirmed is
+        told."""
         self.settle()
         end, confirmed = len(self.values), self.confirmed_by_all()
         StoreAgainstModel.ahead_ns += LONG_NS
@@ -251,7 +255,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return max(self.forgotten, min(map(self.frontier, self.confirmed), default=0))
 
     def forget(self) -> None:
-        """What everybody has confirmed went in the commit that confirmed it, up to the batch that somebody still needs."""
+        """What everybody has confirmed went in the commit that confirmed it, up to the batch that somebody still
+        needs."""
         page = self.store.read(TELEMETRY, 0, 1, 2**40)
         first, last = (
             (page.batches[0].first_offset, page.batches[0].last_offset)
@@ -264,7 +269,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(after=st.integers(0, 40), count=st.integers(1, 30))
     def fetch(self, after: int, count: int) -> None:
-        """A page: whole batches from the one that holds the offset, as many as asked for, and the same values as in the model."""
+        """A page: whole batches from the one that holds the offset, as many as asked for, and the same values as in the
+        model."""
         self.settle()
         page = self.store.read(TELEMETRY, after, count, 2**40)
         assert page.end_offset == len(self.values)
@@ -278,7 +284,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert last.last_offset >= min(until, len(self.values))
         assert len(page.batches) == 1 or page.batches[-2].last_offset < until
 
-    # ------------------------------------------------------------------------------------------------------------- the disk
+    # ------------------------------------------------------------------------------------------------------------- the
+    # disk
 
     @precondition(lambda self: self.disk and not self.is_full)
     @rule(writes=st.integers(1, 12))
@@ -302,7 +309,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.age > LIFE)
     @rule()
     def reopen(self) -> None:
-        """An orderly restart. On a full disk the last of what was queued is refused, and it cannot be opened until there is room."""
+        """An orderly restart. On a full disk the last of what was queued is refused, and it cannot be opened until
+        there is room."""
         self.store.close()
         self.settle()
         if self.is_full:
@@ -313,8 +321,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.age > LIFE)
     @rule()
     def crash(self) -> None:
-        """The files as they are at this moment, opened by a new life: what was answered is there, and of what was queued a
-        beginning."""
+        """The files as they are at this moment, opened by a new life: what was answered is there, and of what was
+        queued a beginning."""
         path, self.lives = self.home / f"{self.lives}.db", self.lives + 1
         with closing(connect(f"{path.as_uri()}?mode=ro")) as reader:
             reader.execute(
@@ -333,7 +341,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.values += hoped[: self.forgotten + len(found) - len(self.values)]
         self.check()
 
-    # ------------------------------------------------------------------------------------------------------------- comparing
+    # -------------------------------------------------------------------------------------------------------------
+    # comparing
 
     @invariant()
     def agrees(self) -> None:

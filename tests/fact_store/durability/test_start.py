@@ -71,7 +71,8 @@ def test_a_time_to_come_is_the_end(tmp_path: Path) -> None:
 
 
 def test_marks_as_the_store_sets_them(tmp_path: Path) -> None:
-    """With nothing made by hand: the first minute of a store is one mark, so any time since then starts with its first fact."""
+    """With nothing made by hand: the first minute of a store is one mark, so any time since then starts with its first
+    fact."""
     with plant(tmp_path) as store:
         before = time.time_ns() // 1_000_000
         done(store.appends.append_samples(TELEMETRY, samples(5)))
@@ -91,7 +92,8 @@ def test_what_is_no_time(tmp_path: Path, wrong: object) -> None:
     st.integers(-100, 2000),
 )
 def test_never_later_than_asked(steps: list[tuple[int, int]], at: int) -> None:
-    """Whatever the clock does from mark to mark: no mark at or after the time lies before the start, whole or in part."""
+    """Whatever the clock does from mark to mark: no mark at or after the time lies before the start, whole or in
+    part."""
     marks, offset, clock = [], 1, 0
     for facts, passed in steps:
         marks.append((offset, clock))

@@ -1,4 +1,5 @@
-"""Invariants of the specification that belong to no single module; docs/reference/invariants.md lists all twenty and who holds them."""
+"""Invariants of the specification that belong to no single module; docs/reference/invariants.md lists all twenty and
+who holds them."""
 
 import random
 from pathlib import Path
@@ -42,7 +43,8 @@ def test_invariant_7_the_frontier_never_moves_back(ranges: list[tuple[int, int]]
 
 
 def test_invariant_9_a_page_comes_again_until_it_is_confirmed(tmp_path: Path) -> None:
-    """From the frontier on the same page comes again, also after a restart; after confirm(n) the next begins at n + 1."""
+    """From the frontier on the same page comes again, also after a restart; after confirm(n) the next begins at n +
+    1."""
     with plant(tmp_path) as store:
         for n in range(4):
             done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
@@ -70,7 +72,8 @@ def test_invariant_10_a_page_keeps_to_its_limit(tmp_path: Path) -> None:
 
 
 def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:
-    """However often a page is fetched, from wherever: no commit, no position, no byte of the file changes until a confirmation."""
+    """However often a page is fetched, from wherever: no commit, no position, no byte of the file changes until a
+    confirmation."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(100)))
         done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
@@ -85,8 +88,8 @@ def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
-    """Facts of one origin lie in a stream in the order in which it recorded them, whoever else writes between; of different
-    origins nothing is promised but that each keeps its own order."""
+    """Facts of one origin lie in a stream in the order in which it recorded them, whoever else writes between; of
+    different origins nothing is promised but that each keeps its own order."""
     rng, origins = random.Random(15), [Elsewhere("north"), Elsewhere("south", epoch=bytes(16))]
     with plant(tmp_path) as store:
         first = 1
@@ -106,8 +109,8 @@ def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
 
 
 def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
-    """A store that is given nothing but another one's batches and definitions knows what that one knew of its facts: values, ids,
-    chains, definitions, and which sequences are held."""
+    """A store that is given nothing but another one's batches and definitions knows what that one knew of its facts:
+    values, ids, chains, definitions, and which sequences are held."""
     north = Elsewhere("north")
     with plant(tmp_path) as store:
         for n in range(5):
@@ -134,8 +137,8 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
 
 
 def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> None:
-    """What lies at one offset in the sender's stream lies at another in the receiver's; a position in the sender's is all that is
-    kept, and what arrives again by another path, at other offsets, is known by its sequences."""
+    """What lies at one offset in the sender's stream lies at another in the receiver's; a position in the sender's is
+    all that is kept, and what arrives again by another path, at other offsets, is known by its sequences."""
     north = Elsewhere("north")
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(17)))

@@ -1,4 +1,5 @@
-"""The index of message ids against a dict: across generations, failed transactions, restarts, retention and damaged filters.
+"""The index of message ids against a dict: across generations, failed transactions, restarts, retention and damaged
+filters.
 
 Seen to catch, with the product broken on purpose: memory kept after a rollback, a damaged filter that is believed.
 """
@@ -164,8 +165,8 @@ TestIndexAgainstDict = IndexAgainstDict.TestCase
 
 
 def test_ids_are_known_over_borders_and_restarts(tmp_path: Path) -> None:
-    """Invariant 3, across generations: ids in closed generations and in the open one are recognised in the same life, after an
-    orderly end, and in the one after that; each message is there once."""
+    """Invariant 3, across generations: ids in closed generations and in the open one are recognised in the same life,
+    after an orderly end, and in the one after that; each message is there once."""
     names = [f"id-{n}" for n in range(5 * SIZE + 3)]
     with plant(tmp_path) as store:
         for name in names[: 2 * SIZE + 1]:
@@ -187,8 +188,8 @@ def test_ids_are_known_over_borders_and_restarts(tmp_path: Path) -> None:
 
 
 def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection) -> None:
-    """Of subjects those whose newest message is released are deleted, some rows a transaction, and a round that has just been made
-    is not made again before enough was released."""
+    """Of subjects those whose newest message is released are deleted, some rows a transaction, and a round that has
+    just been made is not made again before enough was released."""
     monkeypatch.setattr(message_index, "SWEEP_OFFSETS_MIN", 10)
     index = MessageIndex(connection)
     index.add(1, [(key(1), content(1), 1)])
@@ -209,8 +210,9 @@ def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:
-    """In a stream that drops its oldest facts the ids go with them, whole generations at a time: what is kept stays recognised, an
-    id whose generation is gone is new again, and neither rows nor memory grow with what was ever appended."""
+    """In a stream that drops its oldest facts the ids go with them, whole generations at a time: what is kept stays
+    recognised, an id whose generation is gone is new again, and neither rows nor memory grow with what was ever
+    appended."""
     chance = random.Random(1)
     settings = StreamSettings(OPERATIONAL, bytes_max=1024 * 1024, on_full="drop_oldest")
     with FactStore.open(tmp_path / "facts.db", "plant", streams=[settings]) as store:
@@ -244,8 +246,8 @@ def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:
 def test_a_filter_made_again_is_kept_and_goes_with_its_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, *, is_full: bool
 ) -> None:
-    """A closed generation without a good filter (migrated, damaged) has one once the store was opened, unless the disk is full;
-    in both cases retention takes the generation, and the store goes on."""
+    """A closed generation without a good filter (migrated, damaged) has one once the store was opened, unless the disk
+    is full; in both cases retention takes the generation, and the store goes on."""
     path, keep = tmp_path / "facts.db", [StreamSettings(OPERATIONAL, keep_hours=0)]
     with FactStore.open(path, "plant", streams=keep) as store:
         done(store.consumers.register("mes", "plant", OPERATIONAL))

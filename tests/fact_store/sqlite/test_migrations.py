@@ -1,4 +1,5 @@
-"""A store of an older program takes the steps that it lacks and keeps every fact; a store of a newer program is refused."""
+"""A store of an older program takes the steps that it lacks and keeps every fact; a store of a newer program is
+refused."""
 
 import sqlite3
 from contextlib import closing
@@ -29,8 +30,8 @@ def test_steps_are_numbered_one_by_one() -> None:
 
 
 def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples, messages and their ids, consumers and definitions are there after a step, the log goes on, and nothing is damaged. The
-    program without the step then refuses the store and changes nothing."""
+    """Samples, messages and their ids, consumers and definitions are there after a step, the log goes on, and nothing
+    is damaged. The program without the step then refuses the store and changes nothing."""
     path = tmp_path / "facts.db"
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(100)))
@@ -59,7 +60,8 @@ def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, mo
 
 
 def test_a_step_that_fails_changes_nothing(tmp_path: Path, second_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is one transaction: when its last statement fails, the statements before it are undone and the step is not recorded."""
+    """A step is one transaction: when its last statement fails, the statements before it are undone and the step is not
+    recorded."""
     second_step.write_text(SECOND_STEP + "INSERT INTO no_such_table VALUES (1);\n")
     with closing(sqlite3.connect(tmp_path / "facts.db")) as found:
         migrations.migrate(found)
