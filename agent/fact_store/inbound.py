@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from agent.batch import EPOCH_BYTES, Batch, Origin
-from agent.fact_store.append import ReceivedPage, check_batches, store_page
+from agent.fact_store.append import ReceivedPage, check_headers, store_page
 from agent.fact_store.integrity import Damages, damaged, note, repair, repair_definitions
 from agent.fact_store.log import (
     FactsRefused,
@@ -66,7 +66,7 @@ class Inbound:
         check_name("stream", stream, STREAM)
         if len(position.epoch) != EPOCH_BYTES or not 0 <= position.offset <= _OFFSET_MAX:
             raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
-        check_batches(stream, batches)
+        check_headers(stream, batches)
         page = ReceivedPage(peer, stream, batches, definitions, position, tuple(holes), is_backlog)
         size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
         return self._writer.submit(
@@ -87,7 +87,7 @@ class Inbound:
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
-        check_batches(stream, batches)
+        check_headers(stream, batches)
         run = partial(repair, stream=stream, peer=peer, batches=batches)
         size = sum(len(one.sealed) for one in batches)
         repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream)
@@ -107,7 +107,7 @@ class Inbound:
         At once: BatchError, StoreBusy. Through the future: FactsRefused, ForkError, StoreFull.
         """
         check_name("peer", peer, ZONE)
-        check_batches(stream, [batch])
+        check_headers(stream, [batch])
         run = partial(repair_definitions, stream=stream, peer=peer, batch=batch, received=received)
         return self._writer.submit(f"{stream} from {peer}", run, size=sum(len(one.body) for one in received))
 

@@ -25,7 +25,7 @@ from agent.fact_store.append.definitions import check_readable, define
 from agent.fact_store.append.group_commit import Commit, CommitPace, Wait, decide_commit
 from agent.fact_store.append.message_plan import acquire_lease, acquire_lease_after
 from agent.fact_store.append.queue import AppendMessages, AppendSamples, Call, CommitGroup, Work, WriteQueue
-from agent.fact_store.append.receive import ReceivedPage, check_batches, store_page
+from agent.fact_store.append.receive import ReceivedPage, check_headers, store_page
 
 __all__ = [
     "AckTerms",
@@ -49,7 +49,7 @@ __all__ = [
     "append_messages",
     "append_notice",
     "append_samples",
-    "check_batches",
+    "check_headers",
     "check_precondition",
     "check_readable",
     "content_digest",

@@ -74,9 +74,10 @@ def _fresh(transaction: Transaction, origin: Origin, ends: dict[int, bytes], rec
     for wanted in range(known.count + 1, max(ends) + 1):
         if wanted not in received:
             raise DefinitionsMissing(f"tag definition {wanted} of {origin} did not come; held are {known.count}")
-        check_readable(origin, wanted, received[wanted])
         bodies.append(received[wanted])
         running = running.extended(received[wanted])
         if ends.get(wanted, running.digest) != running.digest:
             raise ForkError(f"tag definitions up to {wanted} of {origin} are not those its batches were sealed with")
+    for number, body in enumerate(bodies, known.count + 1):
+        check_readable(origin, number, body)
     return bodies

@@ -63,7 +63,7 @@ class _PagePlan:
     duplicate_facts: int = 0
 
 
-def check_batches(stream: str, batches: Iterable[Batch]) -> None:
+def check_headers(stream: str, batches: Iterable[Batch]) -> None:
     """Raise BatchError for a batch that cannot be stored in `stream`: a slice, or a batch of another stream. Reads
     headers only: the caller has parsed each batch and read its content (`agent.batch.parse`, `agent.batch.verify`)."""
     for batch in batches:
