@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ranges import Span, common, count, without
+from agent.ranges import Span, count, intersect, subtract
 
 
 def _spans(numbers: set[int]) -> list[Span]:
@@ -24,6 +24,6 @@ def _numbers(spans: list[Span]) -> list[int]:
 @given(left=st.sets(st.integers(1, 40)), right=st.sets(st.integers(1, 40)))
 def test_ranges_are_sets(left: set[int], right: set[int]) -> None:
     """Intersection, difference and count are those of the numbers, sorted and without repetition."""
-    assert _numbers(common(_spans(left), _spans(right))) == sorted(left & right)
-    assert _numbers(without(_spans(left), _spans(right))) == sorted(left - right)
+    assert _numbers(intersect(_spans(left), _spans(right))) == sorted(left & right)
+    assert _numbers(subtract(_spans(left), _spans(right))) == sorted(left - right)
     assert count(_spans(left)) == len(left)

@@ -1,8 +1,9 @@
-"""Many producers in one event loop, each awaiting its own durable message: what they hand over in one turn goes in together.
+"""Messages of many producers in one event loop: those of one turn of the loop are appended together.
 
-A future that crosses threads costs more than all else that is done for a message, so they share one. Promised: each producer
-gets the outcome of its own message, in the order in which they asked; one whose message is refused is refused alone; one that
-gives up does not take its message back. Where the store is full or busy, everybody who asked in that turn is told.
+A future that crosses threads costs more than everything else that is done for a message, so the messages of a turn
+share one. Promised: each producer gets the outcome of its own message, in the order of the calls; a message that is
+refused is refused alone; cancelling does not take a message back. Where the store is full or busy, every call of that
+turn raises.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from concurrent.futures import Future
 
 from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.errors import BsfgError
+from agent.fact_store.appends import Appends
 from agent.fact_store.log import Acks, Refused, StoreError, copy_error
-from agent.fact_store.store import FactStore
 from agent.message import Message
 
 TOGETHER_MAX = 1000
-"""Messages handed over at once: what one of them may have to wait for to be sealed, some milliseconds."""
+"""Messages of one append: together they take some milliseconds to seal, for which each waits."""
 
 _Asked = tuple[Message, Precondition, "asyncio.Future[AppendOutcome]"]
 
 
 class Producers:
-    """The way into a store for the tasks of one event loop."""
+    """Appends messages for the tasks of one event loop."""
 
-    def __init__(self, store: FactStore) -> None:
-        self._store = store
+    def __init__(self, appends: Appends) -> None:
+        self._appends = appends
         self._asked: dict[tuple[str, Acks | None], list[_Asked]] = {}
 
     async def append_message(
         self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition = NO_PRECONDITION
     ) -> AppendOutcome:
-        """As `FactStore.append_message`; also what that raises at once comes from here."""
-        self._store.check_append(stream, [message], acks, [precondition])
+        """As `Appends.append_message`; what that raises at once, this raises too."""
+        self._appends.check_append(stream, [message], acks, [precondition])
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[AppendOutcome] = loop.create_future()
         asked = self._asked.setdefault((stream, acks), [])
@@ -44,7 +45,7 @@ class Producers:
         return await answered
 
     def _hand_over(self, stream: str, acks: Acks | None) -> None:
-        """Everything asked for in this turn, in one append or a few."""
+        """Append everything of this turn, in one append or a few."""
         asked = self._asked.pop((stream, acks))
         for start in range(0, len(asked), TOGETHER_MAX):
             self._append(stream, acks, asked[start : start + TOGETHER_MAX])
@@ -55,7 +56,7 @@ class Producers:
         if all(one == NO_PRECONDITION for one in preconditions):
             preconditions = []
         try:
-            appended = self._store.append_checked(stream, [one for one, _, _ in asked], acks, preconditions)
+            appended = self._appends.append_checked(stream, [one for one, _, _ in asked], acks, preconditions)
         except BsfgError as error:
             for _, _, answered in asked:
                 _fail(answered, error)
@@ -72,7 +73,7 @@ class Producers:
     ) -> None:
         error = appended.exception()
         if isinstance(error, Refused) and len(asked) > 1:
-            for one in asked:  # one of them is at fault; each again, and only that one is refused
+            for one in asked:  # append each again by itself: only the one at fault is refused
                 self._append(stream, acks, [one])
             return
         if error is not None:
@@ -85,6 +86,6 @@ class Producers:
 
 
 def _fail(answered: asyncio.Future[AppendOutcome], error: BaseException) -> None:
-    """Tell one waiter, with an exception of its own, so that tracebacks do not grow into each other."""
+    """Fail one call, with an exception of its own, so that tracebacks do not grow into each other."""
     if not answered.done():
         answered.set_exception(copy_error(error) if isinstance(error, StoreError) else error)

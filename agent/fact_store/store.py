@@ -1,11 +1,12 @@
-"""FactStore: the store as the rest of the house sees it. Appends and confirmations go to the writer's thread and come back as
-futures; reads happen in the caller's thread on its own connection.
+"""FactStore: the fact store of one node, put together from its parts.
 
-Promised: a result is durable; what cannot be stored is refused by name; nothing blocks except reads, `open` and `close`. What
-is wrong in the arguments, or a queue that is full, is raised at once by the call; everything else through the future. Futures
-are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); giving up on one does not take the facts back.
+Changes go to the writer's thread and come back as futures: `appends` takes facts of this zone (appends.py), `inbound`
+those of peers (inbound.py), `consumers` registrations and confirmations (consumer_registry.py). Reads run in the
+calling thread, on connections that cannot write, or look into the writer's catalog.
 
-Here it begins and ends, and is told that it has to become another; what it does meanwhile is at its three doors.
+Promised: a result is durable; what cannot be stored is refused by name; nothing blocks except reads, `open` and
+`close`. A mistake in the arguments, or a full queue, raises at once; every other error comes through the future.
+Futures are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); cancelling one does not take the facts back.
 """
 
 from __future__ import annotations
@@ -13,45 +14,78 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Self
 
+from agent.batch import Origin
 from agent.fact_store import consumers
+from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
+from agent.fact_store.consumer_registry import ConsumerRegistry
 from agent.fact_store.divergence import (
+    ReadHighWater,
     Scrubber,
+    find_contradiction,
     mark_suspect,
     open_writer,
     peer_is_ahead,
     quarantined_files,
     require_new_epoch,
 )
+from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
-from agent.fact_store.log import Integrity, StoreDamaged, StoreError, StoreSettings, StreamSettings
-from agent.fact_store.own_facts import OwnFacts
-from agent.fact_store.peers_facts import PeersFacts
+from agent.fact_store.log import (
+    Incident,
+    Integrity,
+    StoreDamaged,
+    StoreError,
+    StoreSettings,
+    StoreStatistics,
+    StreamInfo,
+    StreamSettings,
+    StreamState,
+    TailCache,
+)
 from agent.fact_store.read import StoreReader, StoreSpace
-from agent.fact_store.readership import Readership
 from agent.fact_store.retention import Ballast, disk_free
-from agent.fact_store.running import Parts
 from agent.fact_store.sqlite import Connect, connect, lock, unlock
-from agent.fact_store.writer import Writer
+from agent.fact_store.writer import OnCommit, Writer
 from agent.message import ZONE, check_name
+from agent.pages import BatchEnd, HeldRange, Page
 
 log = logging.getLogger(__name__)
 
 
-class FactStore(OwnFacts, PeersFacts, Readership):
+class FactStore:
     """The fact store of one node. Owns the lock, the writer's thread and reading connections."""
 
-    def __init__(self, parts: Parts, lock_descriptor: int, space: Callable[[], StoreSpace]) -> None:
-        super().__init__(parts)
+    def __init__(
+        self,
+        path: Path,
+        origin: Origin,
+        writer: Writer,
+        reader: StoreReader,
+        damages: DamageRegistry,
+        artifacts: Artifacts,
+        space: Callable[[], StoreSpace],
+        lock_descriptor: int,
+    ) -> None:
+        self.path = path
+        self.origin = origin
+        self.artifacts = artifacts
+        self.appends = Appends(origin.zone, writer, artifacts)
+        self.inbound = Inbound(writer, reader, damages)
+        self.consumers = ConsumerRegistry(writer)
         self.space = space
-        """How much room there is, and for how long: a few look-ups, in the calling thread."""
-        self._upkeep = Scrubber(parts.path, parts.writer, self._read, parts.artifacts.sweep)
+        """Free space and forecasts: a few look-ups, in the calling thread."""
+        self._writer = writer
+        self._reader = reader
+        self._damages = damages
+        self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
+        self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
 
@@ -66,12 +100,11 @@ class FactStore(OwnFacts, PeersFacts, Readership):
         connect_to: Connect = connect,
         unattended: bool = False,
     ) -> FactStore:
-        """Open the store of `zone`, or begin a new one; recovers by itself from whatever ended the last life.
+        """Open the store of `zone`, or create it; recovers without help from however the last life ended.
 
-        Streams that `streams` does not name have the defaults of `StreamSettings`.
-
-        `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its place, an old copy
-        goes on under a new epoch, and what is stored is read again in the background (opening.py, upkeep.py).
+        Streams that `streams` does not name have the defaults of `StreamSettings`. `unattended`, as nodes open it: a
+        file that cannot be used is set aside and a new store begins in its place, an old copy continues under a new
+        epoch, and everything stored is verified again in the background (opening.py, scrubber.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
@@ -111,47 +144,21 @@ class FactStore(OwnFacts, PeersFacts, Readership):
         damages.start(writer, opened.catalog.origin)
         space = partial(_space, writer, reader, settings, policies)
         artifacts = Artifacts(path, settings, reader, writer)
-        parts = Parts(path, writer, reader, opened.catalog.origin, damages, artifacts)
-        store = cls(parts, descriptor, space)
+        store = cls(path, opened.catalog.origin, writer, reader, damages, artifacts, space, descriptor)
         if unattended:
             store._be_kept_up()
         writer.start()
         return store
 
     def _be_kept_up(self) -> None:
-        """As a node: remember what there is, read it again in the background, and mark the file when writing meets damage."""
-        self._upkeep.start()
+        """As a node opens it: write the witness, verify in the background, and mark the file when a write meets
+        damage."""
+        self._scrubber.start()
         self._writer.ended.add_done_callback(self._mark_if_damaged)
 
     def _mark_if_damaged(self, ended: Future[None]) -> None:
         if isinstance(error := ended.exception(), StoreDamaged):
             mark_suspect(self.path, error.why)
-
-    def require_new_epoch(self, why: str) -> Future[None]:
-        """Have this store go on under a new epoch. It ends with StoreForked once that is durable: open it again at once."""
-        return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, read=self._seen))
-
-    def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A configured peer that has read this store under its present epoch speaks of facts that were never written here.
-        Believed once a week, and then as `require_new_epoch`; see decision 0030. Returns at once."""
-        with contextlib.suppress(StoreError):
-            self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
-
-    def _call_freezing(self, name: str, run: Callable[..., None]) -> Future[None]:
-        """A call that stops reading so that the store can end; where it fails, reading goes on."""
-        calling = self._call(name, run)
-        calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
-        return calling
-
-    def integrity(self) -> Integrity:
-        """What was found damaged, how far it was looked for, and what was set aside; from memory, but for the last."""
-        upkeep = self._upkeep
-        return Integrity(
-            self._damages.count,
-            upkeep.batches_verified,
-            upkeep.last_full_pass_unix_ms,
-            tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
-        )
 
     def close(self) -> None:
         """Commit what is queued and close the files. Calling it again does nothing."""
@@ -159,13 +166,14 @@ class FactStore(OwnFacts, PeersFacts, Readership):
             return
         self._is_closed = True
         if seen := self._writer.activity.unsaved(self._writer.catalog):
-            with contextlib.suppress(StoreError):  # whatever ended the writer, the rest is to be closed
-                self._call("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))
-        self._upkeep.stop()
-        self._reader.close()  # first: the last connection to close folds the log into the database, readers cannot
+            with contextlib.suppress(StoreError):  # the writer may have ended; the rest is closed all the same
+                self._writer.submit("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))
+        self._scrubber.stop()
+        # Readers first: the last connection to close copies the write-ahead log into the database, which a reader cannot.
+        self._reader.close()
         self._writer.close()
-        if self._upkeep.is_started:
-            self._upkeep.save_witness()
+        if self._scrubber.is_started:
+            self._scrubber.save_witness()
         unlock(self._lock_descriptor)
 
     def __enter__(self) -> Self:
@@ -173,6 +181,171 @@ class FactStore(OwnFacts, PeersFacts, Readership):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def zone(self) -> str:
+        """The zone whose store this is."""
+        return self.origin.zone
+
+    @property
+    def epoch(self) -> bytes:
+        """The store's epoch, 16 random bytes."""
+        return self.origin.epoch
+
+    @property
+    def reader(self) -> StoreReader:
+        """The store's reader, for queries in other threads (`agent.query`); closed with the store."""
+        return self._reader
+
+    def read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+    ) -> Page:
+        """A page of whole batches, read in the calling thread; see `StoreReader.read`.
+
+        It holds nothing beyond `end_offset`. A reading connection sees a commit a moment before `end_offset` includes
+        it; a peer that confirmed such a fact at once would be taken for one that has read a newer copy of this store.
+        """
+        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
+        if page.batches:
+            self._seen.record(stream, page.batches[-1].last_offset)
+        return page
+
+    def _read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, until_offset: int | None = None
+    ) -> Page:
+        """A page for use inside the store: it is not recorded as read by a consumer."""
+        catalog = self._writer.catalog
+        known = catalog.streams.get(stream, StreamState(0, stream))
+        end_offset = known.end_offset
+        until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
+        if known.released_offset <= after_offset:
+            tail = catalog.tails.get(known.id, TailCache())
+            if (page := tail.page(after_offset, facts_max, bytes_max, until_offset)) is not None:
+                return page
+        return self._reader.read(
+            stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
+        )
+
+    def read_sequences(
+        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+    ) -> Page:
+        """A page of one origin's batches by its sequences, read in the calling thread; see
+        `StoreReader.read_sequences`."""
+        page = self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
+        if page.batches and origin == self.origin:
+            # Sequences are no offsets, so all of the stream counts as read; this is rarely called.
+            self._seen.record(stream, self.end_offset(stream))
+        return page
+
+    def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
+        """Ends and digests of the batches that hold these sequences, read in the calling thread."""
+        return self._reader.batch_ends(stream, origin, sequences)
+
+    def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
+        """The ranges of sequences of each origin that are held in a stream, or were before retention, with the digests
+        at both ends of each range; from memory."""
+        catalog = self._writer.catalog
+        known = catalog.streams.get(stream)
+        ranges = (
+            {origin: catalog.held.get((known.id, number), ()) for origin, number in catalog.origins.items()}
+            if known
+            else {}
+        )
+        return {origin: found for origin, found in ranges.items() if found}
+
+    def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
+        """Canonical JSON of an origin's definitions, after one number up to another, read in the calling thread."""
+        return self._reader.definitions(origin, after_number, until_number)
+
+    def incidents(self) -> list[Incident]:
+        """What was lost or refused, newest first, read in the calling thread."""
+        return self._reader.incidents()
+
+    def end_offset(self, stream: str) -> int:
+        """Offset of the last durable fact of a stream, 0 where there is none; from memory."""
+        known = self._writer.catalog.streams.get(stream)
+        return known.end_offset if known else 0
+
+    def streams(self) -> list[StreamInfo]:
+        """Every stream, from memory."""
+        return [state.info() for state in self._writer.catalog.streams.values()]
+
+    def origins(self) -> list[Origin]:
+        """The origins whose facts are held, this store first; from memory."""
+        return list(self._writer.catalog.origins)
+
+    def definition_counts(self) -> dict[Origin, int]:
+        """How many tag definitions are held of each origin, numbered from 1 without holes, from memory."""
+        catalog = self._writer.catalog
+        counts = catalog.definitions
+        return {origin: counts[number].count for origin, number in catalog.origins.items() if number in counts}
+
+    def policy(self, stream: str) -> StreamSettings:
+        """The settings of a stream."""
+        return self._writer.policy(stream)
+
+    # ----------------------------------------------------------------------------------------------------------- status
+
+    def statistics(self) -> StoreStatistics:
+        """Counters since `open`, what waits now, and the size of the files."""
+        return self._writer.statistics()
+
+    @property
+    def failure(self) -> StoreError | None:
+        """The error that ended the writer, None while it runs. The process must end then; see `ended`."""
+        return self._writer.failure
+
+    @property
+    def ended(self) -> Future[None]:
+        """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
+        return self._writer.ended
+
+    def on_commit(self, callback: OnCommit) -> Callable[[], None]:
+        """Call `callback({stream: end_offset})` in the writer's thread after each commit that moved an end.
+
+        It must only enqueue and never raise. Returns a function that unsubscribes.
+        """
+        return self._writer.subscribe(callback)
+
+    def integrity(self) -> Integrity:
+        """Damage found, progress of the background verification, and files set aside; from memory, except for the
+        files."""
+        upkeep = self._scrubber
+        return Integrity(
+            self._damages.count,
+            upkeep.batches_verified,
+            upkeep.last_full_pass_unix_ms,
+            tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- epochs
+
+    def require_new_epoch(self, why: str) -> Future[None]:
+        """Continue under a new epoch. The store ends with StoreForked once that is durable: open it again at once."""
+        return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, read=self._seen))
+
+    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
+        """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does
+        not.
+
+        `taken`: last offset and digest of the last batch that the peer took; `held`: last sequence of this origin that
+        the peer holds, and the digest there. Read in the calling thread; see history_check.py.
+        """
+        return find_contradiction(self._reader, self._writer.catalog, stream, taken, held)
+
+    def peer_is_ahead(self, peer: str, why: str) -> None:
+        """A configured peer has read facts, under this store's epoch, that were never written here. Accepted once a
+        week, and then as `require_new_epoch` (decision 0030). Returns at once."""
+        with contextlib.suppress(StoreError):
+            self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
+
+    def _call_freezing(self, name: str, run: Callable[..., None]) -> Future[None]:
+        """A call that stops reads, so that the store can end; if it fails, reads continue."""
+        calling = self._writer.submit(name, run)
+        calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
+        return calling
 
 
 def _space(

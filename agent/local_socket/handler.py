@@ -63,7 +63,7 @@ class RequestHandler:
 
     def __init__(self, store: FactStore, compare: Compare | None = None) -> None:
         self._store = store
-        self._producers = Producers(store)
+        self._producers = Producers(store.appends)
         self._compare = compare
 
     async def answer(self, request: Request) -> Answer:
@@ -85,7 +85,9 @@ class RequestHandler:
                 )
                 return Appended(**append_answer(outcome))
             case AcquireLease():
-                return LeaseAcquired(await asyncio.wrap_future(store.acquire_lease(request.stream, request.producer)))
+                return LeaseAcquired(
+                    await asyncio.wrap_future(store.appends.acquire_lease(request.stream, request.producer))
+                )
             case PutObject(digest, size, offset, data):
                 held = await asyncio.to_thread(store.artifacts.put_chunk, digest, size, offset, data)
                 return ObjectPut(held.received, held.is_complete)
@@ -94,10 +96,10 @@ class RequestHandler:
                 check_name("stream", request.stream, STREAM)
                 name, zone = request.consumer_name, request.zone or store.zone
                 check_name("zone", zone, ZONE)
-                registering = store.register_consumer(name, zone, request.stream, request.start)
+                registering = store.consumers.register(name, zone, request.stream, request.start)
                 state = await asyncio.wrap_future(registering)
                 if request.is_fetching:
-                    store.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
+                    store.consumers.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
                 return Registered(state.stream, state.frontier)
             case ListConsumers():
                 return Consumers(await asyncio.to_thread(consumer_entries, store))
@@ -105,7 +107,7 @@ class RequestHandler:
                 entries = {one.name: one for one in await asyncio.to_thread(consumer_entries, store)}
                 if request.consumer_name not in entries:
                     raise UnknownConsumer(f"no consumer {request.consumer_name!r}")
-                removing = store.remove_consumer(request.consumer_name, force=request.force, now=request.now)
+                removing = store.consumers.remove(request.consumer_name, force=request.force, now=request.now)
                 state_after = await asyncio.wrap_future(removing)
                 return Removed(state_after.value, entries[request.consumer_name])
             case ComparePeer():
@@ -113,11 +115,11 @@ class RequestHandler:
                     raise LocalError("this process has no link to a peer", "ask the node")
                 return await self._compare(request)
             case ConfirmReceipt():
-                known = store.consumer(request.consumer_name)
+                known = store.consumers.get(request.consumer_name)
                 if known is not None and known.zone != store.zone:
                     raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
                 frontier = await asyncio.wrap_future(
-                    store.confirm(request.consumer_name, request.offset, request.first_offset)
+                    store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
                 )
                 return Confirmed(frontier)
 
@@ -126,11 +128,12 @@ def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
     """Every consumer now. What the store keeps for each is read from disk, in the calling thread."""
     entries, now_ns = [], time.monotonic_ns()
     held = {one.name: one for one in store.space().consumers}
-    for consumer in store.consumers():
+    for consumer in store.consumers.all():
         kept, end_offset = held.get(consumer.name), store.end_offset(consumer.stream)
         lag_ns = store.policy(consumer.stream).in_sync_lag_ms * 1_000_000
         in_sync = any(
-            one.name == consumer.name and is_in_sync(one, lag_ns, now_ns) for one in store.followers(consumer.stream)
+            one.name == consumer.name and is_in_sync(one, lag_ns, now_ns)
+            for one in store.consumers.followers(consumer.stream)
         )
         entries.append(
             ConsumerEntry(
@@ -143,7 +146,7 @@ def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
                 behind_facts=max(0, end_offset - consumer.frontier),
                 held_bytes=kept.bytes_held if kept else 0,
                 held_hours=kept.hours_held if kept and consumer.frontier < end_offset else None,
-                seen_unix_ms=store.seen_unix_ms(consumer.name),
+                seen_unix_ms=store.consumers.seen_unix_ms(consumer.name),
                 lease_epoch=consumer.lease.epoch,
                 lease_holder=consumer.lease.holder,
             )

@@ -78,7 +78,7 @@ class Node:
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._askers, self._bandwidths, self._telemetry)
-        self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store, _SOURCE_RETRIES)
+        self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES)
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
             comparers=self._comparers.values(),

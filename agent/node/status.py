@@ -123,7 +123,7 @@ class StatusCollector:
             started_unix_ms=self._started_unix_ms,
             store_fill_percent=_fill_percent(space),
             streams=tuple(_status(StreamStatus, info, stream_spaces.get(info.name)) for info in store.streams()),
-            consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers()),
+            consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers.all()),
             brokers=tuple(_broker(name, link) for name, link in self._links.items()),
             peers=tuple(
                 self._peer(one, compared.get((one.peer_zone, one.stream)))
@@ -168,7 +168,7 @@ class StatusCollector:
 
     def _sample_consumers(self) -> None:
         ends = {stream.name: stream.end_offset for stream in self._store.streams()}
-        frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers() if one.stream in ends}
+        frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers.all() if one.stream in ends}
         self._consumer_lag.sample(self._clock_s(), ends, frontiers)
 
     def _age_s(self, consumer: ConsumerState, space: ConsumerSpace | None) -> float | None:

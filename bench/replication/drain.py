@@ -166,7 +166,7 @@ def drain(options: Options) -> None:
     """Serve a backlog and append to it; RESULT when it is drained and all probes are home."""
     draining = Draining(options["facts"])
     with opened(Path(options["file"]), SERVING) as store:
-        store.define(definitions()).result()
+        store.appends.define(definitions()).result()
         asyncio.run(serve_while(options, store, draining.confirmed, partial(_append_live, options, store, draining)))
 
 
@@ -212,13 +212,13 @@ def _append_live(options: Options, store: FactStore, draining: Draining, stopped
     load = list(runs("A", options["seed"], load_facts * LOAD_RUNS, load_facts))
     single = list(islice(samples("A", options["seed"]), BATCH_FACTS))
     emit("READY")
-    while store.consumer(CONSUMER) is None and not stopped.wait(0.001):
+    while store.consumers.get(CONSUMER) is None and not stopped.wait(0.001):
         pass
     since_ns, due_ns, number = time.process_time_ns(), time.monotonic_ns(), 0
     while not stopped.is_set() and not draining.was_watched(options["seconds"]):
         due_ns += PROBE_INTERVAL_NS
         time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
-        store.append_samples(STREAM, load[number % LOAD_RUNS])
+        store.appends.append_samples(STREAM, load[number % LOAD_RUNS])
         for stream, probes in draining.probes.items():
             probes.append(store, [single[number % BATCH_FACTS]], stream)
         number += 1

@@ -85,10 +85,10 @@ def _fill(options: Options) -> dict[str, Any]:
     file, batch_facts = Path(options["file"]), options["batch_facts"]
     facts = 0
     with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
-        store.define(definitions()).result()
+        store.appends.define(definitions()).result()
         pending: list[Future[Any]] = []
         for run in _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts):
-            pending.append(store.append_samples(STREAM, run))
+            pending.append(store.appends.append_samples(STREAM, run))
             facts += len(run)
             if len(pending) == IN_FLIGHT:
                 for future in pending:
@@ -119,20 +119,31 @@ OnConfirmed = Callable[[str, int, int], None]
 
 
 class WatchedStore:
-    """A store as its server sees it, that tells when a confirmation is durable."""
+    """A store as its server sees it, whose confirmations are reported."""
+
+    def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
+        self._store = store
+        self.consumers = WatchedConsumers(store, on_confirmed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class WatchedConsumers:
+    """The consumers of such a store."""
 
     def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
         self._store = store
         self._on_confirmed = on_confirmed
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        return getattr(self._store.consumers, name)
 
     def confirm(
         self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
     ) -> Future[int]:
         """As the store's; `on_confirmed(consumer, frontier, now_ns)` is called in the writer's thread."""
-        confirmed = self._store.confirm(consumer, last_offset, first_offset, shown=shown)
+        confirmed = self._store.consumers.confirm(consumer, last_offset, first_offset, shown=shown)
         confirmed.add_done_callback(partial(self._confirmed, consumer))
         return confirmed
 
@@ -175,7 +186,7 @@ async def serve_while(
     streams = options.get("streams", [STREAM])
     for stream in streams:
         with suppress(StoreError):  # no earlier round: no consumer
-            await asyncio.wrap_future(store.remove_consumer(consumer_of(stream), force=True, now=True))
+            await asyncio.wrap_future(store.consumers.remove(consumer_of(stream), force=True, now=True))
     link = Link(access(broker_access(options)))
     watched: Any = WatchedStore(store, on_confirmed)  # hands on what it does not know
     server = Server(link, watched, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
@@ -240,7 +251,7 @@ class Probes:
     def append(self, store: FactStore, rows: list[Sample], stream: str = STREAM) -> None:
         """Append rows and wait for nothing."""
         started_ns = time.monotonic_ns()
-        store.append_samples(stream, rows).add_done_callback(partial(self._appended, started_ns))
+        store.appends.append_samples(stream, rows).add_done_callback(partial(self._appended, started_ns))
 
     def _appended(self, started_ns: int, future: Future[Any]) -> None:
         with self._lock:
@@ -270,7 +281,7 @@ def lag(options: Options) -> None:
         probes.confirmed(frontier, now_ns)
 
     with opened(Path(options["file"]), SERVING) as store:
-        store.define(definitions()).result()
+        store.appends.define(definitions()).result()
         asyncio.run(serve_while(options, store, confirmed, partial(_probe, options, store, probes)))
 
 
@@ -279,7 +290,7 @@ def _probe(options: Options, store: FactStore, probes: Probes, stopped: threadin
     load = list(runs("A", options["seed"], load_facts * LOAD_RUNS, load_facts)) if load_facts else []
     single = list(islice(samples("A", options["seed"]), BATCH_FACTS))
     emit("READY")
-    while store.consumer(CONSUMER) is None and not stopped.wait(0.01):
+    while store.consumers.get(CONSUMER) is None and not stopped.wait(0.01):
         pass
     since_ns = time.process_time_ns()
     count = int(options["seconds"] * 1e9 / PROBE_INTERVAL_NS)

@@ -1,16 +1,18 @@
 """`append`: durable appends of data set A in batches of 1000 samples, encoding included, beside raw file appends.
 
-The store is called as a node's sources call it (`FactStore.append_samples`): samples wait in the queue until there are enough for a
-batch, and the group commit takes everything that has queued up while the last fsync ran. Here each append fills a batch, so the wait for
-`commit_interval_ms` is not measured.
+The store is called as a node's sources call it (`FactStore.appends`): samples wait in the queue until there are enough
+for a batch, and the group commit takes everything that has queued up while the last fsync ran. Here each append fills a
+batch, so the wait for `commit_interval_ms` is not measured.
 
-Three ways take turns on the same disk. *Sustained*: a source hands over the next batch without waiting for the one before, with a few in
-flight; each counts when its future is done, which means that it is durable. *Awaited*: the source waits for each batch before it hands over
-the next, so each batch has an fsync of its own. The *limit*: the bytes that the store sealed, appended to a plain file with one fdatasync
-a batch. `batches_per_commit` says how many batches shared a commit.
+Three ways take turns on the same disk. *Sustained*: a source hands over the next batch without waiting for the one
+before, with a few in flight; each counts when its future is done, which means that it is durable. *Awaited*: the source
+waits for each batch before it hands over the next, so each batch has an fsync of its own. The *limit*: the bytes that
+the store sealed, appended to a plain file with one fdatasync a batch. `batches_per_commit` says how many batches shared
+a commit.
 
-Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated file, the least
-that any durable write can cost. At the end the files of the closed stores are measured, for both data sets.
+Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated
+file, the least that any durable write can cost. At the end the files of the closed stores are measured, for both data
+sets.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stret
     for batch in batches:
         if len(pending) == IN_FLIGHT:
             pending.popleft().result()
-        pending.append(store.append_samples(STREAM, batch))
+        pending.append(store.appends.append_samples(STREAM, batch))
     for future in pending:
         future.result()
     found.sustained_ns.append(time.perf_counter_ns() - start_ns)
@@ -148,7 +150,7 @@ def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int,
     awaited_ns = awaited_cpu_ns = raw_ns = 0
     for batch in batches:
         cpu_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()
-        appended = store.append_samples(STREAM, batch).result()
+        appended = store.appends.append_samples(STREAM, batch).result()
         awaited_ns += time.perf_counter_ns() - start_ns
         awaited_cpu_ns += time.process_time_ns() - cpu_ns
         (sealed,) = _sealed(store, appended.first_offset - 1)
@@ -174,7 +176,7 @@ def _single_in_turns(folder: Path, seconds: float) -> tuple[Latency, Latency]:
             for _ in range(TURN_SINGLES):
                 message = one_message(len(facts_ns))
                 start_ns = time.perf_counter_ns()
-                store.append_message(STREAM, message).result()
+                store.appends.append_message(STREAM, message).result()
                 facts_ns.append(time.perf_counter_ns() - start_ns)
             for _ in range(TURN_SINGLES):
                 page = os.urandom(PAGE_BYTES)
@@ -196,7 +198,7 @@ def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
     count = 0
     with new_store(folder) as store:
         for batch in runs(data_set, seed, facts, BATCH_FACTS):
-            store.append_samples(STREAM, batch).result()
+            store.appends.append_samples(STREAM, batch).result()
             count += len(batch)
     return files_bytes(folder) / count
 
@@ -206,7 +208,7 @@ def new_store(folder: Path) -> Iterator[FactStore]:
     """A new store with the 500 tags defined."""
     folder.mkdir()
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS)) as store:
-        store.define(definitions()).result()
+        store.appends.define(definitions()).result()
         yield store
 
 

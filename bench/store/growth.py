@@ -120,7 +120,7 @@ def grow(options: Options) -> None:
             },
         )
         for number in count():
-            store.append_message(STREAM, one_message(number)).result()
+            store.appends.append_message(STREAM, one_message(number)).result()
 
 
 def _stretch(store: FactStore, batches: list[list[Sample]], raw: int, found: Stretches) -> list[int]:
@@ -142,7 +142,7 @@ def _facts(batches: Sequence[Sequence[Sample]]) -> int:
 def _pad(store: FactStore, folder: Path, gigabytes: float) -> None:
     """Fill the store with values that cannot be compressed, up to that size."""
     while files_bytes(folder) < gigabytes * 1e9:
-        appending = [store.append_samples(STREAM, _noise()) for _ in range(PADS_IN_FLIGHT)]
+        appending = [store.appends.append_samples(STREAM, _noise()) for _ in range(PADS_IN_FLIGHT)]
         for future in appending:
             future.result()
 

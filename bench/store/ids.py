@@ -128,7 +128,7 @@ def _append(store: FactStore, batches: Sequence[list[Message]], expected: str) -
     for batch in batches:
         if len(pending) == IN_FLIGHT:
             outcomes += pending.popleft().result()
-        pending.append(store.append_messages(STREAM, batch))
+        pending.append(store.appends.append_messages(STREAM, batch))
     for future in pending:
         outcomes += future.result()
     took_ns = time.perf_counter_ns() - start_ns

@@ -137,7 +137,7 @@ def run(producers: int, seconds: float, below: Path | None) -> Report:
 
 
 async def _product(store: FactStore, turns: _Turns, producers: int, seconds: float, turn: int) -> None:
-    appends = Producers(store)
+    appends = Producers(store.appends)
     await _turn(turns, producers, seconds, turn, lambda message: appends.append_message(STREAM, message))
 
 

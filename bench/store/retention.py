@@ -39,7 +39,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         described = machine(folder)
         source = runs("A", seed, 2**60, BATCH_FACTS)
         with _store(folder / "keeping", ()) as keeping, _store(folder / "forgetting", (FORGETTING,)) as forgetting:
-            forgetting.register_consumer(CONSUMER, "idmz", STREAM).result()
+            forgetting.consumers.register(CONSUMER, "idmz", STREAM).result()
             for _ in range(WARM_STRETCHES):
                 append_sustained(forgetting, list(islice(source, STRETCH_BATCHES)), Stretches())
                 _confirm(forgetting)
@@ -85,7 +85,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
 
 
 def _confirm(store: FactStore) -> None:
-    store.confirm(CONSUMER, store.end_offset(STREAM)).result()
+    store.consumers.confirm(CONSUMER, store.end_offset(STREAM)).result()
 
 
 def _first_offset(store: FactStore) -> int:
@@ -102,7 +102,7 @@ def _singles(keeping: FactStore, forgetting: FactStore, seconds: float) -> tuple
             for _ in range(TURN_SINGLES):
                 message = one_message(len(found))
                 start_ns = time.perf_counter_ns()
-                store.append_message(STREAM, message).result()
+                store.appends.append_message(STREAM, message).result()
                 found.append(time.perf_counter_ns() - start_ns)
     return Latency.of(durations[0]), Latency.of(durations[1])
 
@@ -111,5 +111,5 @@ def _singles(keeping: FactStore, forgetting: FactStore, seconds: float) -> tuple
 def _store(folder: Path, streams: tuple[StreamSettings, ...]) -> Iterator[FactStore]:
     folder.mkdir()
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS, streams=streams)) as store:
-        store.define(definitions()).result()
+        store.appends.define(definitions()).result()
         yield store

@@ -100,7 +100,7 @@ def _fill(folder: Path, facts: int, seed: int) -> None:
         for batch in runs("A", seed, facts, BATCH_FACTS):
             if len(pending) == IN_FLIGHT:
                 pending.popleft().result()
-            pending.append(store.append_samples(STREAM, batch))
+            pending.append(store.appends.append_samples(STREAM, batch))
         for future in pending:
             future.result()
 

@@ -80,7 +80,7 @@ def test_the_lease_of_a_consumer_is_told() -> None:
     run("consumer", "add", "mes", "--stream", STREAM)
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
         for instance in ("5f3a", "77c1"):
-            store.hold_lease("idmz.ops", LeaseClaim(instance, 0)).result(20)
+            store.consumers.hold_lease("idmz.ops", LeaseClaim(instance, 0)).result(20)
     leased, plain = json.loads(run("consumer", "list", "--json").output)
     assert (leased["lease_epoch"], leased["lease_holder"]) == (2, "77c1")
     assert (plain["lease_epoch"], plain["lease_holder"]) == (0, "")
@@ -109,9 +109,9 @@ def test_with_a_running_node(folder: Path) -> None:
                 serving = group.create_task(local_socket.serve(local_socket.RequestHandler(store), state))
                 await wait_until_async((state / local_socket.SOCKET).exists, "the socket")
                 message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
-                await asyncio.wrap_future(store.append_message(STREAM, message))
-                await asyncio.wrap_future(store.register_consumer("idmz.ops", "idmz", STREAM))
-                await asyncio.wrap_future(store.confirm("idmz.ops", 1))
+                await asyncio.wrap_future(store.appends.append_message(STREAM, message))
+                await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM))
+                await asyncio.wrap_future(store.consumers.confirm("idmz.ops", 1))
                 (one,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
                 assert (one["state"], one["in_sync"], one["frontier"]) == ("online", True, 1)
                 assert "online, in sync" in (await asyncio.to_thread(run, "consumer", "list")).output

@@ -20,8 +20,8 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     config.write_text(f'[node]\nzone = "plant"\nstate_dir = "{tmp_path}"\n')
     for _ in range(2):
         with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, unattended=True) as store:
-            done(store.define([tag(1)]))
-            done(store.append_samples(TELEMETRY, samples(10)))
+            done(store.appends.define([tag(1)]))
+            done(store.appends.append_samples(TELEMETRY, samples(10)))
         if not list(tmp_path.glob("*.why")):
             mark_suspect(tmp_path / "facts.db", "a test")
     (aside,) = (one.with_suffix("") for one in tmp_path.glob("*.why"))

@@ -20,7 +20,8 @@ def ram() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True, scope="module")
 def from_the_file() -> Iterator[None]:
-    """The logs of these tests are so short that nobody would ever ask the file. The newest batches in memory have test_tail.py."""
+    """The logs of these tests are so short that nobody would ever ask the file. The newest batches in memory have
+    test_tail.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tail_cache, "BYTES_MAX", 0)
         yield

@@ -1,4 +1,5 @@
-"""A process made to fill its disk: appends until the store says that it is full, tells that too, and tries on until it is killed.
+"""A process made to fill its disk: appends until the store says that it is full, tells that too, and tries on until it
+is killed.
 
 python -m tests.fact_store.filled STORE
 """
@@ -28,25 +29,26 @@ def noise(first: int) -> list[Sample]:
 
 
 def main() -> None:
-    """Fill it, once the store has made its ballast; it looks at its disk a hundred times as often as on a disk of a useful size."""
+    """Fill it, once the store has made its ballast; it looks at its disk a hundred times as often as on a disk of a
+    useful size."""
     housekeeping.LOOK_EVERY_NS //= 100
     store, north, messages = FactStore.open(Path(sys.argv[1]), "plant", settings=SETTINGS), origin_of_north(), count(1)
-    done(store.define([tag(1)]))
+    done(store.appends.define([tag(1)]))
     say("D", 1)
-    done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
+    done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
     say("R", CONSUMER)
     wait_until(Path(f"{store.path}.ballast").exists, "the ballast")
     for batches in range(1, 4):
         page, position = [north.seal(RUN)], PeerPosition(EPOCH, batches)
-        done(store.put_batches("north", NORTH, parsed(page), north.received(), position))
+        done(store.inbound.put_batches("north", NORTH, parsed(page), north.received(), position))
         say("P", batches)
     first, number = 1, next(messages)
     while True:
         try:
-            done(store.append_samples(TELEMETRY, noise(first)))
+            done(store.appends.append_samples(TELEMETRY, noise(first)))
             first += RUN
             say("S", first - 1)
-            done(store.append_message(OPERATIONAL, message(f"id-{number}")))
+            done(store.appends.append_message(OPERATIONAL, message(f"id-{number}")))
             say("M", number)
             number = next(messages)
         except StoreFull:

@@ -1,4 +1,5 @@
-"""What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short waits."""
+"""What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short
+waits."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -67,7 +68,7 @@ def parsed(sealed: Iterable[bytes]) -> list[batch.Batch]:
 def plant(folder: Path, settings: StoreSettings = AT_ONCE, name: str = "facts.db") -> Iterator[FactStore]:
     """The store of zone `plant` with one tag defined, closed at the end."""
     with FactStore.open(folder / name, "plant", settings=settings) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         yield store
 
 
@@ -93,8 +94,8 @@ def ids_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[st
 
 
 def chain_is_whole(store: FactStore | StoreReader) -> None:
-    """Fail unless offsets are dense from the first that is held, every digest holds, and every batch attaches to the one before it of
-    its origin."""
+    """Fail unless offsets are dense from the first that is held, every digest holds, and every batch attaches to the
+    one before it of its origin."""
     for info in store.streams():
         next_offset, links = info.first_offset, dict[batch.Origin, batch.Link]()
         for one in store.read(info.name, 0, EVERYTHING, EVERYTHING).batches:
@@ -144,4 +145,4 @@ class Elsewhere:
         """Hand batches to a store as this origin's own zone."""
         position = PeerPosition(self.origin.epoch, offset)
         definitions = self.received(first_definition)
-        return done(store.put_batches(self.origin.zone, self.stream, parsed(sealed), definitions, position))
+        return done(store.inbound.put_batches(self.origin.zone, self.stream, parsed(sealed), definitions, position))

@@ -1,8 +1,10 @@
-"""A process made to be killed or recorded: puts artifacts, chunk by chunk, and says on standard output what it was answered.
+"""A process made to be killed or recorded: puts artifacts, chunk by chunk, and says on standard output what it was
+answered.
 
     python -m tests.fact_store.putting FOLDER SEED COUNT
 
-Artifact number n of a seed is always the same bytes. It goes on where an earlier life ended, and ends after COUNT of them.
+Artifact number n of a seed is always the same bytes. It goes on where an earlier life ended, and ends after COUNT of
+them.
 """
 
 import hashlib

@@ -64,11 +64,11 @@ def pages() -> list[PageRead]:
         tempfile.TemporaryDirectory() as folder,
         FactStore.open(Path(folder, "s.db"), "plant-a", settings=AT_ONCE) as store,
     ):
-        done(store.define([TagDefinition(f"tag:line1/t{number}", unit="bar") for number in range(1, 10)]))
+        done(store.appends.define([TagDefinition(f"tag:line1/t{number}", unit="bar") for number in range(1, 10)]))
         for values in ((1.0,), VALUES):
-            done(store.append_samples(TELEMETRY, rows(values)))
+            done(store.appends.append_samples(TELEMETRY, rows(values)))
         for number, fact in enumerate(facts):
-            done(store.append_message(OPERATIONAL, Message(_numbered(number), fact)))
+            done(store.appends.append_message(OPERATIONAL, Message(_numbered(number), fact)))
         plans = [
             ReadPlan(TELEMETRY, 0, 1_000, 100_000),
             ReadPlan(TELEMETRY, 3, 4, 100_000),

@@ -209,11 +209,11 @@ def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None
     async def scenario() -> None:
         async with serving(tmp_path) as store:
             await local_socket.ask(tmp_path, request())
-            await asyncio.wrap_future(store.register_consumer("idmz.ops", "idmz", "facts.operational", "oldest"))
+            await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", "facts.operational", "oldest"))
             refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("idmz.ops", 1))
             assert isinstance(refused, local_socket.Refused)
             assert "'idmz'" in refused.message
-            assert [consumer.frontier for consumer in store.consumers()] == [0]
+            assert [consumer.frontier for consumer in store.consumers.all()] == [0]
 
     asyncio.run(scenario())
 

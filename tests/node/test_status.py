@@ -29,15 +29,15 @@ STREAM = "facts.operational"
 def collector_of(store: FactStore, folder: Path) -> StatusCollector:
     """The collector of a node without peers and sources."""
     settings = NodeSettings(IdentitySettings("plant-a", folder))
-    return StatusCollector(settings, store, {}, (), (), Ingest("plant-a", (), {}, store, ()), Telemetry())
+    return StatusCollector(settings, store, {}, (), (), Ingest("plant-a", (), {}, store.appends, ()), Telemetry())
 
 
 def with_a_consumer_behind(folder: Path) -> FactStore:
     """A store with one message that a consumer has not confirmed."""
     store = FactStore.open(folder / "facts.db", "plant-a")
     envelope = Envelope("m1", "plant-a", "*", 1_700_000_000_000)
-    store.append_message(STREAM, Message(envelope, Fact("batch:B-1", "done", b"1"))).result(20)
-    store.register_consumer("mes", "plant-a", STREAM, "oldest").result(20)
+    store.appends.append_message(STREAM, Message(envelope, Fact("batch:B-1", "done", b"1"))).result(20)
+    store.consumers.register("mes", "plant-a", STREAM, "oldest").result(20)
     return store
 
 
@@ -45,9 +45,9 @@ def test_the_age_of_a_consumer_is_the_time_it_had(tmp_path: Path) -> None:
     """Not since the source time of the facts, years ago, and not the time they were here before the consumer
     registered."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.define([TagDefinition("tag:line1/t1")]).result(20)
-        store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result(20)
-        store.register_consumer("mes", "plant-a", "facts.telemetry", "oldest").result(20)
+        store.appends.define([TagDefinition("tag:line1/t1")]).result(20)
+        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result(20)
+        store.consumers.register("mes", "plant-a", "facts.telemetry", "oldest").result(20)
         collector, kept = collector_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
         collector._from_disk.space = StoreSpace(0, None, None, None, (), (kept,))
         (consumer,) = collector.snapshot().consumers
@@ -62,14 +62,14 @@ def test_a_consumer_that_reads_says_how_fast(tmp_path: Path) -> None:
     now_s = 100.0
     with with_a_consumer_behind(tmp_path) as store:
         settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
-        ingest = Ingest("plant-a", (), {}, store, ())
+        ingest = Ingest("plant-a", (), {}, store.appends, ())
         collector = StatusCollector(settings, store, {}, (), (), ingest, Telemetry(), clock_s=lambda: now_s)
         collector._sample_consumers()
         messages = [
             Message(Envelope(f"m{n}", "plant-a", "*", 1), Fact("batch:B-1", "done", b"1")) for n in range(2, 12)
         ]
-        store.append_messages(STREAM, messages).result(20)
-        store.confirm("mes", 5).result(20)
+        store.appends.append_messages(STREAM, messages).result(20)
+        store.consumers.confirm("mes", 5).result(20)
         now_s = 102.0
         collector._sample_consumers()
         (consumer,) = collector.snapshot().consumers
@@ -186,7 +186,7 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
     with with_a_consumer_behind(tmp_path) as store:
         (before,) = collector_of(store, tmp_path).progress()
         with pytest.raises(Exception, match="cannot be sealed"):  # counted as a full disk would be
-            store.append_samples(STREAM, [Sample(9, 1, 1.0, 0)]).result(20)
+            store.appends.append_samples(STREAM, [Sample(9, 1, 1.0, 0)]).result(20)
         (after,) = collector_of(store, tmp_path).progress()
         assert after.counter > before.counter
 
@@ -194,8 +194,8 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
 def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
     """They are in the count, but not in the latency."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.define([TagDefinition("tag:line1/t1")]).result(20)
-        store.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result(20)
+        store.appends.define([TagDefinition("tag:line1/t1")]).result(20)
+        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result(20)
         counted = store.statistics()
         assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
 

@@ -9,7 +9,7 @@ from agent.config import BrokerSettings, HealthSettings, IdentitySettings, NodeS
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
 from agent.fact_store.log.errors import StoreBusy, StoreFull
-from agent.node.node import _NOT_NOW, Node, _first_reason
+from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
 
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 
@@ -66,8 +66,8 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
 
 def test_a_source_waits_out_what_passes() -> None:
     """A store that is full or busy; any other trouble of it ends the life of a source."""
-    assert set(_NOT_NOW) == {StoreBusy, StoreFull}
-    assert all(one("", "").retryable for one in _NOT_NOW)
+    assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
+    assert all(one("", "").retryable for one in _SOURCE_RETRIES)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def everything(folder: Path, rounds: int = 1) -> Path:
     as 4."""
     file = folder / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.define(TAGS[:3]))
+        done(store.appends.define(TAGS[:3]))
         for turn in range(rounds):
             at_ns = BASE_NS + turn * 100 * SECOND_NS
             rows = [
@@ -43,12 +43,12 @@ def everything(folder: Path, rounds: int = 1) -> Path:
                 for n, value in enumerate(VALUES)
             ]
             for at in range(0, len(rows), 10):
-                done(store.append_samples(TELEMETRY, rows[at : at + 10]))
+                done(store.appends.append_samples(TELEMETRY, rows[at : at + 10]))
             for n in range(3):
-                done(store.append_message(OPERATIONAL, message(3 * turn + n)))
-        done(store.define(TAGS[3:]))
+                done(store.appends.append_message(OPERATIONAL, message(3 * turn + n)))
+        done(store.appends.define(TAGS[3:]))
         late_ns = BASE_NS + 1000 * SECOND_NS
-        done(store.append_samples(TELEMETRY, [Sample(4, late_ns, 7.25), Sample(2, late_ns + 1, 20)]))
+        done(store.appends.append_samples(TELEMETRY, [Sample(4, late_ns, 7.25), Sample(2, late_ns + 1, 20)]))
         north = Elsewhere("north")
         north.put(store, [north.seal(4), north.seal(3)])
     return file

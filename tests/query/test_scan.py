@@ -149,7 +149,7 @@ def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
     with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
         before = rows(scanner, Bounds())
-        done(store.append_samples(TELEMETRY, [Sample(1, 1, 1.0)]))
+        done(store.appends.append_samples(TELEMETRY, [Sample(1, 1, 1.0)]))
         assert rows(scanner, Bounds()) == before
         assert len(rows(Scanner(reader), Bounds())) == len(before) + 1
 

@@ -135,13 +135,13 @@ class Node:
         await define(self.store, "line1/temperature")
         for start in range(first, first + count, batch):
             rows = samples(start, min(batch, first + count - start))
-            await asyncio.wrap_future(self.store.append_samples(STREAM, rows))
+            await asyncio.wrap_future(self.store.appends.append_samples(STREAM, rows))
 
     async def fill_with_noise(self, size: int) -> None:
         """So many bytes of facts that cannot be compressed."""
         for _ in range(size // 120_000):
             rows = [Sample(1, 1, os.urandom(60_000)), Sample(1, 2, os.urandom(60_000))]
-            await asyncio.wrap_future(self.store.append_samples(STREAM, rows))
+            await asyncio.wrap_future(self.store.appends.append_samples(STREAM, rows))
 
     async def wait_end(self, end_offset: int, stream: str = STREAM) -> None:
         """Until the stream ends at `end_offset` here."""
@@ -194,7 +194,7 @@ broker = "site"
 
 async def define(store: FactStore, *names: str) -> list[int]:
     """Tags by name."""
-    return await asyncio.wrap_future(store.define([TagDefinition(subject=f"tag:{name}") for name in names]))
+    return await asyncio.wrap_future(store.appends.define([TagDefinition(subject=f"tag:{name}") for name in names]))
 
 
 def samples(first: int, count: int, tag: int = 1) -> Sequence[Sample]:

@@ -44,9 +44,9 @@ def message(number: int, subject: str = "order:4711") -> Message:
 def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY, zone: str = "enterprise") -> Origin:
     """A store that recorded these samples itself, a batch for each run; closed again."""
     with FactStore.open(path, zone, settings=AT_ONCE) as opened:
-        opened.define(DEFINITIONS).result()
+        opened.appends.define(DEFINITIONS).result()
         for run in runs:
-            opened.append_samples(stream, list(run)).result()
+            opened.appends.append_samples(stream, list(run)).result()
         return opened.origin
 
 
@@ -67,7 +67,7 @@ def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
     header = batches[0].header
     received = [ReceivedDefinition(header.origin, n, one.to_json()) for n, one in enumerate(DEFINITIONS, 1)]
     position = PeerPosition(header.origin.epoch, offset)
-    opened.put_batches(header.origin.zone, header.stream, batches, received, position).result()
+    opened.inbound.put_batches(header.origin.zone, header.stream, batches, received, position).result()
 
 
 def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str = TELEMETRY) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def test_messages_are_rows_of_the_same_schema(tmp_path: Path) -> None:
     """A stream of messages is read like one of samples, with the object as JSON text."""
     path, messages = tmp_path / "facts.db", [making.message(n) for n in range(20)]
     with FactStore.open(path, "enterprise") as opened:
-        opened.append_messages(OPERATIONAL, messages).result()
+        opened.appends.append_messages(OPERATIONAL, messages).result()
         origin = opened.origin
     expected = [making.message_row(one, n, origin, n, OPERATIONAL) for n, one in enumerate(messages, 1)]
     found = read(path, stream=OPERATIONAL)
@@ -126,14 +126,14 @@ def test_reading_does_not_keep_the_writers_log_from_being_reused(tmp_path: Path)
     """Between two record batches no statement is open, so a checkpoint during a long read gets through to the end."""
     path = tmp_path / "facts.db"
     with FactStore.open(path, "enterprise") as opened:
-        opened.define(making.DEFINITIONS).result()
+        opened.appends.define(making.DEFINITIONS).result()
         for _ in range(4):
             run = [Sample(1, NOON_NS + n, float(n)) for n in range(16_384)]
-            opened.append_samples(TELEMETRY, run).result()
+            opened.appends.append_samples(TELEMETRY, run).result()
         asked = store.OffsetRange(1, 4 * 16_384)
         record_batches = store.record_batches(path, TELEMETRY, asked, arrow_schema(FACTS))
         facts = next(record_batches).num_rows
-        opened.append_samples(TELEMETRY, RUN).result()
+        opened.appends.append_samples(TELEMETRY, RUN).result()
         checker = sqlite3.connect(path, isolation_level=None)
         busy, log_pages, moved_pages = checker.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         checker.close()
@@ -150,10 +150,10 @@ def test_a_store_is_read_from_where_retention_has_left_it(
     path = tmp_path / "facts.db"
     dropping = StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")
     with FactStore.open(path, "enterprise", settings=making.AT_ONCE, streams=[dropping]) as opened:
-        opened.define(making.DEFINITIONS).result()
+        opened.appends.define(making.DEFINITIONS).result()
         for _ in range(24):
             noise = [Sample(1, NOON_NS + n, os.urandom(60_000)) for n in range(2)]
-            opened.append_samples(TELEMETRY, noise).result()
+            opened.appends.append_samples(TELEMETRY, noise).result()
         [stream] = [one for one in opened.streams() if one.name == TELEMETRY]
         assert stream.first_offset > 1, "retention released nothing"
         offsets = [row["offset"] for row in read(path, StructType([FACTS["offset"]]), numPartitions=tasks)]

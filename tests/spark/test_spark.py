@@ -110,7 +110,7 @@ def test_spark_reads_messages_and_projections(spark: SparkSession, tmp_path: Pat
     """Messages are rows with an object that Spark's own JSON functions open; a schema is a projection."""
     path = tmp_path / "facts.db"
     with FactStore.open(path, "enterprise") as opened:
-        opened.append_messages("facts.operational", [making.message(n) for n in range(10)]).result()
+        opened.appends.append_messages("facts.operational", [making.message(n) for n in range(10)]).result()
     reading = spark.read.format("bsfg").option("stream", "facts.operational")
     amounts = reading.load(str(path)).selectExpr("sum(cast(get_json_object(object_json, '$.amount') as long)) as total")
     assert [row["total"] for row in amounts.collect()] == [45]
@@ -206,7 +206,7 @@ def test_messages_are_rolled_up_too(spark: SparkSession, tmp_path: Path) -> None
     """A stream of messages has counts per subject and no numbers; none of its facts is missing from the sum."""
     path, out = tmp_path / "facts.db", tmp_path / "out"
     with FactStore.open(path, "enterprise") as opened:
-        opened.append_messages(making.OPERATIONAL, [making.message(n) for n in range(10)]).result()
+        opened.appends.append_messages(making.OPERATIONAL, [making.message(n) for n in range(10)]).result()
     summary = run(spark, path, out, stream=making.OPERATIONAL)
     assert (summary.facts_read, summary.facts_rolled_up, summary.rows) == (10, 10, 1)
     [figures] = written(spark, out).values()

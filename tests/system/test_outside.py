@@ -29,11 +29,11 @@ def record(path: Path, *numbers: int) -> list[Acknowledged]:
     """The plant's store with these messages, a batch each, its reader in the zone above having confirmed all."""
     acknowledged = []
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
-        done(store.register_consumer("idmz.all", "idmz", OPERATIONAL))
+        done(store.consumers.register("idmz.all", "idmz", OPERATIONAL))
         for message in messages(*numbers):
-            answer = done(store.append_message(OPERATIONAL, message))
+            answer = done(store.appends.append_message(OPERATIONAL, message))
             acknowledged.append(Acknowledged(message.envelope.message_id, message.fact.object_json, answer.offset))
-        done(store.confirm("idmz.all", store.end_offset(OPERATIONAL)))
+        done(store.consumers.confirm("idmz.all", store.end_offset(OPERATIONAL)))
     return acknowledged
 
 
@@ -45,7 +45,7 @@ def relay(source: Path, path: Path, leave_out: int = 0) -> None:
     kept = batches[: len(batches) - leave_out]
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
         position = PeerPosition(epoch, kept[-1].last_offset)
-        done(store.put_batches("plant", OPERATIONAL, [parse(one.sealed) for one in kept], [], position))
+        done(store.inbound.put_batches("plant", OPERATIONAL, [parse(one.sealed) for one in kept], [], position))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def the_plant_was_another_once(given: Told) -> None:
 def not_all_is_confirmed(given: Told) -> None:
     """One more message, and nobody has confirmed it."""
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
-        done(store.append_message(OPERATIONAL, messages(5)[0]))
+        done(store.appends.append_message(OPERATIONAL, messages(5)[0]))
     given[0]["idmz"].unlink()
     relay(given[0]["plant"], given[0]["idmz"])
 
@@ -115,8 +115,8 @@ def a_consumer_has_holes(given: Told) -> None:
     """Two more messages, of which the second is confirmed."""
     not_all_is_confirmed(given)
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
-        done(store.append_message(OPERATIONAL, messages(6)[0]))
-        done(store.confirm("idmz.all", 6, 6))
+        done(store.appends.append_message(OPERATIONAL, messages(6)[0]))
+        done(store.consumers.confirm("idmz.all", 6, 6))
 
 
 def a_store_has_begun_again(given: Told) -> None:

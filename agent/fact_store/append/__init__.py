@@ -1,65 +1,58 @@
-"""What enters the log: the queue, the group commit, own appends, messages admitted, definitions, pages of peers, acks."""
+"""What enters the log: the queue, the group commit, own facts, admission of messages, tag definitions, pages of peers,
+and acks."""
 
 from agent.fact_store.append.acks import (
+    AckTerms,
     Follower,
     Pending,
     Queued,
-    Terms,
-    falls_out_ns,
+    ack_terms,
+    acknowledged_offset,
+    decide_ack,
+    decide_new_ack,
     is_in_sync,
-    judge,
-    judge_new,
-    reached,
-    terms,
+    out_of_sync_ns,
 )
 from agent.fact_store.append.admission import check_precondition
-from agent.fact_store.append.admitting import acquire_lease, acquire_lease_after
-from agent.fact_store.append.append import (
-    AppendMessages,
-    AppendSamples,
-    append_messages,
-    append_notice,
-    append_samples,
-    content_digest,
-    message_key,
-)
+from agent.fact_store.append.append import append_messages, append_notice, append_samples, content_digest, message_key
 from agent.fact_store.append.definitions import check_readable, define
-from agent.fact_store.append.group_commit import Commit, Pace, Wait, decide_commit
-from agent.fact_store.append.queue import Call, Group, Queue, Work
-from agent.fact_store.append.receive import ReceivedPage, check_batches, put
+from agent.fact_store.append.group_commit import Commit, CommitPace, Wait, decide_commit
+from agent.fact_store.append.message_plan import acquire_lease, acquire_lease_after
+from agent.fact_store.append.queue import AppendMessages, AppendSamples, Call, CommitGroup, Work, WriteQueue
+from agent.fact_store.append.receive import ReceivedPage, check_headers, store_page
 
 __all__ = [
+    "AckTerms",
     "AppendMessages",
     "AppendSamples",
     "Call",
     "Commit",
+    "CommitGroup",
+    "CommitPace",
     "Follower",
-    "Group",
-    "Pace",
     "Pending",
-    "Queue",
     "Queued",
     "ReceivedPage",
-    "Terms",
     "Wait",
     "Work",
+    "WriteQueue",
+    "ack_terms",
+    "acknowledged_offset",
     "acquire_lease",
     "acquire_lease_after",
     "append_messages",
     "append_notice",
     "append_samples",
-    "check_batches",
+    "check_headers",
     "check_precondition",
     "check_readable",
     "content_digest",
+    "decide_ack",
     "decide_commit",
+    "decide_new_ack",
     "define",
-    "falls_out_ns",
     "is_in_sync",
-    "judge",
-    "judge_new",
     "message_key",
-    "put",
-    "reached",
-    "terms",
+    "out_of_sync_ns",
+    "store_page",
 ]

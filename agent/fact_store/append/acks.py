@@ -1,22 +1,23 @@
-"""When an append is answered: now, later, or with `queued`. Core: no IO.
+"""When an append of messages is answered: now, later, or as `queued`. Core: no IO.
 
-Semantics of Kafka's acks, worst case included, with consumers in the place of replicas:
+The semantics are those of Kafka's acks, with consumers in the place of replicas:
 
     none      as soon as the append is queued; its offset is not known yet
     local     when it is durable here
-    all       when every consumer that keeps up has confirmed it, and at least `min_in_sync` have
-    quorum    when a majority of the voters has it: floor(voters / 2) + 1. Voters are the stream's registered consumers and
-              this node, which has it; and at least `min_in_sync` consumers
+    all       when every consumer in sync has confirmed it, and at least `min_in_sync` have
+    quorum    when a majority of the voters has it: floor(voters / 2) + 1. Voters are the stream's registered consumers
+              and this node, which has it; and at least `min_in_sync` consumers
 
-A consumer is *in sync* while its last fetch that reached the end of the log is younger than `in_sync_lag_ms`. That is judged
-anew each time, so `all` does not wait for one that falls out; without `min_in_sync` it would then promise no more than
-`local`, which is why that is at least 1. A confirmation counts whoever gave it, in sync or not: it says that the fact is durable there.
+A consumer is *in sync* while its last fetch that reached the end of the log is younger than `in_sync_lag_ms`. This is
+decided again each time, so `all` does not wait for a consumer that falls out of sync; without `min_in_sync`, which is
+at least 1, it would then promise no more than `local`. Every confirmation counts, from a consumer in sync or not: it
+says that the fact is durable there.
 
-Nobody waits longer than `acks_timeout_ms`. What is not acknowledged by then is answered *queued*, with the reason: the fact
-is durable here and goes on replicating, the producer knows that it has no copy yet, and nothing was taken back.
+No append waits longer than `acks_timeout_ms`. What is not acknowledged by then is answered *queued*, with the reason:
+the fact is durable here and goes on replicating, but not yet where `acks` promised it.
 
-The write class of a stream says what becomes of an append where too few keep up: `queued` is answered at once, every
-other class waits its time. `strong` is never answered on weaker terms than the stream's.
+The write class of a stream decides what happens where too few consumers are in sync: `queued` answers at once, every
+other class waits until the timeout. `strong` is never answered on weaker terms than the stream's.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _NAMED_MAX = 3  # consumers named in a reason
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A consumer as far as acknowledgement goes: everything up to `frontier` is durable there; `caught_up_ns` is its last
-    fetch that reached the end of the log (in the future while one waits there), None if there was none since we opened."""
+    """A consumer, as acknowledgement sees it: everything up to `frontier` is durable there; `caught_up_ns` is its last
+    fetch that reached the end of the log (in the future while a fetch waits there), None if there was none in this life
+    of the store."""
 
     name: str
     frontier: int
@@ -42,8 +44,8 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What one append waits for. Without promises, for nothing but its own commit."""
+class AckTerms:
+    """What one append waits for. Without promises, only for its own commit."""
 
     stream: str
     promises: tuple[Promise, ...] = ()
@@ -56,19 +58,19 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """It is where it was promised to be."""
+    """The fact is durable where the terms promise it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Not yet: judge again when a frontier moves, or at `until_ns`."""
+    """Not yet: decide again when a frontier moves, or at `until_ns`."""
 
     until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Durable here and going on replicating; not where it was promised to be, and why."""
+    """Durable here, but not where the terms promise it, and why. It goes on replicating."""
 
     why: str
 
@@ -76,8 +78,8 @@ class Queued:
 Decision = Acknowledged | Pending | Queued
 
 
-def terms(settings: StreamSettings, acks: Acks | None = None) -> Terms:
-    """What an append to a stream waits for, `acks` overriding the stream's. Raises AcksRefused for an override that the
+def ack_terms(settings: StreamSettings, acks: Acks | None = None) -> AckTerms:
+    """What an append to a stream waits for; `acks` overrides the stream's. Raises AcksRefused for an override that the
     stream's write class forbids."""
     asked, own, name = acks or settings.acks, settings.acks, settings.name
     if settings.write_class == "local" and asked in {"quorum", "all"}:
@@ -90,7 +92,7 @@ def terms(settings: StreamSettings, acks: Acks | None = None) -> Terms:
         if (own, asked) != ("quorum", "all"):
             raise AcksRefused(f"acks {asked} on {name}: its write class is strong, it promises {own}", f"use {own}")
         promises = ("quorum", "all")
-    return Terms(
+    return AckTerms(
         name,
         promises,
         settings.min_in_sync,
@@ -102,13 +104,13 @@ def terms(settings: StreamSettings, acks: Acks | None = None) -> Terms:
 
 
 def is_in_sync(follower: Follower, lag_ns: int, now_ns: int) -> bool:
-    """Whether a consumer's last fetch that reached the end is young enough."""
+    """Whether a consumer's last fetch that reached the end is younger than `lag_ns`."""
     return follower.caught_up_ns is not None and now_ns - follower.caught_up_ns < lag_ns
 
 
-def judge_new(offset: int, terms: Terms, followers: Sequence[Follower], now_ns: int) -> Decision:
-    """What to answer to an append whose last fact became durable at `offset` just now."""
-    decision = judge(offset, terms, followers, now_ns, now_ns)
+def decide_new_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> Decision:
+    """What to answer to an append whose last fact has just become durable at `offset`."""
+    decision = decide_ack(offset, terms, followers, now_ns, now_ns)
     if isinstance(decision, Pending) and terms.waits_only_in_sync:
         keeping_up = sum(is_in_sync(one, terms.in_sync_lag_ns, now_ns) for one in followers)
         need = max(_needed(promise, terms, followers) for promise in terms.promises)
@@ -117,23 +119,24 @@ def judge_new(offset: int, terms: Terms, followers: Sequence[Follower], now_ns: 
     return decision
 
 
-def judge(offset: int, terms: Terms, followers: Sequence[Follower], since_ns: int, now_ns: int) -> Decision:
-    """What to answer now to an append that became durable at `since_ns`. A confirmation that comes in time's last moment counts."""
-    if not terms.promises or offset <= reached(terms, followers, now_ns):
+def decide_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], since_ns: int, now_ns: int) -> Decision:
+    """What to answer now to an append that became durable at `since_ns`. A confirmation in the last moment counts."""
+    if not terms.promises or offset <= acknowledged_offset(terms, followers, now_ns):
         return Acknowledged()
     deadline_ns = since_ns + terms.timeout_ns
     if now_ns >= deadline_ns:
         return Queued(_why(offset, terms, followers, now_ns))
-    return Pending(min(deadline_ns, falls_out_ns(offset, terms, followers, now_ns, deadline_ns)))
+    return Pending(min(deadline_ns, out_of_sync_ns(offset, terms, followers, now_ns, deadline_ns)))
 
 
-def reached(terms: Terms, followers: Sequence[Follower], now_ns: int) -> int:
-    """The last offset that is where `terms` promise it to be; every offset before it is, too."""
+def acknowledged_offset(terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> int:
+    """The last offset up to which everything is where `terms` promise it."""
     return min(_reached(promise, terms, followers, now_ns) for promise in terms.promises)
 
 
-def falls_out_ns(offset: int, terms: Terms, followers: Sequence[Follower], now_ns: int, never_ns: int) -> int:
-    """When the first of those that `all` waits for at `offset` falls out of sync, if nothing more is heard of it."""
+def out_of_sync_ns(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int, never_ns: int) -> int:
+    """When the first consumer that `all` waits for at `offset` falls out of sync if it does not fetch again; `never_ns`
+    where none does."""
     if "all" not in terms.promises:
         return never_ns
     lag_ns = terms.in_sync_lag_ns
@@ -141,14 +144,14 @@ def falls_out_ns(offset: int, terms: Terms, followers: Sequence[Follower], now_n
     return min(((one.caught_up_ns or 0) + lag_ns for one in slow), default=never_ns)
 
 
-def _needed(promise: Promise, terms: Terms, followers: Sequence[Follower]) -> int:
+def _needed(promise: Promise, terms: AckTerms, followers: Sequence[Follower]) -> int:
     """How many consumers must have a fact."""
     voters = len(followers) + 1
     majority = voters // 2 + 1
     return max(majority - 1, terms.min_in_sync) if promise == "quorum" else terms.min_in_sync
 
 
-def _reached(promise: Promise, terms: Terms, followers: Sequence[Follower], now_ns: int) -> int:
+def _reached(promise: Promise, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> int:
     need = _needed(promise, terms, followers)
     frontiers = sorted((one.frontier for one in followers), reverse=True)
     by_enough = frontiers[need - 1] if need <= len(frontiers) else 0
@@ -158,8 +161,8 @@ def _reached(promise: Promise, terms: Terms, followers: Sequence[Follower], now_
     return min([by_enough, *in_sync])
 
 
-def _why(offset: int, terms: Terms, followers: Sequence[Follower], now_ns: int) -> str:
-    """Who is missing, for a person."""
+def _why(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> str:
+    """Which consumers are missing, for the producer and the log."""
     need = max(_needed(promise, terms, followers) for promise in terms.promises)
     have = sum(one.frontier >= offset for one in followers)
     waited = f"after {terms.timeout_ns / 1e9:g} s {have} of the {need} consumers that {terms.stream} needs have offset {offset}"

@@ -1,19 +1,21 @@
-"""What becomes of a message that an application appends: the five outcomes, and the order in which they are looked for. Core: no
-IO.
+"""The outcome of a message that an application appends, and the order in which the five outcomes are tried.
 
-    outcome                  means                                                           stored   offset
-    -----------------------  --------------------------------------------------------------  -------  ---------------------
-    noop_already_applied     this very message is there: a retry whose first answer was lost  before   of the stored message
-    rejected_fenced          another instance of this producer holds a newer lease            no       0, and the epoch in force
-    conflicting_duplicate    another message has this id                                      before   of the stored message
-    superseded               the log holds a newer message about the subject than base_offset no       of that newer message
-    applied                  none of these                                                    now      its own
+Core: no IO.
 
-The first that holds is the answer. A repeat comes first, also of a producer fenced since: it writes nothing, and who asks again
-must learn that the message is there, or it would be appended a second time under another id. Being fenced comes before what is
-wrong with the message, because a fenced producer has to stop and not to correct.
+    outcome                  means                                                   stored   offset
+    -----------------------  ------------------------------------------------------  -------  --------------------
+    noop_already_applied     the same message is stored: this is a retry             before   of the stored message
+    rejected_fenced          another instance of this producer holds a newer lease   no       0; the epoch in force
+    conflicting_duplicate    another message has this id                             before   of the stored message
+    superseded               the log has a newer message about the subject than      no       of that newer message
+                             base_offset
+    applied                  none of these                                           now      its own
 
-A lease epoch higher than the one in force takes its place, whatever else becomes of the message.
+The first that applies is the outcome. A repeat comes first, also from a producer that has been fenced since: it writes
+nothing, and a producer that does not learn that its message is stored would append it again under another id. Fencing
+comes before faults of the message, because a fenced producer has to stop, not to correct its message.
+
+A lease epoch higher than the one in force replaces it, whatever the outcome of the message.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from agent.lease import LEASE_EPOCH_MAX
 from agent.message import PRODUCER, MessageError, check_name
 
 PRODUCERS_MAX = 10_000
-"""Producers with a lease in one store: named infrastructure, like consumers; more are somebody who makes up names."""
+"""Producers with a lease in one store. Producers are named infrastructure, like consumers; more of them mean names made
+up at run time."""
 PRODUCERS_OF_ONE_MAX = 1_000
-"""Of them, with one name before the first dot: the zone's, where they are another zone's, so that none takes up all there are."""
+"""Producers whose names have the same text before the first dot, the zone for those of other zones, so that one zone
+cannot take all."""
 
 
 def decide(
@@ -41,10 +45,11 @@ def decide(
     newest_offset: int,
     next_offset: int,
 ) -> AppendOutcome:
-    """What becomes of a message.
+    """The outcome of a message.
 
-    `stored` is content digest and offset of the message with this id, `lease_epoch` the one in force for the producer (0 where it
-    has none), `newest_offset` that of the newest message about the subject (0 where there is none or nobody asked).
+    `stored` is content digest and offset of the message with this id, `lease_epoch` the one in force for the producer
+    (0 for none), `newest_offset` the offset of the newest message about the subject (0 where there is none or no
+    base_offset is given).
     """
     if stored is not None and stored[0] == content:
         return AppendOutcome(stored[1], "noop_already_applied")
@@ -58,7 +63,7 @@ def decide(
 
 
 def check_precondition(precondition: Precondition, *, is_strong: bool) -> None:
-    """Raise MessageError naming the field unless a precondition can be decided in a stream."""
+    """Raise MessageError, which names the field, for a precondition that cannot be decided in a stream."""
     producer, lease_epoch, base_offset = precondition.producer, precondition.lease_epoch, precondition.base_offset
     if (producer is None) != (lease_epoch is None):
         raise MessageError("lease_epoch", "producer and lease_epoch go together: a lease is a producer's")
@@ -76,7 +81,7 @@ def check_precondition(precondition: Precondition, *, is_strong: bool) -> None:
 
 
 def no_room_for(leases: Mapping[tuple[str, str], int], producers: AbstractSet[tuple[str, str]]) -> str:
-    """Why the leases of these producers (stream, name) cannot be kept beside those that are; "" where they can."""
+    """Why the leases of these producers (stream, name) cannot be kept in addition to `leases`; "" where they can."""
     new = producers - leases.keys()
     if not new:
         return ""
@@ -95,7 +100,7 @@ def _owner(producer: str) -> str:
 
 
 def next_lease_epoch(leases: Mapping[tuple[str, str], int], stream: str, producer: str) -> int:
-    """The epoch of a producer that begins anew; raises FactsRefused where there cannot be one."""
+    """The next lease epoch of a producer; raises FactsRefused where there is none."""
     known = leases.get((stream, producer))
     if known is None and (why := no_room_for(leases, {(stream, producer)})):
         raise FactsRefused(why, "use stable names for producers")

@@ -1,35 +1,24 @@
-"""Appends of this store's own facts: what queued up becomes batches, sealed once.
+"""Appends of this store's own facts: queued samples and messages become batches, each sealed once.
 
-All appends of one stream in one group commit share batches, so a hundred producers of single facts cost one. Their offsets
-follow the order in which they were queued. An append that cannot be sealed is refused alone; the others do not notice.
+All appends to one stream in one group commit share batches, so a hundred producers of single facts cost one batch.
+Offsets follow the order in the queue. An append that cannot be sealed is refused alone; the others are stored.
 
-A message is stored once per id: the digest of its id leads to the digest of its content. The content is what the message
-says (fact, media type, schema); an envelope that a retrying producer stamped with a new time is the same message.
+A message is stored once for each id: the index leads from the digest of the id to the digest of the content. The
+content is fact, media type and schema, so a retry whose envelope has a new time is the same message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from agent.append_contract import AppendOutcome, Precondition
-from agent.batch import (
-    NO_DIGEST,
-    Batch,
-    BatchTooLarge,
-    Definitions,
-    Link,
-    SampleColumns,
-    seal_columns,
-    seal_messages,
-)
-from agent.fact_store.append.acks import Terms
-from agent.fact_store.append.admitting import admit, digest
+from agent.append_contract import AppendOutcome
+from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Definitions, Link, SampleColumns, seal_columns, seal_messages
 from agent.fact_store.append.group_commit import batch_sizes
+from agent.fact_store.append.message_plan import digest, plan_messages
+from agent.fact_store.append.queue import AppendMessages, AppendSamples
 from agent.fact_store.log import Appended, FactsRefused, Refused, digests_in
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
@@ -40,41 +29,14 @@ Slice = Callable[[int, int], Any]
 _UNSEALABLE = (ValueError, TypeError)
 
 
-@dataclass(slots=True, eq=False)
-class AppendSamples:
-    """Samples waiting to be sealed."""
-
-    stream: str
-    columns: SampleColumns
-    count: int
-    bytes: int
-    queued_ns: int
-    future: Future[Appended] = field(default_factory=Future)
-
-
-@dataclass(slots=True, eq=False)
-class AppendMessages:
-    """Messages waiting to be sealed, all that are admitted or none; checked, with the digests of their ids and contents."""
-
-    stream: str
-    messages: Sequence[Message]
-    keys: list[bytes]
-    contents: list[bytes]
-    bytes: int
-    queued_ns: int
-    terms: Terms | None = None  # without: answered when durable here
-    preconditions: Sequence[Precondition] = ()  # one for each message, or none at all
-    future: Future[list[AppendOutcome]] = field(default_factory=Future)
-
-
 def message_key(message: Message, own_zone: str) -> bytes:
-    """What the index knows a message id by: each zone that appends has its ids to itself. Neither text can hold a NUL."""
+    """The key of a message id in the index: each zone that appends has its own ids. Neither text can hold a NUL."""
     zone, own_id = message.envelope.from_zone, message.envelope.message_id.encode()
     return digest(own_id if zone == own_zone else zone.encode() + b"\0" + own_id)
 
 
 def content_digest(message: Message) -> bytes:
-    """What two messages with one id must have in common. None of the texts before the object can hold a NUL."""
+    """Digest of what makes two messages with one id equal. None of the texts before the object can hold a NUL."""
     envelope, fact = message.envelope, message.fact
     texts = (fact.subject, fact.predicate, envelope.object_media_type or "", envelope.object_schema or "")
     return digest(b"\0".join((*(text.encode() for text in texts), fact.object_json)))
@@ -131,12 +93,12 @@ def append_messages(
     def seal(some: Sequence[Message]) -> list[Batch]:
         return _sealed(seal_messages, link, lambda start, stop: some[start:stop], len(some), facts_target)
 
-    plan = admit(transaction, stream, appends, refused, is_strong=is_strong)
+    plan = plan_messages(transaction, stream, appends, refused, is_strong=is_strong)  # decision 0028
     try:
         batches = seal(plan.kept) if plan.kept else []
-    except _UNSEALABLE:  # the others anew, as if the bad ones had never been there
+    except _UNSEALABLE:  # plan the other messages again, without those that cannot be sealed
         refused |= _unsealable(stream, appends, refused, seal)
-        plan = admit(transaction, stream, appends, refused, is_strong=is_strong)
+        plan = plan_messages(transaction, stream, appends, refused, is_strong=is_strong)
         batches = seal(plan.kept) if plan.kept else []
     transaction.set_leases(stream, plan.leases)
     if batches:
@@ -154,7 +116,8 @@ def _unsealable(
     refused: Mapping[int, Refused],
     seal: Callable[[Sequence[Message]], object],
 ) -> dict[int, Refused]:
-    """Which appends hold a message that no batch takes, though it was checked: one that has changed since, most likely."""
+    """The appends with a message that cannot be sealed although it was checked; most likely it has been changed
+    since."""
     found = dict[int, Refused]()
     for number, append in enumerate(appends):
         for message in append.messages if number not in refused else ():
@@ -170,7 +133,7 @@ def _unsealable(
 
 
 def append_notice(transaction: Transaction, stream: str, message: Message) -> None:
-    """Store what the store says of itself, beside what it tells of; a notice told before stays told once."""
+    """Store a message of the store itself, in the transaction of what it is about; a repeat is stored once."""
     key, content = message_key(message, message.envelope.from_zone), content_digest(message)
     notice = AppendMessages(stream, [message], [key], [content], 0, 0)
     (outcome,) = append_messages(transaction, stream, [notice], 1)
@@ -181,8 +144,8 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
     ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
-    # Our own history has no gaps and the batches were sealed on its last link, so there is nothing to decide; asking
-    # `decide_insert` would cost as much as sealing a fact.
+    # This store's own history has no gaps, and the batches were sealed on its last link: there is nothing to decide,
+    # and `decide_insert` would cost as much as sealing a fact.
     first, last = batches[0].header, batches[-1]
     assert (first.first_sequence, first.previous_digest) == (
         (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)

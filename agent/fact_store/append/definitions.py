@@ -1,8 +1,9 @@
 """Tag definitions: made here, or received with the batches that need them.
 
-They are numbered densely per origin and never change; a changed tag is a new number. Each batch of samples carries how many
-its origin had made and a running digest over them, so what a peer hands over is believed only as far as some batch's digest
-vouches for it. A batch whose definitions did not come is refused: stored, it could never be read.
+They are numbered densely for each origin and never change; a changed tag gets a new number. Each batch of samples
+carries the number of definitions that its origin had made and a running digest over them, so a received definition is
+accepted only if the digest of a batch proves it. A batch without its definitions is refused, because it could not be
+read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agent.pages import ReceivedDefinition
 
 
 def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
-    """Numbers of definitions at this store: that of the same content where it was defined before, else the next."""
+    """Numbers of definitions in this store: the known number for known content, else the next."""
     count = transaction.catalog.own_definitions().count
     known = {
         body: at + 1 for at, body in enumerate(transaction.definition_bodies(transaction.catalog.own_origin, 0, count))
@@ -33,20 +34,20 @@ def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
 
 
 def check_readable(origin: Origin, number: int, body: bytes) -> None:
-    """Raise FactsRefused for bytes that are no tag definition: a digest vouches for bytes, not for what they mean."""
+    """Raise FactsRefused for bytes that are no tag definition: a digest proves bytes, not that they can be read."""
     try:
         TagDefinition.from_json(body)
     except MessageError as error:
         raise FactsRefused(f"definition {number} of {origin}: {error}") from error
 
 
-def vouched(
+def proven_definitions(
     transaction: Transaction, batches: Iterable[Batch], received: Iterable[ReceivedDefinition]
 ) -> dict[Origin, list[bytes]]:
-    """The definitions that must be stored with `batches`: those not known yet that the batches' digests vouch for.
+    """The definitions to be stored with `batches`: those that are not known yet, proven by the batches' digests.
 
-    Raises DefinitionsMissing where some did not come, ForkError where they are not what the origin defined, FactsRefused where one is no
-    definition.
+    Raises DefinitionsMissing where some were not received, ForkError where they are not what the origin defined,
+    FactsRefused for bytes that are no definition.
     """
     needed = {(batch.header.origin, batch.header.definitions) for batch in batches if batch.header.kind is Kind.SAMPLES}
     by_origin = dict[Origin, dict[int, bytes]]()
@@ -63,7 +64,7 @@ def vouched(
 
 
 def _fresh(transaction: Transaction, origin: Origin, ends: dict[int, bytes], received: dict[int, bytes]) -> list[bytes]:
-    """Bodies after those known of an origin, up to the highest number that one of its batches names."""
+    """Definitions after those known of an origin, up to the highest number that one of its batches names."""
     number = transaction.catalog.origins.get(origin)
     known = transaction.catalog.definitions.get(number, Definitions()) if number is not None else Definitions()
     for count, digest in ends.items():
@@ -74,9 +75,10 @@ def _fresh(transaction: Transaction, origin: Origin, ends: dict[int, bytes], rec
     for wanted in range(known.count + 1, max(ends) + 1):
         if wanted not in received:
             raise DefinitionsMissing(f"tag definition {wanted} of {origin} did not come; held are {known.count}")
-        check_readable(origin, wanted, received[wanted])
         bodies.append(received[wanted])
         running = running.extended(received[wanted])
         if ends.get(wanted, running.digest) != running.digest:
             raise ForkError(f"tag definitions up to {wanted} of {origin} are not those its batches were sealed with")
+    for number, body in enumerate(bodies, known.count + 1):
+        check_readable(origin, number, body)
     return bodies

@@ -1,29 +1,62 @@
-"""What waits for the writer: bounded in facts and in bytes, and sorted into what one commit takes.
+"""The queue before the writer: bounded in facts and in bytes, sorted into what one commit takes.
 
-Not thread-safe by itself: the writer's lock is held around every call. Full means StoreBusy at once, because only the caller
-knows how to slow its source; nothing is ever dropped from here.
+Not thread-safe by itself: the writer holds its lock around every call. A full queue raises StoreBusy at once, because
+only the caller can slow its source; nothing is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.fact_store.append.append import AppendMessages, AppendSamples
-from agent.fact_store.append.group_commit import Waiting
-from agent.fact_store.log import FactsRefused, StoreBusy
+from agent.append_contract import AppendOutcome, Precondition
+from agent.batch import SampleColumns
+from agent.fact_store.append.acks import AckTerms
+from agent.fact_store.append.group_commit import QueuedSamples
+from agent.fact_store.log import Appended, FactsRefused, StoreBusy
 from agent.fact_store.sqlite import Transaction
+from agent.message import Message
 
-CALLS_MAX = 10_000  # a consumer has one confirmation in flight, a peer two pages; more is somebody who does not wait
+CALLS_MAX = (
+    10_000  # a consumer has one confirmation in flight, a peer two pages: more means a caller that does not wait
+)
+
+
+@dataclass(slots=True, eq=False)
+class AppendSamples:
+    """Samples waiting to be sealed."""
+
+    stream: str
+    columns: SampleColumns
+    count: int
+    bytes: int
+    queued_ns: int
+    future: Future[Appended] = field(default_factory=Future)
+
+
+@dataclass(slots=True, eq=False)
+class AppendMessages:
+    """Messages waiting to be sealed, all that are admitted or none; checked, with the digests of their ids and
+    contents."""
+
+    stream: str
+    messages: Sequence[Message]
+    keys: list[bytes]
+    contents: list[bytes]
+    bytes: int
+    queued_ns: int
+    terms: AckTerms | None = None  # without: answered when durable here
+    preconditions: Sequence[Precondition] = ()  # one for each message, or none at all
+    future: Future[list[AppendOutcome]] = field(default_factory=Future)
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Anything else than an append: runs inside the transaction, after the appends; `is_early`, before them.
+    """Any other work: runs inside the transaction, after the appends, or before them if `is_early`.
 
-    `stream` names the one that it adds facts to, if it does: then it needs room there.
+    `stream` names the stream to which it adds facts, if any: it is refused while that stream is full.
     """
 
     name: str
@@ -39,7 +72,7 @@ Work = AppendSamples | AppendMessages | Call
 
 
 @dataclass(slots=True)
-class Group:
+class CommitGroup:
     """What one commit takes."""
 
     samples: dict[str, list[AppendSamples]] = field(default_factory=dict)
@@ -59,8 +92,8 @@ class Group:
         return not (self.samples or self.messages or self.early or self.calls)
 
 
-class Room:
-    """Space for work in the queue: so many pieces (facts, or calls) of so many bytes."""
+class QueueLimit:
+    """Room for work in the queue: a number of pieces (facts, or calls) and of bytes."""
 
     def __init__(self, what: str, count_max: int, bytes_max: int) -> None:
         self.what = what
@@ -70,7 +103,7 @@ class Room:
         self.bytes = 0
 
     def reserve(self, count: int, size: int) -> None:
-        """Take space for work about to come. Raises StoreBusy when there is none now, FactsRefused when there never will be."""
+        """Take room for work. Raises StoreBusy while there is too little, FactsRefused for work that never fits."""
         if count > self.count_max or size > self.bytes_max:
             raise FactsRefused(
                 f"{count} {self.what} of {size} bytes at once, the queue holds {self.count_max} and {self.bytes_max}",
@@ -82,40 +115,40 @@ class Room:
         self.bytes += size
 
     def release(self, count: int, size: int) -> None:
-        """Give space back."""
+        """Give room back."""
         self.count -= count
         self.bytes -= size
         assert self.count >= 0
         assert self.bytes >= 0
 
 
-class Queue:
-    """Work in the order it came, with the sums that pace is decided by.
+class WriteQueue:
+    """Work in the order in which it came, with the sums that the group commit decides on.
 
-    Appends and calls have room of their own: a plant that floods its store must not keep peers from confirming what would
-    free it, nor the other way round.
+    Appends and calls have limits of their own: a flood of samples must not keep peers from confirming, which frees
+    space, nor the other way round.
     """
 
     def __init__(self, facts_max: int, bytes_max: int) -> None:
-        self.appends = Room("facts", facts_max, bytes_max)
-        self.calls = Room("calls", CALLS_MAX, bytes_max)
+        self.appends = QueueLimit("facts", facts_max, bytes_max)
+        self.calls = QueueLimit("calls", CALLS_MAX, bytes_max)
         self._samples: dict[str, list[AppendSamples]] = {}
-        self._waiting: dict[str, Waiting] = {}
-        self._urgent = Group()
+        self._waiting: dict[str, QueuedSamples] = {}
+        self._urgent = CommitGroup()
         self._urgent_count = 0
 
     @property
-    def waiting(self) -> Mapping[str, Waiting]:
+    def waiting(self) -> Mapping[str, QueuedSamples]:
         """Samples per stream."""
         return self._waiting
 
     @property
     def is_urgent(self) -> bool:
-        """Whether something else than samples waits."""
+        """Whether other work than samples waits."""
         return self._urgent_count > 0
 
     def reserve(self, work: Work) -> None:
-        """Take room for a piece of work; raises as `Room.reserve`."""
+        """Take room for a piece of work; raises as `QueueLimit.reserve`."""
         room, count, size = self._room(work)
         room.reserve(count, size)
 
@@ -124,36 +157,36 @@ class Queue:
         room, count, size = self._room(work)
         room.release(count, size)
 
-    def put_samples(self, append: AppendSamples) -> Waiting:
-        """Queue samples for which room was reserved; returns what now waits of their stream."""
+    def put_samples(self, append: AppendSamples) -> QueuedSamples:
+        """Queue samples for which room is reserved; returns what now waits of their stream."""
         stream = append.stream
         self._samples.setdefault(stream, []).append(append)
         before = self._waiting.get(stream)
         facts, oldest_ns = append.count, append.queued_ns
         if before is not None:
             facts, oldest_ns = before.facts + facts, before.oldest_ns
-        found = self._waiting[stream] = Waiting(facts, oldest_ns)
+        found = self._waiting[stream] = QueuedSamples(facts, oldest_ns)
         return found
 
     def put_messages(self, append: AppendMessages) -> None:
-        """Queue messages for which room was reserved."""
+        """Queue messages for which room is reserved."""
         self._urgent.messages.setdefault(append.stream, []).append(append)
         self._urgent_count += 1
 
     def put_call(self, call: Call) -> None:
-        """Queue a call for which room was reserved."""
+        """Queue a call for which room is reserved."""
         (self._urgent.early if call.is_early else self._urgent.calls).append(call)
         self._urgent_count += 1
 
-    def take(self, streams: tuple[str, ...]) -> Group:
-        """Everything urgent, and the samples of these streams. Their room stays taken until `release`."""
-        group, self._urgent, self._urgent_count = self._urgent, Group(), 0
+    def take(self, streams: tuple[str, ...]) -> CommitGroup:
+        """All work except samples, and the samples of these streams. Their room stays taken until `release`."""
+        group, self._urgent, self._urgent_count = self._urgent, CommitGroup(), 0
         for stream in streams:
             group.samples[stream] = self._samples.pop(stream)
             del self._waiting[stream]
         return group
 
-    def _room(self, work: Work) -> tuple[Room, int, int]:
+    def _room(self, work: Work) -> tuple[QueueLimit, int, int]:
         match work:
             case AppendSamples():
                 return self.appends, work.count, work.bytes

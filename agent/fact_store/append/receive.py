@@ -1,10 +1,11 @@
-"""A peer's page: batches sealed elsewhere, stored once, byte for byte, together with how far that peer has been read.
+"""A peer's page: batches sealed elsewhere, stored once, byte for byte, together with the peer's position.
 
-All or nothing: one batch that contradicts what is held of the peer's present epoch, or lacks its definitions, and the page changes
-nothing but the list of incidents; what contradicts it otherwise is passed over and named. What is held already is skipped, after
-comparing it with what is stored: a gateway restored from an old image offers sequences we have, with other content, and to call those
-duplicates would lose them without a word. What retention has released here cannot be compared; where the peer's history is known to be
-another one, that is said by name.
+A page is stored whole or not at all. A batch of the peer's present epoch that contradicts the facts held, or a batch
+without its definitions, refuses the page, and only an incident is recorded. A batch of another epoch that contradicts
+them is passed over and reported (decision 0041). A batch that is held already is compared with the stored one before it
+is skipped: a gateway restored from an old image sends other facts under the same sequences, and taking them for
+duplicates would lose them. What retention has released here can no longer be compared; where the origin may have two
+histories, that is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from agent import batch as batch_format
 from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
-from agent.fact_store.append.definitions import vouched
+from agent.fact_store.append.definitions import proven_definitions
 from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide_insert, digests_in, messages_in, stream_fact
 from agent.fact_store.sqlite import Transaction
 from agent.pages import Gap, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
@@ -24,7 +25,7 @@ from agent.pages import Gap, HeldRange, OriginRange, PeerPosition, PutResult, Re
 
 @dataclass(frozen=True, slots=True)
 class ReceivedPage:
-    """A page whose batches have been checked, each by itself."""
+    """A page whose batches have been checked one by one."""
 
     peer: str
     stream: str
@@ -36,22 +37,22 @@ class ReceivedPage:
 
 
 @dataclass(slots=True)
-class _Plan:
-    """What storing a page will do, worked out before anything is written."""
+class _PagePlan:
+    """What storing a page writes, worked out before anything is written."""
 
     ranges: dict[batch_format.Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
     fresh: dict[tuple[batch_format.Origin, int], HeldRange] = field(default_factory=dict)
     inserts: list[Batch] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
-    uncompared: dict[OriginRange, None] = field(default_factory=dict)  # in their order
+    uncompared: dict[OriginRange, None] = field(default_factory=dict)  # an ordered set
     unproven: set[int] = field(default_factory=set)  # numbers of origins
     duplicate_facts: int = 0
 
 
-def check_batches(stream: str, batches: Iterable[Batch]) -> None:
-    """Raise BatchError for a batch that cannot be stored in `stream`: a slice, or a batch of another stream. Reads headers only: the
-    caller has parsed each batch and read its content (`agent.batch.parse`, `agent.batch.verify`)."""
+def check_headers(stream: str, batches: Iterable[Batch]) -> None:
+    """Raise BatchError for a batch that cannot be stored in `stream`: a slice, or a batch of another stream. Reads
+    headers only: the caller has parsed each batch and read its content (`agent.batch.parse`, `agent.batch.verify`)."""
     for batch in batches:
         header = batch.header
         if header.is_slice:
@@ -62,14 +63,15 @@ def check_batches(stream: str, batches: Iterable[Batch]) -> None:
             raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
 
 
-def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
-    """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing; then nothing is stored."""
-    plan = _planned(transaction, page)
+def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
+    """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing, FactsRefused; then
+    nothing is stored."""
+    plan = _plan_page(transaction, page)
     try:
-        definitions = vouched(transaction, plan.inserts, page.definitions)
-    except ForkError:  # which of the batches is it whose tags mean something else here?
-        plan = _planned(transaction, page, are_tags_compared=True)
-        definitions = vouched(transaction, plan.inserts, page.definitions)
+        definitions = proven_definitions(transaction, plan.inserts, page.definitions)
+    except ForkError:  # plan again, and find the batches whose tags are defined differently here
+        plan = _plan_page(transaction, page, are_tags_compared=True)
+        definitions = proven_definitions(transaction, plan.inserts, page.definitions)
     stream = transaction.stream(page.stream)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
@@ -84,9 +86,9 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_incident(
             "gap", subject, f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
         )
-    _remember_holes(transaction, page)
-    _remember_refused(transaction, page, plan.refused)
-    _remember_uncompared(transaction, page, plan.uncompared)
+    _report_holes(transaction, page)
+    _report_refused(transaction, page, plan.refused)
+    _report_uncompared(transaction, page, plan.uncompared)
     for number in plan.unproven:
         transaction.add_unproven(stream.id, number)
     transaction.set_peer_position(page.peer, stream, page.position)
@@ -96,9 +98,9 @@ def put(transaction: Transaction, page: ReceivedPage) -> PutResult:
     return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared)
 
 
-def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
-    """An incident for what the peer no longer has of what we had not read yet. What it had let go of before we ever came to
-    it was never ours, and a page that comes again tells nothing new."""
+def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
+    """Record an incident for facts that the peer released before they were read. What it released before the first
+    fetch was never due here, and a page that comes again reports nothing new."""
     known = transaction.catalog.peers.get((page.peer, page.stream))
     for first_offset, last_offset, reason in page.holes:
         if known is None and first_offset == 1 and reason == "expired":
@@ -112,29 +114,29 @@ def _remember_holes(transaction: Transaction, page: ReceivedPage) -> None:
         )
 
 
-def _remember_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
-    """For each run of sequences of which the peer has other facts than we, an incident for who looks here, and a notice for who reads
-    what we pass on: nowhere else would it show that there are more."""
+def _report_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
+    """For each range of sequences under which the peer has other facts, record an incident here, and append a notice
+    for the zones that read from this store."""
     for one in refused:
         why = (
-            f"{page.peer} has other facts under these sequences than follow what is held here: {one.zone} went on from an old copy of its"
-            f" store. They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them"
+            f"{page.peer} has other facts under these sequences than this store: {one.zone} continued from an old copy of its store."
+            f" They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them"
         )
-        _remember(transaction, page, one, "refused", why)
+        _report(transaction, page, one, "refused", why)
 
 
-def _remember_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Iterable[OriginRange]) -> None:
-    """The same for facts that were taken for those that were here, though nobody can say so any more."""
+def _report_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Iterable[OriginRange]) -> None:
+    """The same for facts that were taken for duplicates and could not be compared, because they were released here."""
     for one in uncompared:
         why = (
-            f"{page.peer} has offered some of these sequences, and {one.zone} went on from an old copy of its store: what was released here"
-            f" before could not be compared, and may be other facts there; bsfg store export reads them at {page.peer}, as long as it"
-            " keeps them"
+            f"{page.peer} has sent some of these sequences again, and {one.zone} continued from an old copy of its store: what was released"
+            f" here could not be compared, and may be other facts there; bsfg store export reads them at {page.peer}, as long as it keeps"
+            " them"
         )
-        _remember(transaction, page, one, "uncompared", why)
+        _report(transaction, page, one, "uncompared", why)
 
 
-def _remember(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
+def _report(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
     """An incident and a notice about sequences of an origin."""
     origin = batch_format.Origin(one.zone, one.epoch)
     place = f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}"
@@ -145,33 +147,37 @@ def _remember(transaction: Transaction, page: ReceivedPage, one: OriginRange, ki
     transaction.add_incident(kind, place, why)
 
 
-def _planned(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> _Plan:
-    """What to do with each batch. Raises ForkError for what contradicts what is held, where the peer can still mend that: in the epoch in
-    which its store goes on. Any other contradiction stays one whatever is done, so that batch is passed over, and named: both histories
-    are true, and only one of them fits here (decision 0041)."""
-    plan, present = _Plan(), batch_format.Origin(page.peer, page.position.epoch)
+def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> _PagePlan:
+    """What to do with each batch. Raises ForkError for a contradiction in the peer's present epoch, which the peer can
+    still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
+    here. That batch is passed over and reported (decision 0041)."""
+    plan, present = _PagePlan(), batch_format.Origin(page.peer, page.position.epoch)
     for batch in page.batches:
         origin = batch.header.origin
         try:
             if are_tags_compared and origin != present:
-                vouched(transaction, [batch], page.definitions)
-            is_uncompared = _plan(transaction, plan, batch)
+                proven_definitions(transaction, [batch], page.definitions)
+            is_uncompared = _plan_batch(transaction, plan, batch)
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
-                raise
+                raise  # the peer can still resolve it, by a new epoch (decisions 0030, 0041)
             _refuse(plan, batch.header)
-            _name_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
+            _note_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:
             if is_uncompared:
-                is_left = _is_left(transaction, plan, page, origin)
-                _name_released(transaction, plan, batch.header, batch.header.last_sequence, is_left=is_left)
-    _name_unproven(transaction, plan, page)
+                has_two_histories = _may_have_two_histories(transaction, plan, page, origin)
+                _note_released(
+                    transaction, plan, batch.header, batch.header.last_sequence, has_two_histories=has_two_histories
+                )
+    _add_unproven_ranges(transaction, plan, page)
     return plan
 
 
-def _is_left(transaction: Transaction, plan: _Plan, page: ReceivedPage, origin: batch_format.Origin) -> bool:
-    """Whether a zone has gone on under another epoch than that of `origin`, or the page has shown that it should have, or the peer's log was
-    put together anew: then there may be two histories of the origin."""
+def _may_have_two_histories(
+    transaction: Transaction, plan: _PagePlan, page: ReceivedPage, origin: batch_format.Origin
+) -> bool:
+    """Whether there may be two histories of an origin: its zone has begun another epoch, or the page shows that it
+    should have, or the peer's own log began another epoch."""
     present = batch_format.Origin(page.peer, page.position.epoch)
     if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
         return True
@@ -189,13 +195,13 @@ def _is_left(transaction: Transaction, plan: _Plan, page: ReceivedPage, origin: 
 
 
 def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
-    """Whether this is the first page of another epoch of the peer."""
+    """Whether the page is the first of another epoch of the peer."""
     known = transaction.catalog.peers.get((page.peer, page.stream))
     return known is not None and known.epoch != page.position.epoch
 
 
-def _refuse(plan: _Plan, header: batch_format.Header) -> None:
-    """Pass over a batch; runs of them are told as one."""
+def _refuse(plan: _PagePlan, header: batch_format.Header) -> None:
+    """Pass over a batch; consecutive ones are reported as one range."""
     zone, epoch, first_sequence = header.origin.zone, header.origin.epoch, header.first_sequence
     last = plan.refused[-1] if plan.refused else None
     if last is not None and (zone, epoch, first_sequence) == (last.zone, last.epoch, last.last_sequence + 1):
@@ -203,9 +209,9 @@ def _refuse(plan: _Plan, header: batch_format.Header) -> None:
     plan.refused.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
-def _name_unproven(transaction: Transaction, plan: _Plan, page: ReceivedPage) -> None:
-    """Name what could not be compared before, where the page is the first to bring facts of its zone's next epoch, or where the peer, which
-    may have relayed it, begins one."""
+def _add_unproven_ranges(transaction: Transaction, plan: _PagePlan, page: ReceivedPage) -> None:
+    """Report what could not be compared before, if this page is the first with facts of the next epoch of that zone, or
+    of the peer, which may have relayed them."""
     catalog = transaction.catalog
     known = catalog.streams.get(page.stream)
     if known is None or not catalog.unproven:
@@ -217,33 +223,38 @@ def _name_unproven(transaction: Transaction, plan: _Plan, page: ReceivedPage) ->
         if (is_restart or origin.zone in begun) and (known.id, number) in catalog.unproven:
             for one in catalog.held.get((known.id, number), ()):
                 if transaction.batch_at(known.id, number, one.first_sequence) is None:
-                    _name(plan, origin, one)
+                    _add_uncompared(plan, origin, one)
 
 
-def _name(plan: _Plan, origin: batch_format.Origin, one: HeldRange) -> None:
+def _add_uncompared(plan: _PagePlan, origin: batch_format.Origin, one: HeldRange) -> None:
     plan.uncompared[OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence)] = None
 
 
-def _name_released(
-    transaction: Transaction, plan: _Plan, header: batch_format.Header, sequence: int, *, is_left: bool = True
+def _note_released(
+    transaction: Transaction,
+    plan: _PagePlan,
+    header: batch_format.Header,
+    sequence: int,
+    *,
+    has_two_histories: bool = True,
 ) -> None:
-    """Name the facts held around a sequence, where the batch that holds it was released here since: then nobody can say whether the peer's,
-    which may be of another history, are the same, nor whether those before it were. Unless the origin's zone has left it (`is_left`), that is
-    only remembered, for the case that it has."""
+    """Report the held range around a sequence if the batch with that sequence was released here: then the peer's facts,
+    and those before them, can no longer be compared. If the origin is not known to have two histories, this is only
+    stored, for the case that it has."""
     catalog = transaction.catalog
     known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
     if known is None or number is None or transaction.batch_at(known.id, number, sequence) is not None:
         return
     for one in catalog.held.get((known.id, number), ()):
         if one.first_sequence <= sequence <= one.last_sequence:
-            if is_left:
-                _name(plan, header.origin, one)
+            if has_two_histories:
+                _add_uncompared(plan, header.origin, one)
             else:
                 plan.unproven.add(number)
 
 
-def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
-    """Decide on one batch, knowing those before it in the page; True where it is taken for one that is held, and nothing is there to
+def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
+    """Decide on one batch, with those before it in the page; True where it counts as a duplicate and nothing is left to
     compare it with. Raises ForkError."""
     header, catalog = batch.header, transaction.catalog
     origin, offered = header.origin, HeldRange.of(header, batch.digest)
@@ -261,7 +272,7 @@ def _plan(transaction: Transaction, plan: _Plan, batch: Batch) -> bool:
             decision = Fork(f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored")
     if isinstance(decision, Insert) and number == catalog.own_origin:
         decision = Fork(
-            f"sequences {offered.first_sequence} to {offered.last_sequence} are ours, and we never wrote them"
+            f"sequences {offered.first_sequence} to {offered.last_sequence} are of this store, which never wrote them"
         )
     match decision:
         case Fork(why):

@@ -15,15 +15,15 @@ from typing import Any
 
 from agent.append_contract import AppendOutcome
 from agent.fact_store.append import (
+    AckTerms,
     AppendMessages,
     Follower,
     Pending,
     Queued,
-    Terms,
-    falls_out_ns,
-    judge,
-    judge_new,
-    reached,
+    acknowledged_offset,
+    decide_ack,
+    decide_new_ack,
+    out_of_sync_ns,
 )
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.log import Catalog
@@ -63,7 +63,7 @@ class AckWaiters:
 
     def __init__(self, activity: ConsumerActivity) -> None:
         self._activity = activity
-        self._groups: dict[Terms, _Group] = {}
+        self._groups: dict[AckTerms, _Group] = {}
         self._counts: Counter[str] = Counter()
         self.alarm_ns = NEVER_NS
         """Monotonic time at which `settle` is due without a commit, in nanoseconds."""
@@ -81,7 +81,7 @@ class AckWaiters:
             return
         waiting = _Waiter(append, outcome, offset, now_ns)
         followers = self._activity.followers(catalog, terms.stream)
-        decision = judge_new(offset, terms, followers, now_ns)
+        decision = decide_new_ack(offset, terms, followers, now_ns)
         if isinstance(decision, Pending) and self._counts[terms.stream] >= WAITING_MAX:
             decision = Queued(f"{WAITING_MAX} appends to {terms.stream} wait for its consumers already")
         match decision:
@@ -92,7 +92,7 @@ class AckWaiters:
                 self._counts[terms.stream] += 1
                 self.alarm_ns = min(self.alarm_ns, until_ns)
             case Queued(why):
-                _set(append, _queued(outcome, reached(terms, followers, now_ns), why))
+                _set(append, _queued(outcome, acknowledged_offset(terms, followers, now_ns), why))
             case _:
                 _set(append, outcome)
 
@@ -114,7 +114,7 @@ class AckWaiters:
                     self._finish(terms, waiting, _queued(waiting.outcome, 0, why))
         self._groups.clear()
 
-    def _answer_released(self, terms: Terms, group: _Group, released_offset: int) -> None:
+    def _answer_released(self, terms: AckTerms, group: _Group, released_offset: int) -> None:
         """Answer appends whose facts were released while they waited as `queued`.
 
         They were not confirmed: frontiers pass over released facts, which is no confirmation. Each commit is settled before the next, so
@@ -125,8 +125,8 @@ class AckWaiters:
             if not waiting.is_answered:
                 self._finish(terms, waiting, _queued(waiting.outcome, 0, _GONE, goes_on=False))
 
-    def _settle_group(self, terms: Terms, group: _Group, followers: Sequence[Follower], now_ns: int) -> None:
-        reach = reached(terms, followers, now_ns)
+    def _settle_group(self, terms: AckTerms, group: _Group, followers: Sequence[Follower], now_ns: int) -> None:
+        reach = acknowledged_offset(terms, followers, now_ns)
         while group.by_offset and (group.by_offset[0].is_answered or group.by_offset[0].offset <= reach):
             waiting = heapq.heappop(group.by_offset)
             if not waiting.is_answered:
@@ -134,7 +134,7 @@ class AckWaiters:
         while group.by_time:
             waiting = group.by_time[0]
             if not waiting.is_answered:
-                decision = judge(waiting.offset, terms, followers, waiting.since_ns, now_ns)
+                decision = decide_ack(waiting.offset, terms, followers, waiting.since_ns, now_ns)
                 if isinstance(decision, Pending):
                     break
                 assert isinstance(decision, Queued), decision
@@ -147,10 +147,10 @@ class AckWaiters:
         if group.by_time:
             deadline_ns = group.by_time[0].since_ns + terms.timeout_ns
             lowest = next(one for one in group.by_offset if not one.is_answered).offset
-            out_ns = falls_out_ns(lowest, terms, followers, now_ns, deadline_ns)
+            out_ns = out_of_sync_ns(lowest, terms, followers, now_ns, deadline_ns)
             self.alarm_ns = min(self.alarm_ns, deadline_ns, out_ns)
 
-    def _finish(self, terms: Terms, waiting: _Waiter, outcome: Any) -> None:
+    def _finish(self, terms: AckTerms, waiting: _Waiter, outcome: Any) -> None:
         waiting.is_answered = True
         self._counts[terms.stream] -= 1
         _set(waiting.append, outcome)

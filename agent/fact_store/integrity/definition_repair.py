@@ -54,11 +54,12 @@ def _repair(
     right = _running(transaction.definition_bodies(origin, 0, first - 1))
     offered = list[tuple[int, bytes, bytes]]()
     for number in sorted(bodies):
-        check_readable(header.origin, number, bodies[number])
         right = right.extended(bodies[number])
         offered.append((number, right.digest, bodies[number]))
     if right != header.definitions:
         raise ForkError(f"{what} up to {right.count} are not those that the batch at {header.first_sequence} names")
+    for number, _, body in offered:
+        check_readable(header.origin, number, body)
     count = _put_back(transaction, origin, offered)
     if count:
         numbers = f"{offered[0][0]} to {offered[-1][0]}"

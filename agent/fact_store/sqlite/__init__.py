@@ -1,6 +1,7 @@
-"""The store's file: connections and their PRAGMAs, the schema and its migrations, transactions, recovery at opening, message ids.
+"""The store's file: connections and their PRAGMAs, schema and migrations, transactions, recovery at opening, message
+ids.
 
-The only room that opens the file or names a table; statements stand in `queries.sql`.
+Only this folder opens the file or names a table; all statements are in `queries.sql`.
 """
 
 from agent.fact_store.sqlite.connection import (

@@ -1,12 +1,12 @@
-"""Connections to the store's file: one that writes, any number that read, and the lock that keeps it so.
+"""Connections to the store's file: one that writes, any number that read, and the lock that admits one writing process.
 
-Promised: a writer has the settings that durability rests on, set and read back; a second process that wants to write is told
-so instead of let in; nobody here ever opens the database file except through SQLite, because closing any other descriptor of
-it would drop SQLite's locks.
+Promised: a writer has the settings on which durability rests, set and read back; a second process that wants to write
+is refused (StoreLocked); the database file is opened only through SQLite, because closing any other descriptor of it
+would drop SQLite's locks.
 
 The lock is a file of its own (`facts.db.lock`, flock): the kernel frees it when the process dies, however it dies.
 
-Connections come from a `Connect` function so that a test can hand in others, with faults in them.
+Connections come from a `Connect` function, so that a test can inject faults.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Connect = Callable[[str], sqlite3.Connection]
 
 
 class SecondWriter(sqlite3.DatabaseError):
-    """Somebody else committed to the store's file while it was open here."""
+    """Another connection has committed to the store's file while this one had it open."""
 
 
-APPLICATION_ID = 0x42534647  # "BSFG": what `file` and the next program see
+APPLICATION_ID = 0x42534647  # "BSFG", so that other programs can recognise the file
 PAGE_BYTES = 4096
 BUSY_MS = 5000  # only recovery after a crash, started by a reader, can make a writer wait
 
-# Written into an empty file, before its first table; cannot be changed later.
+# Set in an empty file, before its first table; cannot be changed later.
 _NEW_FILE = (
     ("page_size", PAGE_BYTES, PAGE_BYTES),
     ("auto_vacuum", "INCREMENTAL", 2),  # retention gives space back without rewriting the file
-    ("application_id", APPLICATION_ID, APPLICATION_ID),  # last: it is the one that writes
+    ("application_id", APPLICATION_ID, APPLICATION_ID),  # last: it is the one that writes to the file
 )
 # pragma, value to set, value to read back
 _WRITER = (
@@ -57,7 +57,7 @@ _WRITER = (
     ("cache_size", -8192, -8192),
     ("mmap_size", 0, 0),  # SQLite's WAL-reset bug and I/O errors as SIGBUS
     ("foreign_keys", "ON", 1),
-    ("recursive_triggers", "ON", 1),  # without it REPLACE deletes behind the triggers' back
+    ("recursive_triggers", "ON", 1),  # without it, REPLACE deletes rows without running the triggers
     ("busy_timeout", BUSY_MS, BUSY_MS),
 )
 _READER = (
@@ -69,27 +69,29 @@ _READER = (
 
 
 def connect(uri: str) -> sqlite3.Connection:
-    """A plain connection: explicit transactions only, usable from the thread that owns it at the time."""
+    """A plain connection: explicit transactions only, usable from any one thread at a time."""
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
 
 
 def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
-    """The one connection that writes `path`, made if it does not exist; the caller holds the lock. Raises StoreUnusable."""
+    """The one connection that writes `path`, made if it does not exist; the caller holds the lock. Raises
+    StoreUnusable."""
     connection = None
     try:
         connection = connect_to(_uri(path, "rwc"))
         if not _pragma(connection, "application_id") and not connection.execute(QUERIES["tables"]).fetchone()[0]:
-            _set(connection, _NEW_FILE)  # also what a power cut left of such a beginning: SQLite commits each of these
+            _set(connection, _NEW_FILE)  # also after a power cut in the middle: SQLite commits each of these by itself
         found = _pragma(connection, "application_id")
         if found != APPLICATION_ID:
             raise StoreForeign(f"{path} is a SQLite file of another program (application id {found})", "name another")
         _set(connection, _WRITER)
     except (sqlite3.Error, UnicodeDecodeError, StoreUnusable) as error:
         if connection is not None:
-            connection.close()  # at once: closed later, it might remove the log of the file that then has this name
+            # At once: closed later, it could delete the log of another file that has this name by then.
+            connection.close()
         if isinstance(error, StoreUnusable):
             raise
-        if isinstance(error, UnicodeDecodeError):  # SQLite quotes the broken text, and Python expects UTF-8
+        if isinstance(error, UnicodeDecodeError):  # SQLite quotes the damaged text, and Python expects UTF-8
             raise StoreDamaged(f"{path}: {error}") from error
         raise opening_error(path, error) from error
     return connection
@@ -119,7 +121,7 @@ def lock(path: Path) -> int:
     except OSError as error:
         raise StoreUnusable(
             f"{path.parent} cannot be written: {error.strerror}",
-            "the node's user must own state_dir, on a disk it may write",
+            "the node's user must own state_dir, on a writable disk",
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,21 +129,21 @@ def lock(path: Path) -> int:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)
         raise StoreLocked(f"{path} is open in another process (pid {holder})") from error
-    with suppress(OSError):  # who it is, for `StoreLocked`; a full disk must not keep a node from serving what it holds
+    with suppress(OSError):  # the pid, for StoreLocked; a full disk must not keep the store from opening
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
 def unlock(descriptor: int) -> None:
-    """Let others have the store. The lock file stays: removing it would let two processes lock two files of one name."""
+    """Release the lock. The lock file stays: if it were removed, two processes could lock two files of one name."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
     os.close(descriptor)
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a file, 0 where there is none; asks the folder, never opens the file."""
+    """Size of a file in bytes, 0 where there is none; does not open the file."""
     try:
         return path.stat().st_size
     except OSError:
@@ -149,7 +151,7 @@ def file_bytes(path: Path) -> int:
 
 
 def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
-    """What an SQLite error means to somebody who tried to open `path`."""
+    """The store's error for an SQLite error at opening."""
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
         return StoreDamaged(f"{path}: {error}")
@@ -166,9 +168,9 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
 
 @contextmanager
 def reading_tables(path: Path) -> Iterator[None]:
-    """Around what reads tables that this program has made, and does nothing else: what SQLite cannot read there is damage, and so is
-    a value of a kind that no version of this program has written (a flipped bit makes a number a NULL or a text, in spite of
-    every constraint). Raises StoreUnusable."""
+    """Around code that only reads tables of this program: what SQLite cannot read there is damage, and so is a value of
+    the wrong type (a flipped bit turns a number into NULL or text, in spite of every constraint). Raises
+    StoreUnusable."""
     try:
         yield
     except sqlite3.Error as error:
@@ -178,19 +180,20 @@ def reading_tables(path: Path) -> Iterator[None]:
 
 
 def reading_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
-    """What an error means to somebody who reads tables that this program has made."""
+    """The store's error for an SQLite error while reading tables of this program."""
     return StoreDamaged(f"{path}: {error}") if is_damage(error) else opening_error(path, error)
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error of a statement that reads says that the file is damaged, and not that the disk or a lock is in the way."""
+    """Whether an error of a reading statement means a damaged file, and not a disk error or a lock."""
     name = getattr(error, "sqlite_errorname", "")
-    is_text = not name and "UTF-8" in str(error)  # Python's own: a text that the disk has changed
+    is_text = not name and "UTF-8" in str(error)  # raised by Python for damaged text
     return is_text or name == "SQLITE_ERROR" or name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
 
 
 def running_error(path: Path, error: sqlite3.Error) -> StoreError:
-    """What an SQLite error means to a store that is open: what came before anything was written is survived, nothing else."""
+    """The store's error for an SQLite error while it is open: StoreBusy and StoreFull, raised before anything is
+    written, are survived."""
     name = getattr(error, "sqlite_errorname", "") or type(error).__name__
     if isinstance(error, SecondWriter):
         return StoreFailed(f"{path}: another program has written to the store", "end it, then restart the node")
@@ -206,7 +209,7 @@ def running_error(path: Path, error: sqlite3.Error) -> StoreError:
 
 
 def _set(connection: sqlite3.Connection, pragmas: tuple[tuple[str, str | int, str | int], ...]) -> None:
-    """Set each pragma and read it back: SQLite ignores what it does not like, without a word."""
+    """Set each pragma and read it back: SQLite ignores an invalid value without an error."""
     for name, value, expected in pragmas:
         connection.execute(f"PRAGMA {name} = {value}").close()
         found = _pragma(connection, name)

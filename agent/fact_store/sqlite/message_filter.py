@@ -1,15 +1,16 @@
-"""Which generations of message ids may hold a key: a few bytes of each key, so that a new id is known to be new without
-looking into the tables. Core: no IO.
+"""A filter of message ids: which generations may hold a key, so that a new id costs no look-up in the tables. Core: no
+IO.
 
-Keys are digests, so any of their bits are as good as a hash. The first 13 choose one of 8192 buckets; a bucket holds, in the
-order in which keys came, three bytes each: two more of the key (its fingerprint) and the generation, modulo 256. One search
-through one bucket answers for all generations at once: 1.2 kB to go through for every four million keys.
+Keys are digests, so any of their bits serve as a hash. The first 13 choose one of 8192 buckets; a bucket holds three
+bytes for each key, in the order in which keys came: two more bytes of the key (its fingerprint) and the generation,
+modulo 256. One search through one bucket answers for all generations at once: 1.2 kB for every four million keys.
 
-Promised: a key that was added is always among the candidates. A key that was not is one with a chance of one in 500,000
-for each key of its bucket (1.9 % with ten million keys in all); that costs a look into the table and nothing else.
+Promised: a key that was added is always among the candidates. A key that was not added is a false positive with a
+chance of one in 500,000 for each key of its bucket (1.9 % with ten million keys in all), which costs one look-up in the
+table.
 
-A generation that is full is summed up (`Summary`: how many keys in each bucket, then their fingerprints), kept in a table, and
-taken in again when the store is opened.
+The summary of a full generation (`Summary`: the number of keys in each bucket, then their fingerprints) is kept in a
+table and loaded when the store is opened.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ Summary = bytes
 
 
 class MessageFilter:
-    """What is remembered of the keys of one stream."""
+    """The filter of one stream."""
 
     def __init__(self) -> None:
-        self._buckets: list[bytearray | None] = [None] * BUCKETS  # made when needed: most streams have few messages
+        self._buckets: list[bytearray | None] = [None] * BUCKETS  # created when needed: most streams have few messages
         self._marks = array("I", bytes(_COUNTS_BYTES))  # where the open generation begins in each bucket
 
     def __len__(self) -> int:
-        """How many keys are remembered."""
+        """How many keys the filter holds."""
         return sum(len(bucket) for bucket in self._buckets if bucket) // _ENTRY
 
     def add(self, key: bytes, generation: int) -> None:
-        """Remember a key; generations never go back."""
+        """Add a key; generations never go back."""
         number = (key[0] << 8 | key[1]) >> 3
         bucket = self._buckets[number]
         if bucket is None:
@@ -49,7 +50,7 @@ class MessageFilter:
         bucket.append(generation & 0xFF)
 
     def undo(self, key: bytes) -> None:
-        """Forget the key that was added last to its bucket: of several, undo the last first."""
+        """Remove the key that was added last to its bucket: of several, undo the last first."""
         bucket = self._bucket(key)
         assert bucket, "nothing was added"
         assert bucket[-_ENTRY:-1] == key[2:4]
@@ -68,7 +69,8 @@ class MessageFilter:
                 yield from range(newest, first_generation - 1, -_KEPT)
             at = bucket.rfind(fingerprint, 0, at + _PRINT - 1)
 
-    # ------------------------------------------------------------------------------------------------------- generations
+    # -------------------------------------------------------------------------------------------------------
+    # generations
 
     @property
     def marks(self) -> array[int]:
@@ -80,14 +82,14 @@ class MessageFilter:
         self._marks = marks
 
     def close(self) -> Summary:
-        """Sum up the open generation and begin the next."""
+        """Return the summary of the open generation and begin the next."""
         marks, buckets = self._marks, self._buckets
         parts = [bucket[mark:] if bucket else b"" for bucket, mark in zip(buckets, marks, strict=True)]
         self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
         return _summary(parts)
 
     def load(self, summary: Summary, generation: int) -> None:
-        """Remember the keys of a generation that was summed up, after those of the generations before it."""
+        """Add the keys of a generation from its summary, after those of the generations before it."""
         prints = summary[_COUNTS_BYTES:]
         entries = bytearray(len(prints) // _PRINT * _ENTRY)
         entries[::_ENTRY], entries[1::_ENTRY] = prints[::_PRINT], prints[1::_PRINT]
@@ -103,7 +105,7 @@ class MessageFilter:
         self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
 
     def oldest(self, generation: int) -> Summary:
-        """The oldest generation summed up once more, from memory."""
+        """The summary of the oldest generation, from memory."""
         own, parts = generation & 0xFF, list[bytearray]()
         for bucket in self._buckets:
             end = 0
@@ -113,7 +115,7 @@ class MessageFilter:
         return _summary(parts)
 
     def drop(self, summary: Summary) -> None:
-        """Forget the oldest generation, which was summed up like this."""
+        """Remove the oldest generation, which has this summary."""
         lengths = [_ENTRY * count for count in counts(summary)]
         for bucket, length in zip(self._buckets, lengths, strict=True):
             if length:
@@ -127,7 +129,7 @@ class MessageFilter:
 
 
 def counts(summary: Summary) -> array[int]:
-    """How many keys each bucket has. Raises ValueError where the summary is none."""
+    """How many keys each bucket has. Raises ValueError for bytes that are no summary."""
     found = array("I", summary[:_COUNTS_BYTES])
     if len(found) != BUCKETS or len(summary) != _COUNTS_BYTES + _PRINT * sum(found):
         raise ValueError(f"{len(summary)} bytes are no summary of message ids")

@@ -1,16 +1,18 @@
-"""Which messages are stored already: message id to content and offset, for as long as the message may still be there.
+"""The index of message ids: content digest and offset of each message that is stored, until retention deletes it.
 
-Keys are random, and a table keyed by them alone falls to a tenth of its speed once it has outgrown SQLite's cache. So ids are
-kept in generations of 65536 in the order in which they came, and the table is keyed by generation first: inserts stay within
-one generation, some 4 MB, which the cache holds. Which generation may hold an id is known in memory (message_filter.py): a new
-id, the usual case, touches no table at all, and one that is there is found with one or two look-ups, the newest first.
+Keys are random, and a table keyed by them alone falls to a tenth of its speed once it outgrows SQLite's cache. So ids
+are kept in generations of 65536, in the order in which they came, and the table is keyed by generation first: inserts
+stay within one generation, some 4 MB, which fits the cache. A filter in memory (message_filter.py) says which
+generations may hold an id: a new id, the usual case, touches no table, and a known one is found with one or two
+look-ups, the newest generation first.
 
-A generation's filter is written once, when the generation is full, and read at open; that of the generation still being filled
-is made from its rows. Retention takes whole generations, a bounded number of rows at a time, once the stream has released
-their last offset; then, as slowly, the rows of subjects whose newest message is gone (streams of write class strong).
+The filter of a generation is written once, when the generation is full, and read at opening; the filter of the open
+generation is built from its rows. Retention deletes whole generations, a bounded number of rows at a time, once the
+stream has released their last offset; then, as slowly, the rows of subjects whose newest message is released (streams
+of write class strong).
 
-Used by the writer's thread alone, inside its transaction; `settle` says how that ended, and what was done in memory is undone if
-it did not become durable.
+Used by the writer's thread only, inside its transaction; `settle` says how the transaction ended, and undoes the
+changes in memory if it did not become durable.
 """
 
 from __future__ import annotations
@@ -56,12 +58,12 @@ class _Stream:
     generation: int = 0
     ids: int = 0
     last_offsets: deque[int] = field(default_factory=deque)  # bounded by retention, one for each 65536 ids
-    # Where a round through the subjects is (None: between two), what it deletes, how many it has left; a failed transaction may
-    # make a round miss some, which the next one finds.
+    # Position of the round through the subjects (None: between two rounds), the offset up to which it deletes, and how
+    # many subjects it has kept. A failed transaction may make a round miss some, which the next one finds.
     sweep_key: bytes | None = None
     swept_offset: int = 0
     subjects: int = 0
-    # What this transaction did, to be taken back if it fails; drops wait until it has succeeded.
+    # What this transaction did, undone if it fails; drops are carried out once it has succeeded.
     before: _Mark | None = None
     added: list[bytes] = field(default_factory=list)
     dropped: list[Summary] = field(default_factory=list)
@@ -83,7 +85,7 @@ class MessageIndex:
 
     @classmethod
     def load(cls, connection: sqlite3.Connection) -> MessageIndex:
-        """From the tables, when a store is opened. A full generation without a filter gets one."""
+        """The index from the tables, when a store is opened. A full generation without a filter gets one."""
         index = cls(connection)
         for (number,) in connection.execute(QUERIES["select_message_streams"]).fetchall():
             index._load_stream(number)
@@ -101,7 +103,7 @@ class MessageIndex:
         return None
 
     def add(self, stream: int, entries: Sequence[Entry]) -> None:
-        """Remember messages just stored, none of which is known, in the order of their offsets."""
+        """Add messages just stored, all of them new, in the order of their offsets."""
         if (state := self._streams.get(stream)) is None:
             state = self._streams[stream] = _Stream()
         self._touch(state)
@@ -120,8 +122,8 @@ class MessageIndex:
                 state.generation, state.ids = state.generation + 1, 0
 
     def release(self, stream: int, released_offset: int, rows_max: int) -> int:
-        """Delete up to `rows_max` rows that are about messages at or below an offset, whole generations of ids first; returns how
-        much was done, 0 when nothing is left to do."""
+        """Delete up to `rows_max` rows of messages at or below an offset, generations of ids first; returns how many
+        were visited, 0 when nothing is left to do."""
         state = self._streams.get(stream)
         if state is None or state.dropped:  # one generation a transaction is enough
             return 0
@@ -156,14 +158,15 @@ class MessageIndex:
         if deleted < rows_max:
             row = self._execute(QUERIES["delete_message_filter"], (stream, generation)).fetchone()
             self._touch(state)
-            # The table may lack it, or hold it damaged, where a full disk kept `load` from putting it right.
+            # The filter is missing or damaged where a full disk kept `load` from writing it.
             is_good = row is not None and row[0] == _digest(row[1])
             state.dropped.append(row[1] if is_good else state.filter.oldest(generation))
         return max(deleted, 1)
 
     def _release_subjects(self, stream: int, state: _Stream, released_offset: int, rows_max: int) -> int:
-        """Go through some subjects of a strong stream and delete those whose newest message is gone. They lie by digest, so a
-        round visits all; the next begins when as many facts as there are subjects were released, and costs each a visit."""
+        """Visit some subjects of a strong stream and delete those whose newest message is released. They are ordered by
+        digest, so a round visits all; the next round begins when as many facts as there are subjects have been
+        released."""
         if state.sweep_key is None:
             if released_offset - state.swept_offset < max(state.subjects, SWEEP_OFFSETS_MIN):
                 return 0
@@ -194,7 +197,8 @@ class MessageIndex:
         self._execute(QUERIES["insert_message_filter"], values)
 
     def _save_if_there_is_room(self, stream: int, generation: int, last_offset: int, summary: Summary) -> None:
-        """A full disk keeps no store from being opened: next time the filter is made again."""
+        """Save a filter; on a full disk do without, so that the store can be opened, and build it again at the next
+        opening."""
         try:
             self._save(stream, generation, last_offset, summary)
         except sqlite3.OperationalError as error:

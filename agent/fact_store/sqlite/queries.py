@@ -2,8 +2,8 @@
 
     QUERIES["insert_batch"]
 
-Read once at import; a name that does not exist is our own mistake and raises KeyError. A test holds file and use equal and
-prepares every statement against the schema.
+Read once at import; a name that does not exist is our own mistake and raises KeyError. A test holds file and use equal
+and prepares every statement against the schema.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ BEGIN IMMEDIATE;
 -- commit: durable when it returns
 COMMIT;
 
--- rollback: as if nothing had been asked
+-- rollback: undo everything since BEGIN
 ROLLBACK;
 
 -- begin_read: several statements that see one state
@@ -21,38 +21,38 @@ SELECT count(*) FROM sqlite_schema WHERE name = '_sqlite_migrations';
 -- migrations_applied: names of the migrations that ran
 SELECT name FROM _sqlite_migrations WHERE migration_set = 'bsfg' ORDER BY id;
 
--- tables: how many tables the file has, whoever made them
+-- tables: how many objects the schema has, whichever program made them
 SELECT count(*) FROM sqlite_schema;
 
--- insert_store: whose store this is, once
+-- insert_store: the zone and epoch of a new store
 INSERT INTO store (id, zone, epoch, format, created_unix_ms) VALUES (1, ?, ?, ?, ?);
 
--- select_store: whose store this is
+-- select_store: the store's zone, epoch and format
 SELECT zone, epoch, format FROM store;
 
--- select_new_epoch_because: why the next opening begins a new epoch, if it must
+-- select_new_epoch_because: why the next opening begins a new epoch, NULL where it does not
 SELECT new_epoch_because FROM store;
 
--- select_peer_epoch: when a new epoch was last begun because a peer said so
+-- select_peer_epoch: when a claim of a peer last began a new epoch
 SELECT peer_epoch_unix_ms FROM store;
 
 -- update_new_epoch_because: the next opening begins a new epoch
 UPDATE store SET new_epoch_because = ?, peer_epoch_unix_ms = coalesce(?, peer_epoch_unix_ms);
 
--- update_unseen: behind which offset of a stream nobody can have seen a fact
+-- update_unseen: the offset of a stream behind which no consumer can have read a fact
 UPDATE stream SET unseen_after = ? WHERE id = ?;
 
--- select_unseen: the streams of which something may be unseen, while a new epoch is due
+-- select_unseen: the streams with such an offset, while a new epoch is due
 SELECT name, unseen_after FROM stream WHERE unseen_after IS NOT NULL ORDER BY id;
 
--- forget_unseen: a new epoch has begun, and all is named as it will be
+-- forget_unseen: a new epoch has begun, and the unread facts have it
 UPDATE stream SET unseen_after = NULL;
 
 -- select_own_rows: batches of an origin that begin behind an offset
 SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
--- update_batch: a batch sealed anew in its place
+-- update_batch: a batch sealed again under the new epoch, in its place
 UPDATE batch SET origin = ?, first_sequence = ?, digest = ?, previous_digest = ?, body = ? WHERE id = ?;
 
 -- update_epoch: a new epoch has begun
@@ -67,7 +67,7 @@ SELECT id, zone, epoch FROM origin ORDER BY id;
 -- insert_stream: number a new stream
 INSERT INTO stream (name) VALUES (?) RETURNING id;
 
--- select_streams: every stream with where it begins and ends
+-- select_streams: every stream with its first and last offset
 SELECT
     stream.id,
     stream.name,
@@ -83,13 +83,13 @@ LEFT JOIN batch AS last ON last.id = (
 )
 ORDER BY stream.id;
 
--- select_stream_names: every stream, and nothing that lies in another table
+-- select_stream_names: every stream, from its own table only
 SELECT id, name, released_offset FROM stream ORDER BY id;
 
--- select_last_row: where a stream ends, by the order of rows and not by an index
+-- select_last_row: the end of a stream, by the order of rows, without an index
 SELECT last_offset FROM batch NOT INDEXED WHERE stream = ? ORDER BY id DESC LIMIT 1;
 
--- select_row_heads: what batches say of themselves, in the order of rows and without an index, of all streams
+-- select_row_heads: batches of all streams without their bodies, in the order of rows, without an index
 SELECT
     id, stream, first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count,
     length(body)
@@ -120,7 +120,7 @@ WHERE stream = :stream
     AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
 ORDER BY first_offset;
 
--- select_page_offsets: where batches begin, from the index alone: for a page whose rows cannot be stepped through
+-- select_page_offsets: first offsets of batches, from the index alone: for a page whose rows cannot be read in sequence
 SELECT first_offset FROM batch
 WHERE stream = :stream
     AND first_offset >= coalesce(
@@ -129,17 +129,18 @@ WHERE stream = :stream
     AND first_offset <= :until_offset
 ORDER BY first_offset LIMIT :limit;
 
--- select_page_row: one batch by where it begins
+-- select_page_row: one batch by its first offset
 SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
 WHERE stream = ? AND first_offset = ?;
 
--- select_page_columns: whose batches lie between two offsets, as far as the table says so
+-- select_page_columns: the origins of batches between two offsets, from the columns
 SELECT origin.zone, origin.epoch, batch.first_sequence, batch.count
 FROM batch JOIN origin ON origin.id = batch.origin
 WHERE batch.stream = :stream AND batch.first_offset >= :offset AND batch.first_offset <= :until_offset
 ORDER BY batch.first_offset LIMIT :limit;
 
--- select_sequences: batches of an origin from the one that holds a sequence, up to the last that starts at or before another
+-- select_sequences: batches of an origin from the one that holds a sequence, up to the last that starts at or before
+-- another
 SELECT first_sequence, first_sequence + count - 1, CAST(body AS BLOB), CAST(digest AS BLOB), first_offset FROM batch
 WHERE stream = :stream
     AND origin = :origin
@@ -155,10 +156,11 @@ WHERE stream = :stream
     AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
 ORDER BY first_sequence;
 
--- select_held_of: what is held of one origin in a stream, or was before retention
+-- select_held_of: the sequences of one origin that are held in a stream, or were before retention
 SELECT first_sequence, last_sequence FROM held WHERE stream = ? AND origin = ? ORDER BY first_sequence;
 
--- select_end_at_sequence: the batch of an origin that may hold a sequence, and where it ends, unless retention has released it
+-- select_end_at_sequence: the batch of an origin that may hold a sequence, and its end, unless retention has released
+-- it
 SELECT first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
 WHERE stream = :stream
     AND origin = :origin
@@ -166,33 +168,33 @@ WHERE stream = :stream
     AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
 ORDER BY first_sequence DESC LIMIT 1;
 
--- select_place: where the batch lies that begins at a sequence, and what the table says of it
+-- select_place: offsets, count and digest of the batch that begins at a sequence
 SELECT first_offset, last_offset, count, CAST(digest AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
--- select_successor: which digest the batch that begins at a sequence follows
+-- select_successor: the previous digest in the batch that begins at a sequence
 SELECT CAST(previous_digest AS BLOB) FROM batch WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
--- select_repaired_offsets: where repaired batches begin, between two offsets
+-- select_repaired_offsets: first offsets of repaired batches between two offsets
 SELECT DISTINCT first_offset FROM repaired
 WHERE stream = :stream AND first_offset <= :until_offset AND last_offset >= :offset
 ORDER BY first_offset;
 
--- select_repaired: what was repaired at an offset
+-- select_repaired: the repaired copies at an offset
 SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM repaired
 WHERE stream = ? AND first_offset = ? ORDER BY id;
 
--- insert_repaired: a batch as it was before the disk damaged it
+-- insert_repaired: an undamaged copy of a damaged batch
 INSERT INTO repaired (stream, first_offset, last_offset, digest, body) VALUES (?, ?, ?, ?, ?);
 
--- delete_repaired: what retention has released
+-- delete_repaired: copies that retention has released
 DELETE FROM repaired WHERE stream = ? AND last_offset <= ?;
 
--- insert_damage: a batch was found damaged
+-- insert_damage: a damaged batch
 INSERT INTO damage (stream, origin, first_sequence, last_sequence) VALUES (?, ?, ?, ?)
 ON CONFLICT (stream, origin, first_sequence) DO NOTHING;
 
--- delete_damage: a batch is repaired, or gone
+-- delete_damage: a batch is repaired or released
 DELETE FROM damage WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
 -- select_damage: the damaged batches of a stream
@@ -201,10 +203,10 @@ FROM damage JOIN origin ON origin.id = damage.origin
 WHERE damage.stream = ?
 ORDER BY origin.id, damage.first_sequence;
 
--- integrity_check: SQLite's own look at its pages and indexes
+-- integrity_check: SQLite's own check of pages and indexes
 PRAGMA integrity_check;
 
--- select_verify_page: batches after an offset, with all that the table says of them
+-- select_verify_page: batches after an offset, with all columns
 SELECT
     first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
     bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
@@ -216,22 +218,22 @@ SELECT
     bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
 FROM batch WHERE stream = ? AND first_offset = ?;
 
--- select_verify_offsets: where batches after an offset begin, from the index alone
+-- select_verify_offsets: first offsets of batches after an offset, from the index alone
 SELECT first_offset FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
--- select_verify_streams: streams and what was released of them
+-- select_verify_streams: streams, with what retention has released
 SELECT id, name, released_offset, released_bytes FROM stream ORDER BY id;
 
--- select_batch_streams: how many batches lie in streams that are none
+-- select_batch_streams: how many batches belong to no stream
 SELECT count(*) FROM batch WHERE NOT EXISTS (SELECT 1 FROM stream WHERE stream.id = batch.stream);
 
--- select_released_offset: how far retention has let go of a stream
+-- select_released_offset: up to which offset retention has released a stream
 SELECT released_offset FROM stream WHERE id = ?;
 
--- select_held_count: how many facts of a stream were ever stored here, which is where it ends
+-- select_held_count: how many facts of a stream were ever stored here, which is its end
 SELECT coalesce(sum(last_sequence - first_sequence + 1), 0) FROM held WHERE stream = ?;
 
--- select_heads: what batches say of themselves, from the one that holds an offset up to another, oldest first
+-- select_heads: batches without their bodies, from the one that holds an offset up to another, oldest first
 SELECT
     first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count, length(body)
 FROM batch
@@ -256,8 +258,8 @@ WHERE stream = :stream
 ORDER BY first_offset DESC
 LIMIT :limit;
 
--- select_start_at: first offset of the last mark that is not later than a time, and behind none that is; a clock that was set back
--- makes it earlier, never later than asked
+-- select_start_at: first offset of the last mark that is not later than a time and has no later mark before it; after a
+-- clock was set back it is earlier, never later than asked
 SELECT max(first_offset) FROM mark
 WHERE stream = :stream
     AND unix_ms <= :unix_ms
@@ -265,18 +267,18 @@ WHERE stream = :stream
         (SELECT min(first_offset) FROM mark WHERE stream = :stream AND unix_ms >= :unix_ms), 9223372036854775807
     );
 
--- insert_mark: how far a stream's log had come
+-- insert_mark: a time mark of a stream
 INSERT INTO mark (stream, first_offset, bytes_total, age_ms, unix_ms, is_backlog) VALUES (?, ?, ?, ?, ?, ?);
 
 -- select_marks: the oldest marks of a stream
 SELECT first_offset, age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT ?;
 
--- delete_marks: marks that say nothing of what is left
+-- delete_marks: marks before everything that is left
 DELETE FROM mark WHERE stream = :stream AND first_offset < (
     SELECT max(first_offset) FROM mark WHERE stream = :stream AND first_offset <= :released_offset + 1
 );
 
--- select_boundary: where the last batch ends that lies at or before an offset, and the stream's bytes up to there
+-- select_boundary: end of the last batch that ends at or before an offset, and the stream's bytes up to there
 SELECT last_offset, bytes_total FROM (
     SELECT last_offset, bytes_total FROM batch WHERE stream = :stream AND first_offset <= :offset
     ORDER BY first_offset DESC LIMIT 2
@@ -285,13 +287,13 @@ SELECT last_offset, bytes_total FROM (
 -- select_offset_at_bytes: the end of the first batch, after an offset, that reaches so many bytes
 SELECT last_offset FROM batch WHERE stream = ? AND first_offset > ? AND bytes_total >= ? ORDER BY first_offset LIMIT 1;
 
--- select_origins_between: whose facts lie after one offset and up to another
+-- select_origins_between: origins and sequences of the facts after one offset and up to another
 SELECT origin.zone, origin.epoch, min(first_sequence), max(first_sequence + count - 1)
 FROM batch JOIN origin ON origin.id = batch.origin
 WHERE stream = ? AND first_offset > ? AND first_offset <= ?
 GROUP BY origin.id ORDER BY origin.id;
 
--- update_released: facts up to here may go
+-- update_released: facts up to this offset may be deleted
 UPDATE stream SET released_offset = ?, released_bytes = ? WHERE id = ?;
 
 -- select_released_rows: some batches that may be deleted, the oldest first
@@ -300,25 +302,25 @@ SELECT id, bytes_total FROM batch WHERE stream = ? AND first_offset <= ? ORDER B
 -- delete_batch: one batch that retention has released
 DELETE FROM batch WHERE id = ?;
 
--- select_deleted_bytes: sealed bytes of a stream before the first batch that is still there
+-- select_deleted_bytes: sealed bytes of a stream before the first batch that is left
 SELECT bytes_total - length(body) - length(digest) FROM batch WHERE stream = ? ORDER BY first_offset LIMIT 1;
 
 -- page_count: pages of the file
 PRAGMA page_count;
 
--- freelist_count: pages of the file that nothing uses
+-- freelist_count: unused pages of the file
 PRAGMA freelist_count;
 
--- vacuum_page: give one free page back
+-- vacuum_page: give one unused page back to the file system
 PRAGMA incremental_vacuum(1);
 
--- checkpoint: fold the log into the file, as far as no reader needs it; the file shrinks here
+-- checkpoint: copy the write-ahead log into the file, as far as no reader needs it; the file shrinks here
 PRAGMA wal_checkpoint(PASSIVE);
 
 -- page_size: bytes of a page
 PRAGMA page_size;
 
--- select_end_offset: where a stream ends
+-- select_end_offset: last offset of a stream
 SELECT coalesce(
     (SELECT last_offset FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1), released_offset
 ) FROM stream WHERE id = ?;
@@ -340,7 +342,7 @@ UNION ALL
 SELECT digest FROM definition WHERE origin = :origin AND number = :number
 LIMIT 1;
 
--- insert_repaired_definition: a tag definition to be believed in the place of a damaged one
+-- insert_repaired_definition: an undamaged copy of a damaged tag definition
 INSERT INTO repaired_definition (origin, number, digest, body) VALUES (?, ?, ?, ?);
 
 -- select_definition_ends: how many definitions each origin has, and the running digest over them
@@ -363,14 +365,14 @@ DO UPDATE SET
     first_previous_digest = excluded.first_previous_digest,
     last_digest = excluded.last_digest;
 
--- delete_held: a range that another one has taken in
+-- delete_held: a range that was merged into another
 DELETE FROM held WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
 -- select_held: everything held, in order
 SELECT stream, origin, first_sequence, last_sequence, first_previous_digest, last_digest FROM held
 ORDER BY stream, origin, first_sequence;
 
--- insert_message: where a message id was first stored
+-- insert_message: content and offset of a new message id
 INSERT INTO message_index (stream, generation, message_key, content_digest, message_offset) VALUES (?, ?, ?, ?, ?);
 
 -- select_message: content and offset first stored under a message id
@@ -414,7 +416,7 @@ DO UPDATE SET last_offset = excluded.last_offset, digest = excluded.digest, body
 -- select_message_filters: the filters of a stream
 SELECT generation, last_offset, digest, body FROM message_filter WHERE stream = ? ORDER BY generation;
 
--- delete_message_filter: the last row of a generation is gone
+-- delete_message_filter: the filter of a generation that is deleted
 DELETE FROM message_filter WHERE stream = ? AND generation = ? RETURNING digest, body;
 
 -- insert_lease: the highest lease epoch of a producer
@@ -428,23 +430,23 @@ SELECT stream.name, lease.producer, lease.epoch FROM lease JOIN stream ON stream
 INSERT INTO subject (stream, subject_key, last_offset) VALUES (?, ?, ?)
 ON CONFLICT (stream, subject_key) DO UPDATE SET last_offset = excluded.last_offset;
 
--- select_subject: where the newest message about a subject is
+-- select_subject: offset of the newest message about a subject
 SELECT last_offset FROM subject WHERE stream = ? AND subject_key = ?;
 
 -- select_subjects: some subjects of a stream, after a key
 SELECT subject_key, last_offset FROM subject WHERE stream = ? AND subject_key > ? ORDER BY subject_key LIMIT ?;
 
--- delete_subject: the newest message about a subject is gone
+-- delete_subject: a subject whose newest message is released
 DELETE FROM subject WHERE stream = ? AND subject_key = ?;
 
 -- insert_consumer: register a consumer
 INSERT INTO consumer (name, zone, stream, state, start_offset, frontier, registered_unix_ms)
 VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id;
 
--- update_consumer: move a consumer's frontier and state, when it was seen, and its lease
+-- update_consumer: a consumer's state, frontier, last contact and lease
 UPDATE consumer SET state = ?, frontier = ?, seen_unix_ms = ?, lease_epoch = ?, lease_holder = ? WHERE id = ?;
 
--- delete_consumer: forget a consumer and what it confirmed
+-- delete_consumer: remove a consumer and its confirmations
 DELETE FROM consumer WHERE id = ?;
 
 -- select_consumers: every consumer
@@ -475,23 +477,23 @@ SELECT
     peer_position.has_changed_epoch, peer_position.last_batch_offset, peer_position.last_batch_digest
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
--- insert_unproven: facts of an origin came again that can no longer be compared
+-- insert_unproven: an origin of which facts came again that could not be compared
 INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
 
 -- select_unproven: origins of which facts came again that could not be compared
 SELECT stream, origin FROM unproven;
 
--- insert_served: a zone begins to be handed a stream
+-- insert_served: a zone begins to be served a stream
 INSERT INTO served (stream, zone, until_offset) VALUES (?, ?, NULL)
 ON CONFLICT (stream, zone) DO UPDATE SET until_offset = NULL;
 
--- update_served: who read a stream in the last life may have been handed all that was in it
+-- update_served: a zone that read a stream in the last life may have been served all of it
 UPDATE served SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
 
--- select_served: how far each zone was handed each stream
+-- select_served: the highest offset of each stream that was served to each zone
 SELECT stream.name, served.zone, served.until_offset FROM served JOIN stream ON stream.id = served.stream;
 
--- insert_incident: something was lost or refused; again, it counts up
+-- insert_incident: what was lost or refused; a repeat increments the count
 INSERT INTO incident (kind, subject, detail, first_unix_ms, last_unix_ms) VALUES (:kind, :subject, :detail, :now, :now)
 ON CONFLICT (kind, subject)
 DO UPDATE SET count = incident.count + 1, detail = excluded.detail, last_unix_ms = excluded.last_unix_ms;
@@ -499,33 +501,33 @@ DO UPDATE SET count = incident.count + 1, detail = excluded.detail, last_unix_ms
 -- select_incidents: the last incidents, newest first
 SELECT kind, subject, detail, count, first_unix_ms, last_unix_ms FROM incident ORDER BY last_unix_ms DESC, id DESC LIMIT ?;
 
--- select_bytes_up_to: a stream's sealed bytes up to a frontier, the batch that it lies within left out
+-- select_bytes_up_to: a stream's sealed bytes up to a frontier, without the batch that the frontier divides
 SELECT CASE WHEN last_offset <= :frontier THEN bytes_total ELSE bytes_total - length(body) - :digest_bytes END
 FROM batch WHERE stream = :stream AND first_offset <= :frontier + 1
 ORDER BY first_offset DESC LIMIT 1;
 
--- select_mark_at: the store's age when what lies at an offset was still to come
+-- select_mark_at: the store's age at the last mark at or before an offset
 SELECT age_ms FROM mark WHERE stream = ? AND first_offset <= ? ORDER BY first_offset DESC LIMIT 1;
 
 -- select_mark_first: the store's age at the oldest mark that is left
 SELECT age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT 1;
 
--- select_marks_since: the marks of the last so many that are at least so young, oldest first
+-- select_marks_since: the marks since an age, of the newest `limit`, oldest first
 SELECT age_ms, bytes_total, is_backlog FROM (
     SELECT first_offset, bytes_total, age_ms, is_backlog FROM mark WHERE stream = :stream ORDER BY first_offset DESC LIMIT :limit
 ) WHERE age_ms >= :since_ms ORDER BY first_offset;
 
--- insert_artifact: a fact of a stream refers to an artifact; the last that does counts
+-- insert_artifact: the last fact of a stream that refers to an artifact
 INSERT INTO artifact (digest, stream, last_offset) VALUES (?, ?, ?)
 ON CONFLICT (digest, stream) DO UPDATE SET last_offset = max(artifact.last_offset, excluded.last_offset);
 
--- select_artifact_streams: the streams with a fact that is held and refers to an artifact
+-- select_artifact_streams: the streams with a held fact that refers to an artifact
 SELECT stream.name FROM artifact JOIN stream ON stream.id = artifact.stream
 WHERE artifact.digest = ? AND artifact.last_offset > stream.released_offset;
 
--- select_artifacts_of: the artifacts to which facts refer that a stream holds
+-- select_artifacts_of: the artifacts to which held facts of a stream refer
 SELECT artifact.digest FROM artifact JOIN stream ON stream.id = artifact.stream
 WHERE stream.name = ? AND artifact.last_offset > stream.released_offset ORDER BY artifact.digest;
 
--- delete_artifacts: what referred to artifacts and was released
+-- delete_artifacts: references of released facts
 DELETE FROM artifact WHERE last_offset <= (SELECT released_offset FROM stream WHERE id = artifact.stream);

@@ -1,8 +1,8 @@
-"""From the tables to the catalog, when a store is opened: what survived the last life, checked against itself.
+"""Recovery when a store is opened: the tables are read into the catalog and checked against each other.
 
-Nothing here reads a batch's body, so a store of ten gigabytes opens as fast as a small one. SQLite has already undone what
-was not committed; what is left must agree: the last batch of each stream with what is held, frontiers with the log's end.
-Where it does not, the file is not what this program wrote, and it is refused (StoreDamaged) rather than continued.
+No batch body is read, so a store of ten gigabytes opens as fast as a small one. SQLite has already undone what was not
+committed; the rest must be consistent: the last batch of each stream with the held ranges, frontiers with the end of
+the log. A file that is not is refused (StoreDamaged).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from agent.fact_store.sqlite.queries import QUERIES
 from agent.lease import Lease
 from agent.pages import HeldRange, LastBatch, PeerPosition
 
-FIRST_ORIGIN = 1  # what a store that has just begun is in the table `origin`
-FORMAT = 1  # what the tables mean, apart from their shape; a change that old programs must not read counts up
+FIRST_ORIGIN = 1  # number of a new store in the table `origin`
+FORMAT = 1  # meaning of the tables, apart from their schema; increments with a change that old programs must not read
 
 
 def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
-    """Make a store of `zone` out of empty tables, and say so; a store that has begun is left alone. Raises StoreDamaged."""
+    """Make empty tables the store of `zone`; False where they are a store already. Raises StoreDamaged."""
     connection.execute(QUERIES["begin"])
     is_new = connection.execute(QUERIES["select_store"]).fetchone() is None
     if is_new:
@@ -52,7 +52,7 @@ def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_m
 
 
 def identity(connection: sqlite3.Connection, path: Path) -> Origin:
-    """Zone and epoch of the store; raises StoreForeign where the tables hold no store this program knows."""
+    """Zone and epoch of the store; raises StoreForeign for tables without a store, or of an unknown format."""
     row = connection.execute(QUERIES["select_store"]).fetchone()
     if row is None:
         raise StoreForeign(f"{path} has tables but never became a store", "start the node once")
@@ -72,7 +72,7 @@ def check_zone(origin: Origin, zone: str, path: Path) -> None:
 
 
 def load(connection: sqlite3.Connection, path: Path) -> Catalog:
-    """Everything the writer knows by heart; raises StoreDamaged where the tables contradict each other."""
+    """The catalog, from the tables; raises StoreDamaged where they contradict each other."""
     with reading_tables(path):
         catalog = _load(connection, path)
         _check(connection, catalog, path)
@@ -101,7 +101,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.restarted |= {(peer, stream)} if has_changed_epoch else set()
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, LastBatch(*taken) if taken[0] else None)
     for stream, zone, until_offset in _rows(connection, "select_served"):
-        end_offset = catalog.streams[stream].end_offset  # it read in the last life
+        end_offset = catalog.streams[stream].end_offset  # NULL: the zone read in the last life
         catalog.served_offsets[stream, zone] = end_offset if until_offset is None else until_offset
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
@@ -120,13 +120,13 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
             *(number, name, zone, stream, Lifecycle(state), start_offset),
             *(Confirmed(frontier, tuple(ranges.get(number, ()))), registered, seen, Lease(*lease)),
         )
-        if consumer.lifecycle in ACTIVE_STATES:  # in the last life; in this one nobody has seen it
+        if consumer.lifecycle in ACTIVE_STATES:  # in the last life of the store; it has not fetched in this one
             consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))
         catalog.consumers[name] = consumer
 
 
 def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None:
-    """Tables written in one transaction must tell one story."""
+    """Raise StoreDamaged where tables that are written in one transaction contradict each other."""
     numbers, held = set(catalog.origins.values()), dict[int, int]()
     for (stream, origin), ranges in catalog.held.items():
         if origin not in numbers:
@@ -144,7 +144,7 @@ def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None
         first_sequence, count, digest, _ = row
         last_sequence = first_sequence + count - 1
         if last_sequence < last.last_sequence and stream in released:
-            continue  # it came late, behind the last batch, and that one was released
+            continue  # this batch came late, after the last one, which was released
         if (last_sequence, digest) != (last.last_sequence, last.last_digest):
             raise StoreDamaged(f"{where}: the last batch is not the one held")
     for state in catalog.streams.values():

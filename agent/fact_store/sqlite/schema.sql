@@ -3,8 +3,8 @@
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
--- The zone that owns this store, and the store's epoch. One row. new_epoch_because: why the next opening begins a new epoch, NULL where it
--- does not. peer_epoch_unix_ms: when a claim of a peer last began one.
+-- The zone that owns this store, and the store's epoch. One row. new_epoch_because: why the next opening begins a new
+-- epoch, NULL where it does not. peer_epoch_unix_ms: when a claim of a peer last began one.
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
@@ -23,8 +23,9 @@ CREATE TABLE origin (
     UNIQUE (zone, epoch)
 ) STRICT;
 
--- The logs. Only what retention has released (up to released_offset, released_bytes in all) may be deleted from batch. unseen_after: set
--- while a new epoch is due; no consumer can have read a fact behind this offset, so those facts get the new epoch (decision 0041).
+-- The logs. Only what retention has released (up to released_offset, released_bytes in all) may be deleted from batch.
+-- unseen_after: set while a new epoch is due; no consumer can have read a fact behind this offset, so those facts get
+-- the new epoch (decision 0041).
 CREATE TABLE stream (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -33,9 +34,10 @@ CREATE TABLE stream (
     unseen_after INTEGER CHECK (unseen_after >= 0)
 ) STRICT;
 
--- The facts: sealed batches, byte for byte as they were sealed. body is the batch without its last 16 bytes, which are the
--- digest; the other columns repeat what a look-up needs, and stand before the body so that none has to be read past.
--- bytes_total counts the stream's sealed bytes up to and including this batch: what lies between two offsets is a difference.
+-- The facts: sealed batches, byte for byte as they were sealed. body is the batch without its last 16 bytes, which are
+-- the digest; the other columns repeat what a look-up needs, and stand before the body so that none has to be read
+-- past. bytes_total counts the stream's sealed bytes up to and including this batch: what lies between two offsets is a
+-- difference.
 CREATE TABLE batch (
     id INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -80,9 +82,9 @@ CREATE TABLE damage (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- Copies of damaged batches, fetched from a peer, byte for byte, at the same offsets; they are served in place of the damaged rows. The
--- damaged row stays as it is: a write to pages that the disk has changed could damage neighbouring rows. Where several rows have one
--- offset, the first that is whole counts.
+-- Copies of damaged batches, fetched from a peer, byte for byte, at the same offsets; they are served in place of the
+-- damaged rows. The damaged row stays as it is: a write to pages that the disk has changed could damage neighbouring
+-- rows. Where several rows have one offset, the first that is whole counts.
 CREATE TABLE repaired (
     id INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -105,10 +107,11 @@ BEGIN
     SELECT RAISE(ABORT, 'repaired is append-only: retention has not released this one');
 END;
 
--- Time marks of a stream, at most one row a minute: facts from first_offset on were recorded after the mark. age_ms is the store's own
--- clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people only. bytes_total counts the
--- stream's sealed bytes before first_offset. is_backlog: the facts of the minute from here on may be history that a peer had kept, so
--- they do not count as the rate at which facts come in; a mark is set where a backlog begins.
+-- Time marks of a stream, at most one row a minute: facts from first_offset on were recorded after the mark. age_ms is
+-- the store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for
+-- people only. bytes_total counts the stream's sealed bytes before first_offset. is_backlog: the facts of the minute
+-- from here on may be history that a peer had kept, so they do not count as the rate at which facts come in; a mark is
+-- set where a backlog begins.
 CREATE TABLE mark (
     stream INTEGER NOT NULL REFERENCES stream (id),
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
@@ -138,8 +141,8 @@ BEGIN
     SELECT RAISE(ABORT, 'definition is append-only');
 END;
 
--- Copies of damaged tag definitions, fetched from a peer and proven by the digest of a held batch; used in place of the rows in
--- `definition`, which stay as they are.
+-- Copies of damaged tag definitions, fetched from a peer and proven by the digest of a held batch; used in place of the
+-- rows in `definition`, which stay as they are.
 CREATE TABLE repaired_definition (
     origin INTEGER NOT NULL REFERENCES origin (id),
     number INTEGER NOT NULL CHECK (number > 0),
@@ -169,16 +172,16 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- Origins of which a peer has sent facts again that were released here and could not be compared. If their zone begins a new epoch later,
--- what was taken for a duplicate may have been another history.
+-- Origins of which a peer has sent facts again that were released here and could not be compared. If their zone begins
+-- a new epoch later, what was taken for a duplicate may have been another history.
 CREATE TABLE unproven (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
     PRIMARY KEY (stream, origin)
 ) STRICT, WITHOUT ROWID;
 
--- Messages that applications appended here: digest of the id, digest of the content, offset. Generations of 65536 ids, in the order in
--- which they came, keep inserts in a part of the table that fits the cache.
+-- Messages that applications appended here: digest of the id, digest of the content, offset. Generations of 65536 ids,
+-- in the order in which they came, keep inserts in a part of the table that fits the cache.
 CREATE TABLE message_index (
     stream INTEGER NOT NULL REFERENCES stream (id),
     generation INTEGER NOT NULL CHECK (generation >= 0),
@@ -188,8 +191,8 @@ CREATE TABLE message_index (
     PRIMARY KEY (stream, generation, message_key)
 ) STRICT, WITHOUT ROWID;
 
--- Full generations: a filter of the keys that each may hold (message_filter.py), and the offset of its last message. A damaged or missing
--- row is built again from message_index.
+-- Full generations: a filter of the keys that each may hold (message_filter.py), and the offset of its last message. A
+-- damaged or missing row is built again from message_index.
 CREATE TABLE message_filter (
     stream INTEGER NOT NULL REFERENCES stream (id),
     generation INTEGER NOT NULL CHECK (generation >= 0),
@@ -199,7 +202,8 @@ CREATE TABLE message_filter (
     PRIMARY KEY (stream, generation)
 ) STRICT;
 
--- Producers with a lease in a stream: the highest lease epoch presented or granted. A producer that presents a lower one is fenced.
+-- Producers with a lease in a stream: the highest lease epoch presented or granted. A producer that presents a lower
+-- one is fenced.
 CREATE TABLE lease (
     stream INTEGER NOT NULL REFERENCES stream (id),
     producer TEXT NOT NULL,
@@ -215,8 +219,9 @@ CREATE TABLE subject (
     PRIMARY KEY (stream, subject_key)
 ) STRICT, WITHOUT ROWID;
 
--- Consumers of a stream. frontier: everything up to this offset is confirmed. seen_unix_ms: last contact, written with its confirmations,
--- when its state changes, and at an orderly close. lease_epoch and lease_holder: which of several instances with this name may continue.
+-- Consumers of a stream. frontier: everything up to this offset is confirmed. seen_unix_ms: last contact, written with
+-- its confirmations, when its state changes, and at an orderly close. lease_epoch and lease_holder: which of several
+-- instances with this name may continue.
 CREATE TABLE consumer (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -239,9 +244,9 @@ CREATE TABLE confirmed (
     PRIMARY KEY (consumer, first_offset)
 ) STRICT, WITHOUT ROWID;
 
--- How far a peer's stream has been stored here: the peer's epoch and offset, moved in the transaction that stores the facts; and the last
--- batch that was stored of its log: its last offset there and its digest (0 and empty where there is none). has_changed_epoch: the peer
--- has begun another epoch since it was first read.
+-- How far a peer's stream has been stored here: the peer's epoch and offset, moved in the transaction that stores the
+-- facts; and the last batch that was stored of its log: its last offset there and its digest (0 and empty where there
+-- is none). has_changed_epoch: the peer has begun another epoch since it was first read.
 CREATE TABLE peer_position (
     peer TEXT NOT NULL,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -253,8 +258,9 @@ CREATE TABLE peer_position (
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 
--- The highest offset of a stream that was served to each zone. A zone that has read further proves that this store was restored from an old
--- copy. NULL while the zone reads in this life of the store; the next opening replaces it with the end of the stream.
+-- The highest offset of a stream that was served to each zone. A zone that has read further proves that this store was
+-- restored from an old copy. NULL while the zone reads in this life of the store; the next opening replaces it with the
+-- end of the stream.
 CREATE TABLE served (
     stream INTEGER NOT NULL REFERENCES stream (id),
     zone TEXT NOT NULL,

@@ -1,8 +1,8 @@
 """One transaction: the writer's connection and a draft of the catalog, changed together.
 
-The only place that writes rows, those of message ids apart (message_index.py). Callers decide first and write second: whoever
-refuses (raises Refused) must not have called a method that writes, so that the rest of the group commit goes on untouched. An
-SQLite error ends the whole transaction.
+All rows are written here, except for those of message ids (message_index.py). Callers decide first and write second:
+work that is refused (raises Refused) must not have written anything, so that the rest of the group commit is not
+affected. An SQLite error ends the whole transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import HeldRange, LastBatch, PeerPosition
 
 ROWS_AT_ONCE = 8
-"""Batches put in by one statement: around each SQLite lets Python's other threads run, and has to wait for them to stop."""
+"""Batches inserted by one statement: around each statement SQLite releases Python's global lock and waits to get it
+back."""
 _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 
 
@@ -34,18 +35,19 @@ class Transaction:
         self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms
-        self.must_end_because: str | None = None  # the store may not go on after this commit
+        self.must_end_because: str | None = None  # set: the store ends after this commit
         self._execute = connection.execute
         self._executemany = connection.executemany
 
-    # ----------------------------------------------------------------------------------------------------------- reading
+    # -----------------------------------------------------------------------------------------------------------
+    # reading
 
     def message(self, stream: StreamState | None, key: bytes) -> tuple[bytes, int] | None:
         """Content digest and offset of the message first stored under an id, if there is one."""
         return None if stream is None else self.index.find(stream.id, key)
 
     def subject_offset(self, stream: StreamState | None, key: bytes) -> int:
-        """Where the newest message about a subject is; 0 where there is none, or the stream does not keep it."""
+        """Offset of the newest message about a subject; 0 where there is none, or the stream does not record it."""
         row = self._execute(QUERIES["select_subject"], (stream.id, key)).fetchone() if stream else None
         return row[0] if row else 0
 
@@ -66,14 +68,15 @@ class Transaction:
         return self._execute(QUERIES["select_definitions"], asked).fetchall()
 
     def first_offset_at(self, stream: int, unix_ms: int) -> int:
-        """An offset before which everything was recorded before a time, by the clock on the wall; 0 where no mark is so old."""
+        """An offset before which everything was recorded before a time, by the wall clock; 0 where no mark is so
+        old."""
         asked = {"stream": stream, "unix_ms": unix_ms}
         found: int | None = self._execute(QUERIES["select_start_at"], asked).fetchone()[0]
         return found or 0
 
     def batch_at(self, stream: int, origin: int, sequence: int) -> HeldRange | None:
-        """The stored batch that holds a sequence, as the range it makes; None where retention has released it, or where the disk
-        has spoilt its row."""
+        """The range of the stored batch that holds a sequence; None where retention has released it, or where its row
+        is damaged."""
         row = self._execute(QUERIES["select_batch_at_sequence"], (stream, origin, sequence)).fetchone()
         if row is None or [type(value) for value in row] != [int, int, bytes, bytes] or row[0] + row[1] <= sequence:
             return None
@@ -81,32 +84,35 @@ class Transaction:
         return HeldRange(first_sequence, first_sequence + count - 1, previous_digest, digest)
 
     def place(self, stream: int, origin: int, first_sequence: int) -> tuple[int, int, int, bytes] | None:
-        """First and last offset, count and digest that the table gives for the batch that begins at a sequence."""
+        """First and last offset, count and digest of the batch that begins at a sequence, from its columns; None where
+        there is none."""
         row: tuple[int, int, int, bytes] | None = self._execute(
             QUERIES["select_place"], (stream, origin, first_sequence)
         ).fetchone()
         return row if row is not None and [type(one) for one in row] == [int, int, int, bytes] else None
 
     def digest_before(self, stream: int, origin: int, sequence: int) -> bytes | None:
-        """The digest of the batch before a sequence, as the batch that begins there names it; None where none begins there."""
+        """The previous digest in the batch that begins at a sequence; None where none begins there."""
         row = self._execute(QUERIES["select_successor"], (stream, origin, sequence)).fetchone()
         return row[0] if row else None
 
     def rows_at(self, stream: int, first_offset: int) -> Iterator[PageRow]:
-        """The row of a batch and what was repaired there, in the order in which they are believed. Raises sqlite3.Error."""
+        """The repaired copies of a batch and its row, in the order in which they are used. Raises sqlite3.Error."""
         yield from self._execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall()
         yield from self._execute(QUERIES["select_page_row"], (stream, first_offset)).fetchall()
 
     def damaged(self, stream: int) -> list[tuple[str, bytes, int, int]]:
-        """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not repaired."""
+        """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not
+        repaired."""
         return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
 
     def unseen_after(self) -> dict[str, int]:
-        """While a new epoch is due: behind which offset of each stream nobody can have seen a fact."""
+        """While a new epoch is due: the offset of each stream behind which no consumer can have read a fact."""
         return dict(self._execute(QUERIES["select_unseen"]).fetchall())
 
     def own_rows(self, stream: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
-        """The rows of the store's own batches that begin behind an offset, in order, with their numbers; few in memory at once."""
+        """The rows of the store's own batches that begin behind an offset, in order, with their row numbers; few in
+        memory at once."""
         while True:
             asked = (stream, self.catalog.own_origin, after_offset, ROWS_AT_ONCE)
             rows = self._execute(QUERIES["select_own_rows"], asked).fetchall()
@@ -116,14 +122,15 @@ class Transaction:
             after_offset = rows[-1][1]
 
     def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
-        """Whose facts the batches hold that begin after one offset and up to another, and which of their sequences."""
+        """Origins and sequences of the batches that begin after one offset and up to another."""
         rows = self._execute(QUERIES["select_origins_between"], (stream.id, after_offset, until_offset))
         return [
             {"zone": zone, "epoch": epoch.hex(), "first_sequence": first, "last_sequence": last}
             for zone, epoch, first, last in rows
         ]
 
-    # ----------------------------------------------------------------------------------------------------------- writing
+    # -----------------------------------------------------------------------------------------------------------
+    # writing
 
     def stream(self, name: str) -> StreamState:
         """The stream of this name, made if need be."""
@@ -140,8 +147,8 @@ class Transaction:
         return known
 
     def add_batches(self, stream: StreamState, batches: Sequence[Batch], *, is_backlog: bool = False) -> int:
-        """Put batches at the end of a stream, in order; returns the offset of their first fact. `is_backlog`: they are history that
-        a peer had kept."""
+        """Add batches at the end of a stream, in order; returns the offset of their first fact. `is_backlog`: they are
+        history that a peer had kept."""
         end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
         for batch in batches:
             header = batch.header
@@ -173,21 +180,21 @@ class Transaction:
         return stream.end_offset + 1
 
     def add_damage(self, stream: int, origin: int, first_sequence: int, last_sequence: int) -> None:
-        """A batch is damaged; known already, nothing changes."""
+        """Record a damaged batch; a repeat changes nothing."""
         self._execute(QUERIES["insert_damage"], (stream, origin, first_sequence, last_sequence))
 
     def remove_damage(self, stream: int, origin: int, first_sequence: int) -> None:
-        """A batch is damaged no longer, or no longer there."""
+        """A batch is repaired or released."""
         self._execute(QUERIES["delete_damage"], (stream, origin, first_sequence))
 
     def add_repaired(self, stream: int, first_offset: int, batch: Batch) -> None:
-        """A batch to be served in place of the damaged one at an offset."""
+        """Add a batch that is served in place of the damaged one at an offset."""
         body = memoryview(batch.sealed)[:-DIGEST_BYTES]
         last_offset = first_offset + batch.header.count - 1
         self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, body))
 
     def set_held(self, stream: int, origin: int, ranges: tuple[HeldRange, ...]) -> None:
-        """What is held of an origin from now on; writes the difference only."""
+        """Set the held ranges of an origin; writes the difference only."""
         before = self.catalog.held.get((stream, origin), ())
         gone = {one.first_sequence for one in before} - {one.first_sequence for one in ranges}
         for first_sequence in gone:
@@ -200,11 +207,11 @@ class Transaction:
         self.catalog.held[stream, origin] = ranges
 
     def add_repaired_definitions(self, origin: int, rows: Iterable[tuple[int, bytes, bytes]]) -> None:
-        """Number, running digest and canonical JSON of definitions to be believed in the place of damaged ones."""
+        """Add definitions that are used in place of damaged ones: number, running digest, canonical JSON."""
         self._executemany(QUERIES["insert_repaired_definition"], [(origin, *row) for row in rows])
 
     def add_definitions(self, origin: int, bodies: Iterable[bytes]) -> None:
-        """The next definitions of an origin, in order."""
+        """Add the next definitions of an origin, in order."""
         known = self.catalog.definitions.get(origin, Definitions())
         for body in bodies:
             known = known.extended(body)
@@ -212,23 +219,23 @@ class Transaction:
         self.catalog.definitions[origin] = known
 
     def add_messages(self, stream: StreamState, entries: Sequence[Entry]) -> None:
-        """Remember the ids of messages just stored."""
+        """Index the ids of messages just stored."""
         self.index.add(stream.id, entries)
 
     def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
-        """The newest messages about subjects, just stored."""
+        """Record the newest messages about subjects, just stored."""
         self._executemany(QUERIES["insert_subject"], [(stream.id, *one) for one in offsets.items()])
 
     def add_artifacts(self, stream: StreamState, digests: Iterable[bytes], offset: int) -> None:
-        """Facts at or before an offset, just stored, refer to artifacts."""
+        """Record that facts up to an offset, just stored, refer to artifacts."""
         self._executemany(QUERIES["insert_artifact"], [(digest, stream.id, offset) for digest in digests])
 
     def forget_artifacts(self) -> None:
-        """Facts that were released refer to nothing."""
+        """Delete the references of released facts."""
         self._execute(QUERIES["delete_artifacts"])
 
     def set_leases(self, stream: str, epochs: Mapping[str, int]) -> None:
-        """The highest lease epochs of producers, as decided."""
+        """Set the lease epochs of producers."""
         if epochs:
             number = self.stream(stream).id
             self._executemany(QUERIES["insert_lease"], [(number, *one) for one in epochs.items()])
@@ -236,8 +243,8 @@ class Transaction:
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
     def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
-        """How far a peer's stream is stored; within one epoch of the peer it never moves back, and the last batch taken stays the last
-        until there is a later one."""
+        """Set how far a peer's stream is stored. Within one epoch of the peer it never moves back, and the last batch
+        stays until there is a later one."""
         known, taken = self.catalog.peers.get((peer, stream.name)), position.last_batch
         if known is not None and known.epoch == position.epoch:
             if known.offset >= position.offset:
@@ -253,18 +260,18 @@ class Transaction:
         )
 
     def add_unproven(self, stream: int, origin: int) -> None:
-        """Facts of an origin came again that were released here; writes the first time only."""
+        """Record that facts of an origin came again that were released here; writes the first time only."""
         if (stream, origin) not in self.catalog.unproven:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
     def begin_serving(self, stream: StreamState, zone: str) -> None:
-        """From now on a zone may be served all that there is of a stream."""
+        """Record that a zone reads a stream from now on."""
         self._execute(QUERIES["insert_served"], (stream.id, zone))
         self.catalog.served_offsets[stream.name, zone] = None
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
-        """Register a consumer; its number is given here."""
+        """Register a consumer and number it."""
         values = (
             consumer.name, consumer.zone, self.stream(consumer.stream).id, consumer.lifecycle.value, consumer.start_offset,
             consumer.frontier, self.now_unix_ms,
@@ -276,7 +283,7 @@ class Transaction:
         return added
 
     def set_consumer(self, consumer: ConsumerState) -> None:
-        """A consumer's new state, lease, and what it has confirmed; writes the difference only."""
+        """Set a consumer's state, lease and confirmations; writes the difference only."""
         known = self.catalog.consumers[consumer.name]
         changing = ("lifecycle", "frontier", "seen_unix_ms", "lease")
         if any(getattr(known, name) != getattr(consumer, name) for name in changing):
@@ -291,12 +298,13 @@ class Transaction:
         self.catalog.consumers[consumer.name] = consumer
 
     def remove_consumer(self, consumer: ConsumerState) -> None:
-        """Forget a consumer and what it confirmed."""
+        """Remove a consumer and its confirmations."""
         self._execute(QUERIES["delete_consumer"], (consumer.id,))
         del self.catalog.consumers[consumer.name]
 
     def release(self, stream: StreamState, until_offset: int) -> StreamState:
-        """Let go of everything up to the end of the batch that ends at or before an offset; rows are deleted later."""
+        """Release everything up to the end of the last batch that ends at or before an offset; rows are deleted
+        later."""
         row = self._execute(QUERIES["select_boundary"], {"stream": stream.id, "offset": until_offset}).fetchone()
         if row is None or row[0] <= stream.released_offset:
             return stream
@@ -306,25 +314,25 @@ class Transaction:
         return released
 
     def peer_epoch_unix_ms(self) -> int:
-        """When a new epoch was last begun because a peer said so; 0 for never."""
+        """When a claim of a peer last began a new epoch; 0 for never."""
         found: int = self._execute(QUERIES["select_peer_epoch"]).fetchone()[0]
         return found
 
     def require_new_epoch(self, why: str, seen: Mapping[str, int], peer_epoch_unix_ms: int | None = None) -> None:
-        """Have a new epoch begin when the store is opened next, and the store end with this commit. `seen`: up to which offset of each
-        stream somebody may have facts."""
+        """Begin a new epoch at the next opening, and end the store with this commit. `seen`: the offset of each stream
+        up to which a consumer may have read facts."""
         self._execute(QUERIES["update_new_epoch_because"], (why, peer_epoch_unix_ms))
         for stream in self.catalog.streams.values():
             self._execute(QUERIES["update_unseen"], (seen.get(stream.name, 0), stream.id))
         self.must_end_because = why
 
     def reseal(self, row: int, origin: int, batch: Batch) -> None:
-        """Write a batch over the one that it was before it was sealed anew, while a new epoch is due."""
+        """Overwrite a batch by itself sealed again under the new epoch; allowed while a new epoch is due."""
         header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
         values = (origin, header.first_sequence, batch.digest, header.previous_digest, body, row)
         self._execute(QUERIES["update_batch"], values)
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
-        """Something was lost or refused. The same kind and subject again counts up."""
+        """Record what was lost or refused. A repeat of kind and subject increments the count."""
         values = {"kind": kind, "subject": subject, "detail": detail, "now": self.now_unix_ms}
         self._execute(QUERIES["insert_incident"], values)

@@ -1,4 +1,4 @@
-"""The one thread that writes: takes what is queued, commits it, and answers only then."""
+"""The one thread that writes: takes work from the queue, commits it, and only then answers."""
 
 from agent.fact_store.writer.writer import OnCommit, Writer
 

@@ -1,6 +1,6 @@
-"""Counts what the writer did, for statistics and metrics. It does no IO of its own.
+"""Counters of the writer's work, for statistics and metrics. No IO.
 
-Written by the writer's thread alone; others read a snapshot, which may be one piece of work behind itself.
+Only the writer's thread writes them; a snapshot read by another thread may be inconsistent by one piece of work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
 from agent.fact_store.log import Histogram, StoreError
 from agent.pages import PutResult
 
-# From a fast fsync to a slow SD card; the specification's "healthy" is 0.1.
+# From a fast fsync to a slow SD card; the specification calls 0.1 s healthy.
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -48,8 +48,8 @@ class Meter:
                     self.facts_duplicate += outcome.duplicate_facts
 
     def latency(self) -> Histogram:
-        """From queued to durable, of appends of messages that succeeded. Samples wait for `commit_interval_ms` on purpose, which says
-        nothing of the disk."""
+        """From queued to durable, of appends of messages that succeeded. Samples wait for `commit_interval_ms` on
+        purpose, which says nothing of the disk."""
         return Histogram(BOUNDS_S, tuple(self._counts), self._sum_s)
 
     def _appended(self, work: AppendSamples | AppendMessages, outcome: Any, now_ns: int) -> None:

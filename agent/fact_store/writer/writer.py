@@ -1,12 +1,14 @@
-"""The one thread that writes: takes what is queued, seals it, commits it, and only then says so.
+"""The one thread that writes: takes work from the queue, seals facts, commits, and only then answers.
 
-Promised: a future is answered with a result only after the commit that holds it has returned with synchronous=FULL; what is
-refused leaves no trace but an incident; work is taken in order per stream. After a commit failed for other reasons than
-those below nothing is tried again on this connection: every waiting future fails, the writer ends and `ended` says why, because the
-kernel may have thrown away the pages it could not write and would now claim that all is well. Lack of space, and a lock that
-somebody else holds, are rolled back and survived; somebody else's commit is not.
+Promised: a future gets its result only after the commit of its work has returned with synchronous=FULL; refused work
+changes nothing but the list of incidents; the work of a stream runs in order. A commit that fails ends the writer:
+every waiting future fails and `ended` says why. Nothing is tried again on this connection, because the kernel may have
+dropped the pages that it could not write and would report success next time. Exceptions are lack of space and a lock
+held by another program: the transaction is rolled back, and the store goes on. A commit by another program ends the
+store.
 
-Other threads only queue (bounded, StoreBusy) and read `catalog`, which changes in one assignment after each commit.
+Other threads only queue work (bounded, StoreBusy) and read `catalog`, which is replaced in one assignment after each
+commit.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from agent.fact_store.append import (
     AppendSamples,
     Call,
     Commit,
-    Group,
-    Pace,
-    Queue,
+    CommitGroup,
+    CommitPace,
     Wait,
     Work,
+    WriteQueue,
     append_messages,
     append_samples,
     decide_commit,
@@ -57,8 +59,8 @@ from agent.fact_store.retention import Housekeeping
 from agent.fact_store.sqlite import QUERIES, MessageIndex, SecondWriter, Transaction, file_bytes, running_error
 from agent.fact_store.writer.meter import Meter
 
-LOST_LAGS = 3  # a consumer out of sync may be busy; one that was not seen for three times as long is offline
-WAIT_NS_MAX = 3_600_000_000_000  # an idle writer turns round once an hour; the system's own limit is no round number
+LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times as long is offline
+WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
 _Outcomes = list[tuple[Work, Any]]
@@ -93,25 +95,26 @@ class Writer:
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
         self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
-        self._pace = Pace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
-        self._queue = Queue(settings.queue_facts_max, settings.queue_bytes_max)
+        self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
+        self._queue = WriteQueue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())
-        self._group: Group | None = None
-        self._is_closing = False  # nothing new is taken
-        self._has_ended = False  # nothing at all is taken
+        self._group: CommitGroup | None = None
+        self._is_closing = False  # new work is refused, queued work is committed
+        self._has_ended = False
         self._subscribers: tuple[OnCommit, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"store-writer {path.name}", daemon=True)
 
-    # --------------------------------------------------------------------------------------------- called by other threads
+    # --------------------------------------------------------------------------------------------- called by other
+    # threads
 
     def start(self) -> None:
-        """Begin to commit."""
+        """Start the thread."""
         self.ended.set_running_or_notify_cancel()
         self.housekeeping.start(time.monotonic_ns())
         self._thread.start()
 
     def close(self) -> None:
-        """Commit what is queued, take nothing more, and wait for the end of the thread."""
+        """Refuse new work, commit what is queued, and wait for the end of the thread."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -122,7 +125,7 @@ class Writer:
         with self._changed:
             self._reserve(append)
             waiting = self._queue.put_samples(append)
-            # Wake the writer when it must act now, or learn of a deadline; not for every append in between.
+            # Wake the writer when a commit is due or a new deadline begins, not for every append in between.
             if waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
                 self._changed.notify()
 
@@ -132,6 +135,17 @@ class Writer:
             self._reserve(append)
             self._queue.put_messages(append)
             self._changed.notify()
+
+    def submit(
+        self, name: str, run: Callable[..., Any], *, size: int = 0, is_early: bool = False, stream: str | None = None
+    ) -> Future[Any]:
+        """Queue a call that runs inside a transaction, and return its future; raises as `append_samples`.
+
+        `size` is the memory in bytes that its arguments take; the others as `Call` has them.
+        """
+        call = Call(name, size, time.monotonic_ns(), run, is_early, stream)
+        self.call(call)
+        return call.future
 
     def call(self, call: Call) -> None:
         """Queue a call; raises as `append_samples`."""
@@ -148,11 +162,12 @@ class Writer:
         return found
 
     def age_ms(self) -> int:
-        """The store's own clock."""
+        """The store's own clock: milliseconds for which it has been open."""
         return self._age.now_ms(time.monotonic_ns())
 
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
-        """Have `callback` called in the writer's thread after each commit; it must only enqueue. Returns its undoing."""
+        """Call `callback` in the writer's thread after each commit; it must only enqueue. Returns a function that
+        unsubscribes."""
         with self._changed:
             self._subscribers = (*self._subscribers, callback)
 
@@ -189,14 +204,15 @@ class Writer:
         if self._is_closing:
             raise StoreClosed(f"{self._path} is closed")
         self._queue.reserve(work)
-        # From here on a caller that loses interest cannot take its facts back.
+        # From here on, cancelling the future does not take the facts back.
         work.future.set_running_or_notify_cancel()
 
-    # ------------------------------------------------------------------------------------------------ the writer's thread
+    # ------------------------------------------------------------------------------------------------ the writer's
+    # thread
 
     def _run(self) -> None:
-        """Commit until closed or failed. Whatever ends this thread, nobody is left waiting."""
-        is_broken = True  # until it is known that no mistake of ours ended the loop
+        """Commit until closed or failed. However the thread ends, every future is answered."""
+        is_broken = True  # stays True if an exception ends the loop
         try:
             while self.failure is None:
                 self._group = self._next()
@@ -204,15 +220,15 @@ class Writer:
                     break
                 if not self._group.is_empty or self.housekeeping.is_due(time.monotonic_ns()):
                     self._commit(self._group)
-                self._attend()
+                self._run_timers()
             is_broken = False
         finally:
             if is_broken:
                 self.failure = StoreFailed(f"{self._path}: the writer broke", "its traceback is in the log; report it")
             self._end()
 
-    def _next(self) -> Group | None:
-        """Wait for the next group; an empty one when something else is due, None when closing and nothing is left."""
+    def _next(self) -> CommitGroup | None:
+        """Wait for the next group; an empty one when a timer is due, None when closing and nothing is left."""
         with self._changed:
             while True:
                 now_ns = time.monotonic_ns()
@@ -227,26 +243,26 @@ class Writer:
                     case Wait(until_ns):
                         alarm_ns = min(self._alarm_ns, self.housekeeping.alarm_ns)
                         if alarm_ns <= now_ns:
-                            return Group()
+                            return CommitGroup()
                         due_ns = min(until_ns or NEVER_NS, alarm_ns, now_ns + WAIT_NS_MAX)
                         self._changed.wait((due_ns - now_ns) / 1e9)
 
-    def _attend(self) -> None:
-        """What time alone brings: appends that waited long enough, consumers that are lost or gone."""
+    def _run_timers(self) -> None:
+        """Work that only time brings: appends whose timeout is over, consumers that are lost or expired."""
         now_ns = time.monotonic_ns()
         self._acknowledging.settle(self.catalog, now_ns)
         if events := self._lifetimes.due(self.catalog, now_ns):
             run = partial(consumers.apply_events, events=events, seen_unix_ms=self.activity.seen_unix_ms)
-            with contextlib.suppress(StoreError):  # closing, ended, or no room: then `due` says it again
-                self.call(Call("lifetimes", 0, now_ns, run))
+            with contextlib.suppress(StoreError):  # closing, ended, or no room: `due` returns them again
+                self.submit("lifetimes", run)
         self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
 
-    def _commit(self, group: Group) -> None:
-        """One transaction: run, commit, publish, answer."""
+    def _commit(self, group: CommitGroup) -> None:
+        """One transaction: run the work, commit, publish the catalog, answer."""
         execute = self._connection.execute
         try:
             execute(QUERIES["begin"])
-            self._check_alone()
+            self._check_only_writer()  # inside the transaction: from here on no other connection can commit
             now_unix_ms, age_ms = time.time_ns() // 1_000_000, self.age_ms()
             transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms)
             outcomes = self._perform(transaction, group)
@@ -254,11 +270,11 @@ class Writer:
             execute(QUERIES["commit"])
             self._settle(is_durable=True)
         except sqlite3.Error as error:
-            self._give_up(group, error)
+            self._roll_back(group, error)
             return
         ends_before = self.catalog.streams
-        self.catalog = transaction.catalog
-        self._answer(outcomes)
+        self.catalog = transaction.catalog  # before the answers: a caller that has its answer finds its facts
+        self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         ends = {
             name: stream.end_offset
             for name, stream in self.catalog.streams.items()
@@ -267,13 +283,13 @@ class Writer:
         if ends:
             for callback in self._subscribers:
                 callback(ends)
-        self._look()
-        if transaction.must_end_because is not None:
+        self._check_disk()
+        if transaction.must_end_because is not None:  # the new epoch begins at the next opening (decision 0030)
             with self._changed:
                 self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
 
-    def _look(self) -> None:
-        """Housekeeping between transactions. What the disk fails here is nobody's append: all of them are durable and answered."""
+    def _check_disk(self) -> None:
+        """Housekeeping between transactions. An error here fails no append: all of them are durable and answered."""
         try:
             self.housekeeping.look(self.catalog, time.monotonic_ns())
         except sqlite3.Error as error:
@@ -283,19 +299,20 @@ class Writer:
                     self.failure = found
 
     def _settle(self, *, is_durable: bool) -> None:
-        """Those who remember what a transaction did learn how it ended."""
+        """Tell what keeps state in memory how the transaction ended."""
         self._index.settle(is_durable=is_durable)
         self.housekeeping.settle(is_durable=is_durable)
 
-    def _check_alone(self) -> None:
-        """The catalog, and what other threads were told, hold only while nobody else writes. Costs a microsecond or two."""
+    def _check_only_writer(self) -> None:
+        """Raise SecondWriter if another connection has committed: the catalog would no longer be true. Costs a
+        microsecond or two."""
         if self._connection.execute(QUERIES["data_version"]).fetchone()[0] != self._data_version:
             raise SecondWriter
 
-    def _perform(self, transaction: Transaction, group: Group) -> _Outcomes:
-        """Run everything in the group inside the open transaction; a refusal is an outcome."""
+    def _perform(self, transaction: Transaction, group: CommitGroup) -> _Outcomes:
+        """Run the work of the group inside the open transaction; a refusal is an outcome."""
         target = self._pace.facts_target
-        outcomes: _Outcomes = [(call, _called(transaction, self.housekeeping, call)) for call in group.early]
+        outcomes: _Outcomes = [(call, _run_call(transaction, self.housekeeping, call)) for call in group.early]
         for stream, samples in group.samples.items():
             if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
                 outcomes.extend((one, copy_error(refusal)) for one in samples)
@@ -308,13 +325,13 @@ class Writer:
             is_strong = self.policy(stream).write_class == "strong"
             found = append_messages(transaction, stream, messages, target, is_strong=is_strong)
             outcomes.extend(zip(messages, found, strict=True))
-        outcomes.extend((call, _called(transaction, self.housekeeping, call)) for call in group.calls)
+        outcomes.extend((call, _run_call(transaction, self.housekeeping, call)) for call in group.calls)
         return outcomes
 
     def _answer(self, outcomes: _Outcomes) -> None:
-        """Give back the room, count, and tell each caller what became of its work."""
+        """Release the room in the queue, count, and answer each future."""
         now_ns = time.monotonic_ns()
-        self._give_back([work for work, _ in outcomes])
+        self._release([work for work, _ in outcomes])
         if outcomes:
             self.meter.committed()
         for work, outcome in outcomes:
@@ -326,8 +343,8 @@ class Writer:
             else:
                 work.future.set_result(outcome)
 
-    def _give_up(self, group: Group, error: sqlite3.Error) -> None:
-        """The transaction failed as a whole: nothing of it is durable, everybody in it is told."""
+    def _roll_back(self, group: CommitGroup, error: sqlite3.Error) -> None:
+        """The transaction failed as a whole: nothing of it is durable, and each of its futures fails."""
         found = running_error(self._path, error)
         try:
             if self._connection.in_transaction:
@@ -346,24 +363,24 @@ class Writer:
 
     def _fail(self, works: list[Work], error: StoreError) -> None:
         now_ns = time.monotonic_ns()
-        self._give_back(works)
+        self._release(works)
         for work in works:
             self.meter.done(work, error, now_ns)
             work.future.set_exception(copy_error(error))
 
-    def _give_back(self, works: list[Work]) -> None:
+    def _release(self, works: list[Work]) -> None:
         with self._changed:
             for work in works:
                 self._queue.release(work)
 
     def _end(self) -> None:
-        """Fail what still waits, close the connection, say how it ended."""
+        """Fail what still waits, close the connection, set `ended`."""
         with self._changed:
             self._is_closing = self._has_ended = True
             left = self._queue.take(tuple(self._queue.waiting)).all()
         error = self.failure or StoreClosed(f"{self._path}: the writer ended")
         self._acknowledging.close(error.why)
-        self.catalog.tails.clear()  # from now on the file alone is asked, which its reader refuses once it is closed
+        self.catalog.tails.clear()  # reads go to the file from now on, and fail once its reader is closed
         for work in [*left, *(self._group.all() if self._group else ())]:
             if not work.future.done():
                 work.future.set_exception(copy_error(error))
@@ -377,8 +394,8 @@ class Writer:
             self.ended.set_result(None)
 
 
-def _called(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:
-    """What a call returns, or why it refused; a fork is remembered, for somebody has to look into it."""
+def _run_call(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:
+    """The result of a call, or its refusal; a fork is also recorded as an incident."""
     if call.stream is not None and (refusal := housekeeping.refusal(transaction, call.stream)) is not None:
         return refusal
     try:

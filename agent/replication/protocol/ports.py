@@ -16,7 +16,7 @@ both as it is.  What the ports demand of it:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future  # tidy: a type in signatures, nothing runs
+from concurrent.futures import Future
 from typing import Literal, Protocol
 
 from agent.append_contract import AppendOutcome, Precondition
@@ -95,36 +95,18 @@ class Artifacts(Protocol):
         ...
 
 
-class ServingStore(ComparedStore, Protocol):
-    """What the serving side needs."""
+class Consumers(Protocol):
+    """The registered consumers of a serving store, and how far each zone was served."""
 
-    @property
-    def artifacts(self) -> Artifacts: ...
-
-    @property
-    def zone(self) -> str: ...
-    @property
-    def epoch(self) -> bytes: ...
-
-    def streams(self) -> Sequence[StreamBounds]:
-        """All streams, in any order."""
-        ...
-
-    def end_offset(self, stream: str) -> int:
-        """Last committed offset of a stream, 0 for one that holds nothing or does not exist.  From memory."""
-        ...
-
-    def consumer(self, name: str) -> Consumer | None:
+    def get(self, name: str) -> Consumer | None:
         """A registered consumer, or None."""
         ...
 
-    def consumers(self) -> Sequence[Consumer]:
+    def all(self) -> Sequence[Consumer]:
         """All registered consumers."""
         ...
 
-    def register_consumer(
-        self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int
-    ) -> Future[Consumer]:
+    def register(self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int) -> Future[Consumer]:
         """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds since
         1970); the same registration again returns what stands."""
         ...
@@ -145,44 +127,28 @@ class ServingStore(ComparedStore, Protocol):
         long.  Returns at once and never raises; a confirmation needs no such word."""
         ...
 
-    def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
-        ...
-
-    def begin_handing(self, stream: str, zone: str) -> Future[None] | None:
+    def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
         """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future is done.  None
         where it is already."""
         ...
 
-    def handed(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
+    def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
         """A zone is about to be answered what a stream holds up to an offset; `end`: where the last batch of the page ends, and its digest.
         Returns at once."""
         ...
 
-    def has_handed(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
+    def has_served(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
         """Whether one of the last pages handed to a zone ended with this batch.  From memory."""
         ...
 
-    def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
+    def why_not_served(self, stream: str, zone: str, offset: int) -> str | None:
         """Why a zone cannot have been told by this store of everything up to an offset of this epoch, in words; None where it can.  From
         memory."""
         ...
 
-    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
-        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
-        sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
-        ...
 
-    def read(
-        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
-    ) -> Page:
-        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits; with
-        `until_offset` none that begins beyond it."""
-        ...
-
-    def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:
-        """Definitions `after_number + 1` to `until_number` of an origin as canonical JSON, fewer if fewer are held."""
-        ...
+class Appends(Protocol):
+    """What a serving store takes from the applications of other zones."""
 
     def append_messages(
         self,
@@ -208,26 +174,60 @@ class ServingStore(ComparedStore, Protocol):
         """The lease epoch of a producer that is in force, 0 for none. From memory."""
         ...
 
+
+class ServingStore(ComparedStore, Protocol):
+    """What the serving side needs."""
+
+    @property
+    def artifacts(self) -> Artifacts: ...
+    @property
+    def appends(self) -> Appends: ...
+    @property
+    def consumers(self) -> Consumers: ...
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def epoch(self) -> bytes: ...
+
+    def streams(self) -> Sequence[StreamBounds]:
+        """All streams, in any order."""
+        ...
+
+    def end_offset(self, stream: str) -> int:
+        """Last committed offset of a stream, 0 for one that holds nothing or does not exist.  From memory."""
+        ...
+
+    def peer_is_ahead(self, peer: str, why: str) -> None:
+        """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
+        ...
+
+    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
+        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
+        sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
+        ...
+
+    def read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+    ) -> Page:
+        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits; with
+        `until_offset` none that begins beyond it."""
+        ...
+
+    def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:
+        """Definitions `after_number + 1` to `until_number` of an origin as canonical JSON, fewer if fewer are held."""
+        ...
+
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]:
         """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to stop."""
         ...
 
 
-class ReceivingStore(ComparedStore, Protocol):
-    """What the pulling side needs."""
-
-    @property
-    def artifacts(self) -> Artifacts: ...
-
-    @property
-    def zone(self) -> str: ...
+class Inbound(Protocol):
+    """What a receiving store takes from its peers."""
 
     def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
         """The position stored with the last page of this peer's stream; None when nothing was ever stored."""
-        ...
-
-    def definition_counts(self) -> Mapping[Origin, int]:
-        """How many definitions (numbered from 1 without holes) are held of each origin."""
         ...
 
     def put_batches(
@@ -247,14 +247,6 @@ class ReceivingStore(ComparedStore, Protocol):
         The caller has parsed each batch and read its content. `is_backlog`: what the peer had kept for this store says nothing of the pace
         at which facts come in.
         """
-        ...
-
-    def end_offset(self, stream: str) -> int:
-        """Last committed offset of a stream. From memory."""
-        ...
-
-    def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
-        """As the serving store's; what is damaged is noted on the way."""
         ...
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
@@ -277,4 +269,28 @@ class ReceivingStore(ComparedStore, Protocol):
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a person acts."""
+        ...
+
+
+class ReceivingStore(ComparedStore, Protocol):
+    """What the pulling side needs."""
+
+    @property
+    def artifacts(self) -> Artifacts: ...
+    @property
+    def inbound(self) -> Inbound: ...
+
+    @property
+    def zone(self) -> str: ...
+
+    def definition_counts(self) -> Mapping[Origin, int]:
+        """How many definitions (numbered from 1 without holes) are held of each origin."""
+        ...
+
+    def end_offset(self, stream: str) -> int:
+        """Last committed offset of a stream. From memory."""
+        ...
+
+    def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page:
+        """As the serving store's; what is damaged is noted on the way."""
         ...

@@ -190,13 +190,13 @@ class Comparer:
                 ):
                     await self._note_missing(found, origin, span)
             await self._look_at_definitions(found, origin, mine, ranges)
-        for one in await asyncio.wrap_future(self._store.damaged(stream)):
+        for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
             origin, span = Origin(one.zone, one.epoch), (one.first_sequence, one.last_sequence)
             is_theirs = intersect([each.span for each in theirs.get(origin, [])], [span])
             if is_theirs and origin.zone in {*self._settings.origins, own_zone} and (origin, span) not in found.damaged:
                 found.damaged.append((origin, span))
         for why in found.forks:
-            await asyncio.wrap_future(self._store.note("fork", stream, self._settings.peer_zone, why))
+            await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
         if is_repaired:
             for origin, number, sequence in found.damaged_definitions:
                 await self._fetch_definitions(found, origin, number, sequence)
@@ -230,7 +230,7 @@ class Comparer:
             end_offset, epoch = max(end_offset, answer.end_offset), answer.epoch
             more = answer.more and bool(answer.ranges)
             after = answer.ranges[-1][0] if answer.ranges else None
-        position = self._store.peer_position(self._settings.peer_zone, found.stream)
+        position = self._store.inbound.peer_position(self._settings.peer_zone, found.stream)
         is_level = position is not None and position.epoch.hex() == epoch and position.offset >= end_offset
         return ranges, is_level
 
@@ -280,7 +280,7 @@ class Comparer:
             return
         sequence = common[-1][1]
         try:
-            number = await asyncio.to_thread(self._store.damaged_definition, found.stream, origin, sequence)
+            number = await asyncio.to_thread(self._store.inbound.damaged_definition, found.stream, origin, sequence)
         except self._store_errors as error:  # not even which are damaged can be read
             found.refused.append(str(error))
             return
@@ -292,7 +292,7 @@ class Comparer:
         peer, put_back = self._settings.peer_zone, 0
         async for batches, definitions in self._pages(found, origin, (sequence, sequence), number - 1):
             try:
-                repairing = self._store.repair_definitions(found.stream, peer, batches[-1], definitions)
+                repairing = self._store.inbound.repair_definitions(found.stream, peer, batches[-1], definitions)
                 put_back += await asyncio.wrap_future(repairing)
             except self._store_errors as error:
                 if getattr(error, "retryable", False):
@@ -341,12 +341,14 @@ class Comparer:
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Append a gap of ours, as any late batch."""
         peer, stored = self._settings.peer_zone, 0
-        position = self._store.peer_position(peer, found.stream)
+        position = self._store.inbound.peer_position(peer, found.stream)
         if position is None:
             return  # nothing was ever pulled: everything is on its way
         async for batches, definitions in self._pages(found, origin, span):
             await self._artifacts.bring(batches)
-            putting = self._store.put_batches(peer, found.stream, batches, definitions, position, is_backlog=True)
+            putting = self._store.inbound.put_batches(
+                peer, found.stream, batches, definitions, position, is_backlog=True
+            )
             stored += (await asyncio.wrap_future(putting)).stored_facts
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0
@@ -357,7 +359,7 @@ class Comparer:
         async for batches, _ in self._pages(found, origin, span):
             for batch in batches:
                 try:
-                    put_back = await asyncio.wrap_future(self._store.repair(found.stream, peer, [batch]))
+                    put_back = await asyncio.wrap_future(self._store.inbound.repair(found.stream, peer, [batch]))
                 except self._store_errors as error:
                     if getattr(error, "retryable", False):
                         raise

@@ -209,7 +209,7 @@ class Puller:
         assert self._core is None, "a puller runs once"
         settings = self._settings
         store = self._store
-        position = store.peer_position(settings.peer_zone, settings.stream)
+        position = store.inbound.peer_position(settings.peer_zone, settings.stream)
         counts = store.definition_counts()
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
         last_batch = None if position is None else position.last_batch
@@ -282,7 +282,7 @@ class Puller:
                 _log.log(level, effect.kind.value, extra=fields)
                 if effect.kind in _STANDS:
                     with contextlib.suppress(*self._store_errors):  # no room now: the log and the status have it
-                        self._store.note("pull_stands", settings.stream, settings.peer_zone, effect.reason)
+                        self._store.inbound.note("pull_stands", settings.stream, settings.peer_zone, effect.reason)
 
     def _fetch(self, effect: Fetch) -> None:
         settings = self._settings
@@ -367,7 +367,7 @@ class Puller:
         settings = self._settings
         position = PeerPosition(bytes.fromhex(effect.epoch), effect.offset, effect.page.last_batch)
         try:
-            future = self._store.put_batches(
+            future = self._store.inbound.put_batches(
                 settings.peer_zone,
                 settings.stream,
                 arrived.checked.result(),

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from agent.fact_store.append.acks import (
     Acknowledged,
+    AckTerms,
     Decision,
     Follower,
     Pending,
     Queued,
-    Terms,
-    falls_out_ns,
+    ack_terms,
+    acknowledged_offset,
+    decide_ack,
+    decide_new_ack,
     is_in_sync,
-    judge,
-    judge_new,
-    reached,
-    terms,
+    out_of_sync_ns,
 )
 from agent.fact_store.log.errors import AcksRefused
 from agent.fact_store.log.settings import Acks, StreamSettings, WriteClass
@@ -28,9 +28,9 @@ LAG, TIMEOUT = 15 * S, 5 * S
 STREAM = "facts.operational"
 
 
-def of(acks: Acks, min_in_sync: int = 1, write_class: WriteClass = "append_only") -> Terms:
+def of(acks: Acks, min_in_sync: int = 1, write_class: WriteClass = "append_only") -> AckTerms:
     """Terms of a stream with these settings."""
-    return terms(StreamSettings(STREAM, acks=acks, min_in_sync=min_in_sync, write_class=write_class))
+    return ack_terms(StreamSettings(STREAM, acks=acks, min_in_sync=min_in_sync, write_class=write_class))
 
 
 def consumer(frontier: int, caught_up_s: float | None = None, name: str = "a") -> Follower:
@@ -43,7 +43,7 @@ class Row:
     """An append at offset 10, durable at second 100, judged at `now`: what is said to it."""
 
     what: str
-    terms: Terms
+    terms: AckTerms
     followers: tuple[Follower, ...]
     now: float
     decision: type[Decision] | float  # or the second until which it waits
@@ -96,7 +96,7 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_what_is_said_to_an_append(row: Row) -> None:
     """Each row of the table."""
-    decision = judge(10, row.terms, row.followers, 100 * S, int(row.now * S))
+    decision = decide_ack(10, row.terms, row.followers, 100 * S, int(row.now * S))
     if isinstance(row.decision, type):
         assert isinstance(decision, row.decision)
     else:
@@ -119,18 +119,20 @@ def test_what_is_said_to_an_append(row: Row) -> None:
 def test_write_class_queued_does_not_wait_for_nobody(
     acks: Acks, min_in_sync: int, followers: tuple[Follower, ...], decision: type[Decision]
 ) -> None:
-    """Where too few keep up at the time of the append the answer is queued at once; the other classes wait their time."""
-    queued = judge_new(10, of(acks, min_in_sync, "queued"), followers, 100 * S)
+    """Where too few keep up at the time of the append the answer is queued at once; the other classes wait their
+    time."""
+    queued = decide_new_ack(10, of(acks, min_in_sync, "queued"), followers, 100 * S)
     assert isinstance(queued, decision)
-    plain = judge_new(10, of(acks, min_in_sync), followers, 100 * S)
+    plain = decide_new_ack(10, of(acks, min_in_sync), followers, 100 * S)
     assert isinstance(plain, Pending if decision is Queued else decision)
 
 
 def test_a_strong_append_is_never_downgraded() -> None:
-    """Where nobody keeps up it waits its whole time, then says queued with who is missing: never acknowledged on local terms."""
+    """Where nobody keeps up it waits its whole time, then says queued with who is missing: never acknowledged on local
+    terms."""
     strong = of("all", write_class="strong")
-    assert judge_new(10, strong, (), 100 * S) == Pending(105 * S)
-    said = judge(10, strong, (), 100 * S, 105 * S)
+    assert decide_new_ack(10, strong, (), 100 * S) == Pending(105 * S)
+    said = decide_ack(10, strong, (), 100 * S, 105 * S)
     assert said == Queued(f"after 5 s 0 of the 1 consumers that {STREAM} needs have offset 10; none is registered")
 
 
@@ -158,25 +160,27 @@ def test_overrides(write_class: WriteClass, own: Acks, override: Acks | None, pr
     settings = StreamSettings(STREAM, acks=own, write_class=write_class)
     if promises is None:
         with pytest.raises(AcksRefused, match=f"acks {override} on {STREAM}: its write class is {write_class}"):
-            terms(settings, override)
+            ack_terms(settings, override)
         return
-    found = terms(settings, override)
+    found = ack_terms(settings, override)
     assert found.promises == promises
     assert found.is_answered_unstored == ((override or own) == "none")
 
 
 def test_both_promises() -> None:
-    """`all` on a strong stream that promises a quorum is both: two of five with the rest behind are all, and no quorum."""
-    both = terms(StreamSettings(STREAM, acks="quorum", write_class="strong"), "all")
+    """`all` on a strong stream that promises a quorum is both: two of five with the rest behind are all, and no
+    quorum."""
+    both = ack_terms(StreamSettings(STREAM, acks="quorum", write_class="strong"), "all")
     one_of_four = (consumer(10, IN_SYNC), *[consumer(0, BEHIND)] * 3)
-    assert isinstance(judge(10, of("all"), one_of_four, 100 * S, 100 * S), Acknowledged)
-    assert isinstance(judge(10, both, one_of_four, 100 * S, 100 * S), Pending)
+    assert isinstance(decide_ack(10, of("all"), one_of_four, 100 * S, 100 * S), Acknowledged)
+    assert isinstance(decide_ack(10, both, one_of_four, 100 * S, 100 * S), Pending)
 
 
 def test_who_is_missing() -> None:
-    """The reason names whom the append waited for, those that keep up before those that do not, and not a hundred of them."""
+    """The reason names whom the append waited for, those that keep up before those that do not, and not a hundred of
+    them."""
     followers = [consumer(3, IN_SYNC, f"c{n}") for n in range(5)] + [consumer(3, BEHIND, "old")]
-    said = judge(10, of("all"), followers, 100 * S, 105 * S)
+    said = decide_ack(10, of("all"), followers, 100 * S, 105 * S)
     assert isinstance(said, Queued)
     assert said.why.endswith(
         "0 of the 1 consumers that facts.operational needs have offset 10; missing: c0, c1, c2 and 2 more"
@@ -200,16 +204,17 @@ def test_reached_is_the_last_offset_acknowledged(
         is_met = is_met and len(have) + 1 >= voters // 2 + 1
     else:
         is_met = is_met and all(one in have for one in followers if is_in_sync(one, LAG, now))
-    assert (offset <= reached(found, followers, now)) == is_met
+    assert (offset <= acknowledged_offset(found, followers, now)) == is_met
     if not is_met:
-        out = falls_out_ns(offset, found, followers, now, 10**18)
+        out = out_of_sync_ns(offset, found, followers, now, 10**18)
         assert now < out
 
 
 @given(st.lists(anyone, max_size=6), st.sampled_from(["quorum", "all"]), st.integers(1, 20), st.integers(100, 130))
 def test_nobody_waits_longer_than_the_timeout(followers: list[Follower], acks: Acks, offset: int, now: int) -> None:
-    """Whoever does what: until the deadline there is an answer or a time to ask again that lies ahead, at it there is an answer."""
-    decision = judge(offset, of(acks), followers, 100 * S, now * S)
+    """Whoever does what: until the deadline there is an answer or a time to ask again that lies ahead, at it there is
+    an answer."""
+    decision = decide_ack(offset, of(acks), followers, 100 * S, now * S)
     if isinstance(decision, Pending):
         assert now * S < decision.until_ns <= 105 * S
     assert now < 105 or not isinstance(decision, Pending)

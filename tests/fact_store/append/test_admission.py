@@ -1,4 +1,5 @@
-"""What becomes of an application's message: the core as a table, and the same through the store, durably and across restarts.
+"""What becomes of an application's message: the core as a table, and the same through the store, durably and across
+restarts.
 
 Seen to catch, with the product broken on purpose: leases not written, leases that the same commit does not see.
 """
@@ -79,7 +80,8 @@ def test_preconditions_that_make_no_sense(precondition: Precondition, field: str
 
 
 def test_lease_epochs_end() -> None:
-    """The first epoch is 1, each next is one higher; neither the epochs of a producer nor the producers are without end."""
+    """The first epoch is 1, each next is one higher; neither the epochs of a producer nor the producers are without
+    end."""
     assert next_lease_epoch({}, "s", "p") == 1
     assert next_lease_epoch({("s", "p"): 41, ("s", "q"): 99}, "s", "p") == 42
     with pytest.raises(FactsRefused, match="used up"):
@@ -91,7 +93,8 @@ def test_lease_epochs_end() -> None:
 
 
 def test_no_zone_takes_up_all_leases() -> None:
-    """A thousand producers of one zone in all streams, and no more; those it has go on, and other zones and names without a dot have room."""
+    """A thousand producers of one zone in all streams, and no more; those it has go on, and other zones and names
+    without a dot have room."""
     leases = {(f"s{n % 7}", f"idmz.p{n}"): 1 for n in range(admission.PRODUCERS_OF_ONE_MAX)}
     with pytest.raises(FactsRefused, match="1000 producers of 'idmz'"):
         next_lease_epoch(leases, "s", "idmz.more")
@@ -116,28 +119,30 @@ def strong(folder: Path) -> FactStore:
 
 
 def test_a_fenced_producer_stores_nothing(tmp_path: Path) -> None:
-    """A lease is durable: after a restart a producer gets a higher epoch, and what the instance before it still sends is
-    rejected with the epoch in force, except for the repeat of what was stored."""
+    """A lease is durable: after a restart a producer gets a higher epoch, and what the instance before it still sends
+    is rejected with the epoch in force, except for the repeat of what was stored."""
     with plant(tmp_path) as store:
-        first = done(store.acquire_lease(OPERATIONAL, "line1"))
+        first = done(store.appends.acquire_lease(OPERATIONAL, "line1"))
         old = Precondition("line1", first)
-        assert done(store.append_message(OPERATIONAL, message("a"), precondition=old)).outcome == "applied"
+        assert done(store.appends.append_message(OPERATIONAL, message("a"), precondition=old)).outcome == "applied"
     with plant(tmp_path) as store:
-        second = done(store.acquire_lease(OPERATIONAL, "line1"))
+        second = done(store.appends.acquire_lease(OPERATIONAL, "line1"))
         assert (first, second) == (1, 2)
         fenced = AppendOutcome(0, "rejected_fenced", lease_epoch=2)
-        assert done(store.append_message(OPERATIONAL, message("b"), precondition=old)) == fenced
-        repeat = done(store.append_message(OPERATIONAL, message("a"), precondition=old))
+        assert done(store.appends.append_message(OPERATIONAL, message("b"), precondition=old)) == fenced
+        repeat = done(store.appends.append_message(OPERATIONAL, message("a"), precondition=old))
         assert repeat == AppendOutcome(1, "noop_already_applied")
         new = Precondition("line1", second)
-        assert done(store.append_message(OPERATIONAL, message("b"), precondition=new)).outcome == "applied"
-        assert done(store.append_message("orders", message("b"), precondition=old)).outcome == "applied", "per stream"
+        assert done(store.appends.append_message(OPERATIONAL, message("b"), precondition=new)).outcome == "applied"
+        assert done(store.appends.append_message("orders", message("b"), precondition=old)).outcome == "applied", (
+            "per stream"
+        )
         assert ids_in(store) == ["a", "b"]
 
 
 def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
-    """An epoch higher than any acquired is remembered in the transaction of its message, within one list of messages too, and
-    whatever became of the message."""
+    """An epoch higher than any acquired is remembered in the transaction of its message, within one list of messages
+    too, and whatever became of the message."""
     with plant(tmp_path) as store:
         asked = [
             Precondition("line1", 5),
@@ -147,53 +152,55 @@ def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
             Precondition("line1", 8),
         ]
         messages = [message("a"), message("b"), message("c"), message("a"), message("d")]
-        found = done(store.append_messages(OPERATIONAL, messages, preconditions=asked))
+        found = done(store.appends.append_messages(OPERATIONAL, messages, preconditions=asked))
         assert [one.outcome for one in found] == [
             "applied", "rejected_fenced", "applied", "noop_already_applied", "rejected_fenced",
         ]  # fmt: skip
         assert [one.lease_epoch for one in found] == [0, 5, 0, 0, 9]
     with plant(tmp_path) as store:
-        assert done(store.acquire_lease(OPERATIONAL, "line1")) == 10
+        assert done(store.appends.acquire_lease(OPERATIONAL, "line1")) == 10
         assert ids_in(store) == ["a", "c"]
 
 
 def test_superseded_by_a_newer_fact_about_the_subject(tmp_path: Path) -> None:
-    """In a strong stream an append may name the newest fact it has seen about its subject: a newer one is answered with its
-    offset and nothing is stored; also within one commit, and after a restart."""
+    """In a strong stream an append may name the newest fact it has seen about its subject: a newer one is answered with
+    its offset and nothing is stored; also within one commit, and after a restart."""
     based = [Precondition(base_offset=0), Precondition(base_offset=0), Precondition(base_offset=0), None]
     with strong(tmp_path) as store:
         messages = [order("a", "order:1"), order("b", "order:2"), order("c", "order:1"), order("d", "order:1")]
-        found = done(store.append_messages(STRONG, messages, preconditions=based))
+        found = done(store.appends.append_messages(STRONG, messages, preconditions=based))
         assert [(one.offset, one.outcome) for one in found[2:3]] == [(1, "superseded")]
         assert ids_in(store, STRONG) == ["a", "b", "d"]
     with strong(tmp_path) as store:
         for base_offset, expected in ((2, (3, "superseded")), (3, (4, "queued"))):
             asked = Precondition(base_offset=base_offset)
-            outcome = done(store.append_message(STRONG, order("e", "order:1"), precondition=asked))
+            outcome = done(store.appends.append_message(STRONG, order("e", "order:1"), precondition=asked))
             assert (outcome.offset, outcome.outcome) == expected
         assert ids_in(store, STRONG) == ["a", "b", "d", "e"]
 
 
 def test_what_cannot_be_decided_is_refused_at_once(tmp_path: Path) -> None:
-    """A base offset outside of strong streams, preconditions with acks none, and too few of them are refused at the call."""
+    """A base offset outside of strong streams, preconditions with acks none, and too few of them are refused at the
+    call."""
     with plant(tmp_path) as store:
         with pytest.raises(MessageError, match=r'base_offset: only a stream with write_class = "strong"'):
-            store.append_message(OPERATIONAL, message("a"), precondition=Precondition(base_offset=1))
+            store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition(base_offset=1))
         with pytest.raises(AcksRefused, match="acks none"):
-            store.append_message(OPERATIONAL, message("a"), acks="none", precondition=LEASED)
+            store.appends.append_message(OPERATIONAL, message("a"), acks="none", precondition=LEASED)
         with pytest.raises(FactsRefused, match="1 preconditions for 2 messages"):
-            store.append_messages(OPERATIONAL, [message("a"), message("b")], preconditions=[LEASED])
+            store.appends.append_messages(OPERATIONAL, [message("a"), message("b")], preconditions=[LEASED])
         with pytest.raises(MessageError, match="producer"):
-            store.acquire_lease(OPERATIONAL, "not a name")
+            store.appends.acquire_lease(OPERATIONAL, "not a name")
 
 
 def test_too_many_producers_are_refused_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer beyond the limit is refused; known ones and appends without a lease that share its commit are stored."""
+    """A producer beyond the limit is refused; known ones and appends without a lease that share its commit are
+    stored."""
     monkeypatch.setattr(admission, "PRODUCERS_MAX", 1)
     with plant(tmp_path) as store:
-        done(store.append_message(OPERATIONAL, message("a"), precondition=Precondition("one", 1)))
-        more = store.append_message(OPERATIONAL, message("b"), precondition=Precondition("two", 1))
-        again = store.append_message(OPERATIONAL, message("c"), precondition=Precondition("one", 2))
+        done(store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition("one", 1)))
+        more = store.appends.append_message(OPERATIONAL, message("b"), precondition=Precondition("two", 1))
+        again = store.appends.append_message(OPERATIONAL, message("c"), precondition=Precondition("one", 2))
         assert isinstance(failed(more), FactsRefused)
         assert done(again).outcome == "applied"
         assert ids_in(store) == ["a", "c"]

@@ -40,8 +40,8 @@ from tests.fact_store.making import (
 def test_what_was_appended_is_read(tmp_path: Path) -> None:
     """Offsets are dense from 1, in the order of appends, and the facts come back as they went in."""
     with plant(tmp_path) as store:
-        assert done(store.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
-        assert done(store.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
+        assert done(store.appends.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
+        assert done(store.appends.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
         assert values_in(store) == [1, 2, 3, 4, 5]
         assert store.end_offset(TELEMETRY) == 5
         chain_is_whole(store)
@@ -50,8 +50,8 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
 def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
     """Group commit: many small appends to one stream are sealed together, each told its own offsets, in order."""
     with plant(tmp_path, committed_at(31)) as store:
-        waiting = [store.append_samples(TELEMETRY, samples(3, 1 + 3 * n)) for n in range(10)]
-        last = store.append_samples(TELEMETRY, samples(1, 31))
+        waiting = [store.appends.append_samples(TELEMETRY, samples(3, 1 + 3 * n)) for n in range(10)]
+        last = store.appends.append_samples(TELEMETRY, samples(1, 31))
         assert [done(future) for future in [*waiting, last]] == [
             *(Appended(1 + 3 * n, 3 + 3 * n) for n in range(10)),
             Appended(31, 31),
@@ -64,8 +64,8 @@ def test_the_target_ends_the_wait(tmp_path: Path) -> None:
     """Samples nobody waits for are committed as soon as they fill a batch, and a large append is cut evenly."""
     settings = StoreSettings(commit_interval_ms=60_000, batch_facts_target=100)
     with plant(tmp_path, settings) as store:
-        first = store.append_samples(TELEMETRY, samples(99))
-        done(store.append_samples(TELEMETRY, samples(151, 100)))
+        first = store.appends.append_samples(TELEMETRY, samples(99))
+        done(store.appends.append_samples(TELEMETRY, samples(151, 100)))
         assert first.done()
         counts = [batch.parse(one).header.count for one in sealed_in(store)]
         assert counts == [84, 83, 83]
@@ -73,18 +73,18 @@ def test_the_target_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_a_confirmation_does_not_chop_samples(tmp_path: Path) -> None:
-    """Urgent work commits without the unripe samples of a stream nobody waits for."""
+    """Urgent work commits without the samples of a stream that are not due."""
     with plant(tmp_path, NEVER) as store:
-        unripe = store.append_samples(TELEMETRY, samples(5))
-        done(store.append_message(OPERATIONAL, message("a")))
-        assert not unripe.done()
+        queued = store.appends.append_samples(TELEMETRY, samples(5))
+        done(store.appends.append_message(OPERATIONAL, message("a")))
+        assert not queued.done()
         assert sealed_in(store) == []
 
 
 def test_closing_commits_what_is_queued(tmp_path: Path) -> None:
     """An orderly stop loses nothing that was accepted."""
     with plant(tmp_path, NEVER) as store:
-        queued = store.append_samples(TELEMETRY, samples(5))
+        queued = store.appends.append_samples(TELEMETRY, samples(5))
     assert done(queued) == Appended(1, 5)
     with plant(tmp_path) as store:
         assert values_in(store) == [1, 2, 3, 4, 5]
@@ -93,10 +93,10 @@ def test_closing_commits_what_is_queued(tmp_path: Path) -> None:
 def test_a_bad_append_fails_alone(tmp_path: Path) -> None:
     """Samples that cannot be sealed are refused by name; those that shared their group commit are stored."""
     with plant(tmp_path, committed_at(7)) as store:
-        before = store.append_samples(TELEMETRY, samples(2))
-        undefined = store.append_samples(TELEMETRY, [Sample(7, 1, 1, 0)])
-        strange = store.append_samples(TELEMETRY, [Sample(1, 1, 2**64, 0), Sample(1, 1, object(), 0)])  # type: ignore[arg-type]
-        after = store.append_samples(TELEMETRY, samples(2, 3))
+        before = store.appends.append_samples(TELEMETRY, samples(2))
+        undefined = store.appends.append_samples(TELEMETRY, [Sample(7, 1, 1, 0)])
+        strange = store.appends.append_samples(TELEMETRY, [Sample(1, 1, 2**64, 0), Sample(1, 1, object(), 0)])  # type: ignore[arg-type]
+        after = store.appends.append_samples(TELEMETRY, samples(2, 3))
         assert (done(before), done(after)) == (Appended(1, 2), Appended(3, 4))
         for future, why in ((undefined, "tags 7 to 7"), (strange, "object is not a type")):
             error = failed(future)
@@ -110,7 +110,7 @@ def test_a_bad_append_fails_alone(tmp_path: Path) -> None:
 def test_rows_that_are_no_samples(tmp_path: Path, rows: list[Sample]) -> None:
     """What is plainly wrong is refused at the call, before it is queued."""
     with plant(tmp_path) as store, pytest.raises(FactsRefused):
-        store.append_samples(TELEMETRY, rows)
+        store.appends.append_samples(TELEMETRY, rows)
 
 
 @pytest.mark.parametrize("stream", ["", "Facts", "a/b", "x" * 65])
@@ -118,56 +118,56 @@ def test_bad_stream_names(tmp_path: Path, stream: str) -> None:
     """A stream name that could not be sealed is refused by name at the call."""
     with plant(tmp_path) as store:
         with pytest.raises(MessageError, match="stream"):
-            store.append_samples(stream, samples(1))
+            store.appends.append_samples(stream, samples(1))
         with pytest.raises(MessageError, match="stream"):
-            store.append_message(stream, message("a"))
+            store.appends.append_message(stream, message("a"))
 
 
 def test_large_values_split_by_bytes(tmp_path: Path) -> None:
     """Facts whose bytes exceed a batch are spread over as many batches as it takes, none lost, chain whole."""
     large = [Sample(1, n, bytes([n]) * 60_000, 0) for n in range(100)]
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, large))
+        done(store.appends.append_samples(TELEMETRY, large))
         assert len(sealed_in(store)) > 1
         assert values_in(store) == [one.value for one in large]
-        assert done(store.append_samples(TELEMETRY, samples(1))) == Appended(101, 101)
+        assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(101, 101)
         chain_is_whole(store)
     with plant(tmp_path) as store:
-        assert done(store.append_samples(TELEMETRY, samples(1))) == Appended(102, 102)
+        assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(102, 102)
 
 
 def test_a_full_queue_says_so(tmp_path: Path) -> None:
     """The queue is bounded in facts and in bytes: full means StoreBusy at once, and room comes back with the commit."""
     settings = replace(committed_at(1501), queue_facts_max=2000, queue_bytes_max=1024 * 1024)
     with plant(tmp_path, settings) as store:
-        queued = store.append_samples(TELEMETRY, samples(1500))
+        queued = store.appends.append_samples(TELEMETRY, samples(1500))
         with pytest.raises(StoreBusy, match="1500 facts"):
-            store.append_samples(TELEMETRY, samples(501))
+            store.appends.append_samples(TELEMETRY, samples(501))
         text = [Sample(1, n, "x" * 60_000, 0) for n in range(16)]
         with pytest.raises(StoreBusy):
-            store.append_samples(TELEMETRY, text)
+            store.appends.append_samples(TELEMETRY, text)
         with pytest.raises(FactsRefused, match="hand over fewer"):
-            store.append_samples(TELEMETRY, samples(2001))
-        done(store.append_samples(TELEMETRY, samples(1)))
+            store.appends.append_samples(TELEMETRY, samples(2001))
+        done(store.appends.append_samples(TELEMETRY, samples(1)))
         assert queued.done()
-        queued = store.append_samples(TELEMETRY, text)
+        queued = store.appends.append_samples(TELEMETRY, text)
     assert done(queued) == Appended(1502, 1517)
     assert store.statistics().queue_facts == 0
     assert store.statistics().queue_bytes == 0
 
 
 def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
-    """Appends and calls have room of their own: with the queue full of samples a consumer still registers and confirms, and
-    a peer's page is still stored."""
+    """Appends and calls have room of their own: with the queue full of samples a consumer still registers and confirms,
+    and a peer's page is still stored."""
     settings = StoreSettings(commit_interval_ms=60_000, queue_facts_max=2000, batch_facts_target=2000)
     with plant(tmp_path, settings) as store:
-        done(store.append_messages(TELEMETRY, [message(f"m{n}") for n in range(5)]))
-        flood = [store.append_samples(f"facts.flood{n}", samples(999)) for n in range(2)]  # unripe: they stay
-        flood.append(store.append_samples("facts.flood2", samples(2)))
+        done(store.appends.append_messages(TELEMETRY, [message(f"m{n}") for n in range(5)]))
+        flood = [store.appends.append_samples(f"facts.flood{n}", samples(999)) for n in range(2)]  # not due: they stay
+        flood.append(store.appends.append_samples("facts.flood2", samples(2)))
         with pytest.raises(StoreBusy):
-            store.append_samples(TELEMETRY, samples(1))
-        done(store.register_consumer("x", "idmz", TELEMETRY))
-        assert done(store.confirm("x", 5)) == 5
+            store.appends.append_samples(TELEMETRY, samples(1))
+        done(store.consumers.register("x", "idmz", TELEMETRY))
+        assert done(store.consumers.confirm("x", 5)) == 5
         origin = Elsewhere("north", stream="facts.north")
         assert origin.put(store, [origin.seal(5)]).stored_facts == 5
         assert store.statistics().queue_facts == 2000
@@ -175,23 +175,24 @@ def test_a_flood_of_samples_does_not_stop_confirmations(tmp_path: Path) -> None:
 
 
 def test_invariant_3_the_same_message_again(tmp_path: Path) -> None:
-    """The same message_id with the same content returns the first offset, and nothing is stored twice; also after a restart."""
+    """The same message_id with the same content returns the first offset, and nothing is stored twice; also after a
+    restart."""
     with plant(tmp_path) as store:
-        assert done(store.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, "applied")
-        assert done(store.append_message(OPERATIONAL, message("b"))) == AppendOutcome(2, "applied")
+        assert done(store.appends.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, "applied")
+        assert done(store.appends.append_message(OPERATIONAL, message("b"))) == AppendOutcome(2, "applied")
         again = message("a", produced_at_unix_ms=1_800_000_000_000)
-        assert done(store.append_message(OPERATIONAL, again)) == AppendOutcome(1, "noop_already_applied")
+        assert done(store.appends.append_message(OPERATIONAL, again)) == AppendOutcome(1, "noop_already_applied")
     with plant(tmp_path) as store:
-        assert done(store.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, "noop_already_applied")
+        assert done(store.appends.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, "noop_already_applied")
         assert ids_in(store) == ["a", "b"]
 
 
 def test_invariant_4_the_same_id_with_other_content(tmp_path: Path) -> None:
     """The same message_id with other content is refused as conflicting_duplicate; the stored fact is unchanged."""
     with plant(tmp_path) as store:
-        done(store.append_message(OPERATIONAL, message("a", "1")))
+        done(store.appends.append_message(OPERATIONAL, message("a", "1")))
         stored = sealed_in(store, OPERATIONAL)
-        outcome = done(store.append_message(OPERATIONAL, message("a", "2")))
+        outcome = done(store.appends.append_message(OPERATIONAL, message("a", "2")))
         assert outcome == AppendOutcome(1, "conflicting_duplicate")
         assert sealed_in(store, OPERATIONAL) == stored
 
@@ -199,8 +200,8 @@ def test_invariant_4_the_same_id_with_other_content(tmp_path: Path) -> None:
 def test_messages_are_known_by_stream(tmp_path: Path) -> None:
     """Streams are logs of their own: the same id in another stream is another message."""
     with plant(tmp_path) as store:
-        assert done(store.append_message("orders.a", message("a"))) == AppendOutcome(1, "applied")
-        assert done(store.append_message("orders.b", message("a", "2"))) == AppendOutcome(1, "applied")
+        assert done(store.appends.append_message("orders.a", message("a"))) == AppendOutcome(1, "applied")
+        assert done(store.appends.append_message("orders.b", message("a", "2"))) == AppendOutcome(1, "applied")
 
 
 def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
 
         def produce() -> None:
             start.wait()
-            outcomes.extend(store.append_message(OPERATIONAL, message(f"id-{n}")) for n in range(50))
+            outcomes.extend(store.appends.append_message(OPERATIONAL, message(f"id-{n}")) for n in range(50))
 
         producers = [threading.Thread(target=produce) for _ in range(8)]
         for producer in producers:
@@ -229,7 +230,7 @@ def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
     """Messages handed over together are sealed together, each with its outcome, repeats within them included."""
     with plant(tmp_path) as store:
         outcomes = done(
-            store.append_messages(OPERATIONAL, [message("a"), message("b"), message("a"), message("a", "2")])
+            store.appends.append_messages(OPERATIONAL, [message("a"), message("b"), message("a"), message("a", "2")])
         )
         assert outcomes == [
             AppendOutcome(1, "applied"),
@@ -241,20 +242,20 @@ def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
 
 
 def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
-    """A message that cannot be sealed is refused with its append, by its id; those that shared its commit are stored, also one
-    with the same id, and none of the refused append's is."""
+    """A message that cannot be sealed is refused with its append, by its id; those that shared its commit are stored,
+    also one with the same id, and none of the refused append's is."""
     labels: dict[str, Any] = {"a": "b"}
     bad = message("bad")
     bad = Message(replace(bad.envelope, labels=labels), bad.fact)
     with plant(tmp_path) as store:
         is_held, may_go = threading.Event(), threading.Event()
-        store._call("hold", lambda _: (is_held.set(), may_go.wait(LIMIT_S)))
+        store._writer.submit("hold", lambda _: (is_held.set(), may_go.wait(LIMIT_S)))
         assert is_held.wait(LIMIT_S)
         waiting = [
-            store.append_message(OPERATIONAL, message("a")),
-            store.append_messages(OPERATIONAL, [message("beside"), bad]),
-            store.append_message(OPERATIONAL, message("beside")),
-            store.append_message(OPERATIONAL, message("b")),
+            store.appends.append_message(OPERATIONAL, message("a")),
+            store.appends.append_messages(OPERATIONAL, [message("beside"), bad]),
+            store.appends.append_message(OPERATIONAL, message("beside")),
+            store.appends.append_message(OPERATIONAL, message("b")),
         ]
         labels["a"] = object()  # after it was checked
         may_go.set()
@@ -269,26 +270,26 @@ def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
 def test_a_message_that_breaks_the_rules(tmp_path: Path) -> None:
     """A malformed message is refused at the call, with the field's name."""
     with plant(tmp_path) as store, pytest.raises(MessageError, match="object_json"):
-        store.append_message(OPERATIONAL, message("a", '{"b": 1, "a": 2}'))
+        store.appends.append_message(OPERATIONAL, message("a", '{"b": 1, "a": 2}'))
 
 
 def test_samples_and_messages_may_share_a_stream(tmp_path: Path) -> None:
     """Both kinds in one stream form one log and one chain."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(2)))
-        assert done(store.append_message(TELEMETRY, message("a"))) == AppendOutcome(3, "applied")
-        assert done(store.append_samples(TELEMETRY, samples(1))) == Appended(4, 4)
+        done(store.appends.append_samples(TELEMETRY, samples(2)))
+        assert done(store.appends.append_message(TELEMETRY, message("a"))) == AppendOutcome(3, "applied")
+        assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(4, 4)
         chain_is_whole(store)
 
 
 def test_definitions_are_numbered_once(tmp_path: Path) -> None:
     """The same content keeps its number, a change is a new one, going back finds the old one; also after a restart."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-        assert done(store.define([tag(1), tag(2), tag(1)])) == [1, 2, 1]
-        assert done(store.define([tag(2), tag(3), tag(1, unit="bar")])) == [2, 3, 4]
-        assert done(store.define([])) == []
+        assert done(store.appends.define([tag(1), tag(2), tag(1)])) == [1, 2, 1]
+        assert done(store.appends.define([tag(2), tag(3), tag(1, unit="bar")])) == [2, 3, 4]
+        assert done(store.appends.define([])) == []
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-        assert done(store.define([tag(1), tag(1, unit="bar"), tag(9)])) == [1, 4, 5]
+        assert done(store.appends.define([tag(1), tag(1, unit="bar"), tag(9)])) == [1, 4, 5]
         bodies = store.definitions(store.origin, 0, EVERYTHING)
         assert bodies == [one.to_json() for one in (tag(1), tag(2), tag(3), tag(1, unit="bar"), tag(9))]
         assert store.definitions(store.origin, 1, 3) == bodies[1:3]
@@ -297,8 +298,8 @@ def test_definitions_are_numbered_once(tmp_path: Path) -> None:
 def test_a_tag_defined_in_the_same_commit(tmp_path: Path) -> None:
     """Definitions queued before samples are there when those are sealed."""
     with plant(tmp_path, committed_at(1)) as store:
-        numbers = store.define([tag(2)])
-        appended = store.append_samples(TELEMETRY, [Sample(2, 1, 1.5, 0)])
+        numbers = store.appends.define([tag(2)])
+        appended = store.appends.append_samples(TELEMETRY, [Sample(2, 1, 1.5, 0)])
         assert done(numbers) == [2]
         assert done(appended) == Appended(1, 1)
 
@@ -308,11 +309,11 @@ def test_commits_are_announced(tmp_path: Path) -> None:
     seen: list[dict[str, int]] = []
     with plant(tmp_path) as store:
         unsubscribe = store.on_commit(lambda ends: seen.append(dict(ends)))
-        done(store.append_samples(TELEMETRY, samples(3)))
-        done(store.append_message(OPERATIONAL, message("a")))
-        done(store.register_consumer("x", "idmz", TELEMETRY))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.append_message(OPERATIONAL, message("a")))
+        done(store.consumers.register("x", "idmz", TELEMETRY))
         unsubscribe()
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
     assert seen == [{TELEMETRY: 3}, {OPERATIONAL: 1}]
 
 
@@ -322,9 +323,9 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         pass
     store.close()
     for call in (
-        lambda: store.append_samples(TELEMETRY, samples(1)),
-        lambda: store.append_message(OPERATIONAL, message("a")),
-        lambda: store.confirm("x", 1),
+        lambda: store.appends.append_samples(TELEMETRY, samples(1)),
+        lambda: store.appends.append_message(OPERATIONAL, message("a")),
+        lambda: store.consumers.confirm("x", 1),
         lambda: store.read(TELEMETRY, 0, 1, 1),
     ):
         with pytest.raises(StoreClosed, match="is closed"):
@@ -336,9 +337,9 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 def test_giving_up_does_not_take_facts_back(tmp_path: Path) -> None:
     """A caller that cancels its future has still handed the facts over."""
     with plant(tmp_path, committed_at(2)) as store:
-        abandoned = store.append_samples(TELEMETRY, samples(1))
+        abandoned = store.appends.append_samples(TELEMETRY, samples(1))
         assert not abandoned.cancel()
-        done(store.append_samples(TELEMETRY, samples(1, 2)))
+        done(store.appends.append_samples(TELEMETRY, samples(1, 2)))
         assert values_in(store) == [1, 2]
 
 

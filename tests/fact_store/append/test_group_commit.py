@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fact_store.append.group_commit import Commit, Pace, Wait, Waiting, batch_sizes, decide_commit
+from agent.fact_store.append.group_commit import Commit, CommitPace, QueuedSamples, Wait, batch_sizes, decide_commit
 
 MS = 1_000_000
-PACE = Pace(interval_ns=250 * MS, facts_target=2000)
+PACE = CommitPace(interval_ns=250 * MS, facts_target=2000)
 NOW = 1_000 * MS
 
 
-def since(age_ms: int, facts: int = 10) -> Waiting:
+def since(age_ms: int, facts: int = 10) -> QueuedSamples:
     """Samples that have waited for `age_ms`."""
-    return Waiting(facts, NOW - age_ms * MS)
+    return QueuedSamples(facts, NOW - age_ms * MS)
 
 
 @pytest.mark.parametrize(
@@ -27,26 +27,26 @@ def since(age_ms: int, facts: int = 10) -> Waiting:
         ({"a": since(0, 2000)}, False, Commit(("a",))),
         ({"a": since(0, 1999)}, False, Wait(NOW + 250 * MS)),
         ({}, True, Commit(())),
-        ({"a": since(10)}, True, Commit(())),  # unripe: a confirmation must not chop samples into crumbs
+        ({"a": since(10)}, True, Commit(())),  # too few: a confirmation must not split samples into small batches
         ({"a": since(125)}, True, Commit(("a",))),
         ({"a": since(10, 1000)}, True, Commit(("a",))),
         ({"a": since(250), "b": since(124)}, False, Commit(("a",))),
         ({"a": since(250), "b": since(125)}, False, Commit(("a", "b"))),
     ],
 )
-def test_decisions(waiting: dict[str, Waiting], is_urgent: bool, decision: Commit | Wait) -> None:  # noqa: FBT001
-    """Urgent work commits at once, ripe samples on time, half-ripe ones only in company."""
+def test_decisions(waiting: dict[str, QueuedSamples], is_urgent: bool, decision: Commit | Wait) -> None:  # noqa: FBT001
+    """Urgent work commits at once, due samples on time, half-due ones only with other work."""
     assert decide_commit(waiting, NOW, PACE, is_urgent=is_urgent, is_last=False) == decision
 
 
 def test_closing_takes_everything() -> None:
-    """What is queued when the store closes is committed, ripe or not."""
+    """What is queued when the store closes is committed, due or not."""
     assert decide_commit({"a": since(0), "b": since(9)}, NOW, PACE, is_urgent=False, is_last=True) == Commit(("a", "b"))
 
 
 def test_at_once() -> None:
     """With an interval of 0 nothing waits."""
-    pace = Pace(0, 2000)
+    pace = CommitPace(0, 2000)
     assert decide_commit({"a": since(0)}, NOW, pace, is_urgent=False, is_last=False) == Commit(("a",))
 
 

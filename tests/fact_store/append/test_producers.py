@@ -21,7 +21,7 @@ def together(store: FactStore, *appends: dict[str, Any], stream: str = OPERATION
     """Outcomes or errors of appends asked for in one turn of a loop."""
 
     async def scenario() -> list[Any]:
-        door = Producers(store)
+        door = Producers(store.appends)
         asked = [door.append_message(stream, **given) for given in appends]
         async with asyncio.timeout(LIMIT_S):
             return await asyncio.gather(*asked, return_exceptions=True)
@@ -32,13 +32,14 @@ def together(store: FactStore, *appends: dict[str, Any], stream: str = OPERATION
 def held(store: FactStore) -> threading.Event:
     """Keep the writer inside a commit until the event is set."""
     is_held, may_go = threading.Event(), threading.Event()
-    store._call("hold", lambda _: (is_held.set(), may_go.wait(LIMIT_S)))
+    store._writer.submit("hold", lambda _: (is_held.set(), may_go.wait(LIMIT_S)))
     assert is_held.wait(LIMIT_S)
     return may_go
 
 
 def test_each_gets_its_own_outcome(tmp_path: Path) -> None:
-    """Fresh, repeated, conflicting, fenced and malformed messages of one turn: one append for all, an answer for each."""
+    """Fresh, repeated, conflicting, fenced and malformed messages of one turn: one append for all, an answer for
+    each."""
     with plant(tmp_path) as store:
         before = store.statistics().appends
         found = together(
@@ -85,7 +86,7 @@ def test_a_message_that_cannot_be_sealed_is_refused_alone(tmp_path: Path) -> Non
     bad = Message(replace(message("bad").envelope, labels=labels), message("bad").fact)
     with plant(tmp_path) as store:
         may_go = held(store)
-        append_checked = store.append_checked
+        append_checked = store.appends.append_checked
 
         def change_after(*given: Any) -> Any:
             labels["a"] = object()
@@ -93,7 +94,7 @@ def test_a_message_that_cannot_be_sealed_is_refused_alone(tmp_path: Path) -> Non
             may_go.set()
             return appended
 
-        store.append_checked = change_after  # type: ignore[method-assign]
+        store.appends.append_checked = change_after  # type: ignore[method-assign]
         found = together(store, {"message": message("a")}, {"message": bad}, {"message": message("b")})
         assert found[0] == AppendOutcome(1, "applied")
         assert isinstance(found[1], FactsRefused)
@@ -107,7 +108,7 @@ def test_everybody_is_told_when_the_store_takes_nothing(tmp_path: Path) -> None:
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings) as store:
         may_go = held(store)
         large = '"' + "x" * 200_000 + '"'
-        waiting = [store.append_message(OPERATIONAL, message(f"id-{n}", large)) for n in range(4)]
+        waiting = [store.appends.append_message(OPERATIONAL, message(f"id-{n}", large)) for n in range(4)]
         found = together(store, *({"message": message(f"more-{n}", large)} for n in range(2)))
         assert [type(one) for one in found] == [StoreBusy, StoreBusy]
         assert found[0] is not found[1]
@@ -121,7 +122,7 @@ def test_giving_up_takes_nothing_back(tmp_path: Path) -> None:
     """A producer that is cancelled, or whose loop ends, has handed its message over; nobody else notices."""
 
     async def scenario(store: FactStore) -> AppendOutcome:
-        door, may_go = Producers(store), held(store)
+        door, may_go = Producers(store.appends), held(store)
         given_up = asyncio.create_task(door.append_message(OPERATIONAL, message("a")), name="given up")
         other = asyncio.create_task(door.append_message(OPERATIONAL, message("b")), name="other")
         await asyncio.sleep(0)
@@ -132,7 +133,7 @@ def test_giving_up_takes_nothing_back(tmp_path: Path) -> None:
 
     async def leave(store: FactStore) -> threading.Event:
         may_go = held(store)
-        task = asyncio.create_task(Producers(store).append_message(OPERATIONAL, message("c")), name="left")
+        task = asyncio.create_task(Producers(store.appends).append_message(OPERATIONAL, message("c")), name="left")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -141,5 +142,5 @@ def test_giving_up_takes_nothing_back(tmp_path: Path) -> None:
     with plant(tmp_path, AT_ONCE) as store:
         assert asyncio.run(scenario(store)) == AppendOutcome(2, "applied")
         asyncio.run(leave(store)).set()
-        assert store.append_message(OPERATIONAL, message("d")).result(LIMIT_S) == AppendOutcome(4, "applied")
+        assert store.appends.append_message(OPERATIONAL, message("d")).result(LIMIT_S) == AppendOutcome(4, "applied")
         assert ids_in(store) == ["a", "b", "c", "d"]

@@ -43,7 +43,8 @@ def store(tmp_path: Path) -> Iterator[FactStore]:
 
 
 def test_carried_verbatim(store: FactStore) -> None:
-    """What is stored is what was sealed, byte for byte, at offsets of this store; definitions and position come along."""
+    """What is stored is what was sealed, byte for byte, at offsets of this store; definitions and position come
+    along."""
     origin = Elsewhere()
     first, second = origin.seal(10), origin.seal(5)
     assert origin.put(store, [first, second], 15) == PutResult(15, 0, 15)
@@ -54,7 +55,7 @@ def test_carried_verbatim(store: FactStore) -> None:
         (11, 15, origin.origin),
     ]
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
     assert store.origins() == [store.origin, origin.origin]
 
 
@@ -81,10 +82,10 @@ def test_the_same_origin_by_two_paths(store: FactStore) -> None:
     origin = Elsewhere()
     first = origin.seal(10)
     origin.put(store, [first], 10)
-    by_relay = done(store.put_batches("dmz2", TELEMETRY, parsed([first]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(store.inbound.put_batches("dmz2", TELEMETRY, parsed([first]), [], PeerPosition(b"x" * 16, 77)))
     assert by_relay == PutResult(0, 10, 10)
-    assert store.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+    assert store.inbound.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
 
 
 def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
@@ -92,9 +93,9 @@ def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
     origin = Elsewhere()
     origin.put(store, [origin.seal(10)], 10)
     origin.put(store, [], 4)
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
-    done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+    done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
 
 
 def test_a_gap_is_stored_and_told(store: FactStore) -> None:
@@ -111,30 +112,31 @@ def test_a_gap_is_stored_and_told(store: FactStore) -> None:
 
 
 def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> None:
-    """What the peer no longer has is an incident, once for each hole however often the page comes, and the position goes past it;
-    the facts are taken all the same when another peer has them."""
+    """What the peer no longer has is an incident, once for each hole however often the page comes, and the position
+    goes past it; the facts are taken all the same when another peer has them."""
     origin = Elsewhere()
     first, damaged, third = origin.seal(10), origin.seal(10), origin.seal(10)
     origin.put(store, [first], 10)
     for _ in range(2):
         holes = [(11, 20, "damaged")]
-        done(store.put_batches("plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
+        done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
     (incident,) = store.incidents()
     assert (incident.kind, incident.count) == ("peer_hole", 1)
     assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
     origin.put(store, [third], 30)
-    by_relay = done(store.put_batches("dmz2", TELEMETRY, parsed([damaged]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(store.inbound.put_batches("dmz2", TELEMETRY, parsed([damaged]), [], PeerPosition(b"x" * 16, 77)))
     assert by_relay == PutResult(10, 0, 30)
     assert sorted(sealed_in(store)) == sorted([first, damaged, third])
 
 
 @pytest.mark.parametrize("reason, kinds", [("expired", []), ("damaged", ["peer_hole"])])
 def test_what_was_gone_before_we_came_is_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
-    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has lost it."""
+    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has
+    lost it."""
     position = PeerPosition(EPOCH, 20)
-    done(store.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
-    assert store.peer_position("plant", TELEMETRY) == position
+    done(store.inbound.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
+    assert store.inbound.peer_position("plant", TELEMETRY) == position
     assert [one.kind for one in store.incidents()] == kinds
 
 
@@ -161,15 +163,15 @@ def test_starting_late_is_no_gap(store: FactStore) -> None:
 
 
 def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> None:
-    """A slice would break the chain, and a batch of another stream would change the identity of its facts; nothing is stored, and no room
-    stays taken. The honest batch is stored."""
+    """A slice would break the chain, and a batch of another stream would change the identity of its facts; nothing is
+    stored, and no room stays taken. The honest batch is stored."""
     origin, other = Elsewhere(), Elsewhere(stream="facts.other")
     honest, stranger = parsed([origin.seal(10), other.seal(10)])
     for wrong, said in ((batch.cut(honest, 0, 5), "slice"), (stranger, "'facts.other'")):
         with pytest.raises(BatchError, match=said):
-            store.put_batches("plant", TELEMETRY, [honest, wrong], origin.received(), PeerPosition(EPOCH, 20))
+            store.inbound.put_batches("plant", TELEMETRY, [honest, wrong], origin.received(), PeerPosition(EPOCH, 20))
     assert store.end_offset(TELEMETRY) == 0
-    assert store.peer_position("plant", TELEMETRY) is None
+    assert store.inbound.peer_position("plant", TELEMETRY) is None
     assert store.statistics().queue_bytes == 0
     assert origin.put(store, [honest.sealed], 20) == PutResult(10, 0, 10)
 
@@ -184,13 +186,13 @@ def test_a_restored_gateway_is_noticed(store: FactStore, already_held: int) -> N
     other = restored.seal(10, salt=5)
     honest.put(store, origin_batches, 30)
     for _ in range(2):
-        error = failed(store.put_batches("plant", TELEMETRY, parsed([other]), [], PeerPosition(EPOCH, 31)))
+        error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([other]), [], PeerPosition(EPOCH, 31)))
         assert isinstance(error, ForkError)
         assert "epoch" in str(error)
     (incident,) = store.incidents()
     assert (incident.kind, incident.subject, incident.count) == ("fork", "facts.telemetry from plant", 2)
     assert sealed_in(store) == origin_batches
-    assert store.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
+    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
 
 
 def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
@@ -205,24 +207,25 @@ def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
     other = batch.seal_samples(
         replace(branch.link, next_sequence=21, digest=b"?" * 16), samples(5), honest.definitions
     ).sealed
-    error = failed(store.put_batches("plant", TELEMETRY, parsed([second, other]), [], PeerPosition(EPOCH, 30)))
+    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([second, other]), [], PeerPosition(EPOCH, 30)))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == [first]
 
 
 def test_our_own_sequences_that_we_never_wrote(tmp_path: Path) -> None:
-    """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not facts."""
+    """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not
+    facts."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(5)))
+        done(store.appends.append_samples(TELEMETRY, samples(5)))
         ours = sealed_in(store)
         position = PeerPosition(b"p" * 16, 5)
-        assert done(store.put_batches("idmz", TELEMETRY, parsed(ours), [], position)) == PutResult(0, 5, 5)
+        assert done(store.inbound.put_batches("idmz", TELEMETRY, parsed(ours), [], position)) == PutResult(0, 5, 5)
         forgotten = batch.seal_samples(
             batch.parse(ours[0]).link, samples(5, 6), batch.parse(ours[0]).header.definitions
         )
-        error = failed(store.put_batches("idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
+        error = failed(store.inbound.put_batches("idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
         assert isinstance(error, ForkError)
-        assert "we never wrote them" in str(error)
+        assert "never wrote them" in str(error)
 
 
 def test_missing_definitions(store: FactStore) -> None:
@@ -230,7 +233,9 @@ def test_missing_definitions(store: FactStore) -> None:
     origin = Elsewhere(tags=3)
     sealed = origin.seal(10)
     for received in ([], origin.received(2), origin.received()[:2]):
-        error = failed(store.put_batches("plant", TELEMETRY, parsed([sealed]), received, PeerPosition(EPOCH, 10)))
+        error = failed(
+            store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), received, PeerPosition(EPOCH, 10))
+        )
         assert isinstance(error, DefinitionsMissing)
         assert "held are 0" in str(error)
     assert store.end_offset(TELEMETRY) == 0
@@ -252,11 +257,11 @@ def test_lying_definitions(store: FactStore) -> None:
     origin = Elsewhere()
     sealed = origin.seal(10)
     lies = [replace(origin.received()[0], body=b'{"subject":"tag:line1/other"}'), origin.received()[1]]
-    error = failed(store.put_batches("plant", TELEMETRY, parsed([sealed]), lies, PeerPosition(EPOCH, 10)))
+    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), lies, PeerPosition(EPOCH, 10)))
     assert isinstance(error, ForkError)
     assert "not those its batches were sealed with" in str(error)
     surplus = [*origin.received(), ReceivedDefinition(origin.origin, 3, b'{"subject":"tag:line1/surplus"}')]
-    done(store.put_batches("plant", TELEMETRY, parsed([sealed]), surplus, PeerPosition(EPOCH, 10)))
+    done(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), surplus, PeerPosition(EPOCH, 10)))
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
 
 
@@ -265,7 +270,9 @@ def test_definitions_nobody_could_read(store: FactStore) -> None:
     origin = Elsewhere()
     origin.bodies[1] = b"[1, 2]"
     error = failed(
-        store.put_batches("plant", TELEMETRY, parsed([origin.seal(5)]), origin.received(), PeerPosition(EPOCH, 5))
+        store.inbound.put_batches(
+            "plant", TELEMETRY, parsed([origin.seal(5)]), origin.received(), PeerPosition(EPOCH, 5)
+        )
     )
     assert isinstance(error, FactsRefused)
     assert "definition 2 of plant/" in str(error)
@@ -278,7 +285,9 @@ def test_an_origin_that_redefines(store: FactStore) -> None:
     origin.put(store, [origin.seal(10)])
     origin.bodies[0] = b'{"subject":"tag:line1/other"}'
     error = failed(
-        store.put_batches("plant", TELEMETRY, parsed([origin.seal(10)]), origin.received(), PeerPosition(EPOCH, 20))
+        store.inbound.put_batches(
+            "plant", TELEMETRY, parsed([origin.seal(10)]), origin.received(), PeerPosition(EPOCH, 20)
+        )
     )
     assert isinstance(error, ForkError)
     assert "defined its first 2 tags differently" in str(error)
@@ -302,7 +311,7 @@ def test_bad_arguments(store: FactStore) -> None:
         ("plant", TELEMETRY, PeerPosition(EPOCH, -1), FactsRefused),
     ):
         with pytest.raises(error):
-            store.put_batches(peer, stream, [], [], position)
+            store.inbound.put_batches(peer, stream, [], [], position)
 
 
 LATER = b"n" * 16
@@ -310,7 +319,8 @@ LATER = b"n" * 16
 
 
 def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
-    """An origin as it was, and as it went on from an old copy that had one batch of ten, and perhaps defined its second tag anew."""
+    """An origin as it was, and as it went on from an old copy that had one batch of ten, and perhaps defined its second
+    tag anew."""
     was, copy = Elsewhere(), Elsewhere()
     copy.sealed = [was.seal(10)]
     copy.link = was.link
@@ -325,22 +335,22 @@ def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
 def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, peer: str = "plant") -> PutResult:
     """Put a page of a peer that goes on in its later epoch."""
     position = PeerPosition(LATER, offset)
-    return done(store.put_batches(peer, TELEMETRY, parsed(sealed), origin.received(), position))
+    return done(store.inbound.put_batches(peer, TELEMETRY, parsed(sealed), origin.received(), position))
 
 
 @pytest.mark.parametrize("peer", ["plant", "dmz2"])
 def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, peer: str) -> None:
-    """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once however often they are
-    offered, and what comes behind them is taken."""
+    """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once
+    however often they are offered, and what comes behind them is taken."""
     was, copy = forked()
     was.put(store, was.sealed, 30)
     after = Elsewhere(epoch=LATER)
     refused = (OriginRange("plant", EPOCH, 11, 30),)
     for stored, repeated in ((10, 10), (0, 20)):
         page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10)]
-        put = done(store.put_batches(peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
+        put = done(store.inbound.put_batches(peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
         assert (put.stored_facts, put.duplicate_facts, put.refused) == (stored, repeated, refused)
-    position = store.peer_position(peer, TELEMETRY)
+    position = store.inbound.peer_position(peer, TELEMETRY)
     assert position is not None
     assert (position.epoch, position.offset) == (LATER, 40)
     *found, told = sealed_in(store)
@@ -355,7 +365,8 @@ def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, p
 
 
 def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
-    """Where the other history is the longer one, what lies beyond the sequences held contradicts nothing: it is stored, and the gap told."""
+    """Where the other history is the longer one, what lies beyond the sequences held contradicts nothing: it is stored,
+    and the gap told."""
     was, copy = forked()
     was.put(store, was.sealed[:2], 20)
     last = copy.seal(5, 1000)
@@ -380,22 +391,23 @@ def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
     was, copy = forked()
     was.put(store, was.sealed, 30)
     position = PeerPosition(EPOCH, 40)
-    error = failed(store.put_batches("plant", TELEMETRY, parsed(copy.sealed), copy.received(), position))
+    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed(copy.sealed), copy.received(), position))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == was.sealed
 
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
-    """A store that has released all it held of a plant's first epoch, 30 facts; and how that went on from an old copy."""
+    """A store that has released all it held of a plant's first epoch, 30 facts; and how that went on from an old
+    copy."""
     streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as opened:
         was, copy = forked()
         was.put(opened, was.sealed, 30)
-        done(opened.define([tag(1)]))
+        done(opened.appends.define([tag(1)]))
         with closing(sqlite3.connect(tmp_path / "idmz.db")) as outside:
             while outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0] <= 30:
-                done(opened.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]))
+                done(opened.appends.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]))
         yield opened, copy
 
 
@@ -410,13 +422,13 @@ def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
 def test_what_was_released_is_not_taken_for_what_a_copy_offers(
     full: tuple[FactStore, Elsewhere], peer: str, epoch: bytes, batches: int, refused: tuple[int, int] | None
 ) -> None:
-    """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a fact name them,
-    once however often they are offered."""
+    """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a
+    fact name them, once however often they are offered."""
     store, copy = full
     expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
     for offset in (30, 31):
         sealed, position = copy.sealed[:batches], PeerPosition(epoch, offset)
-        put = done(store.put_batches(peer, TELEMETRY, parsed(sealed), copy.received(), position))
+        put = done(store.inbound.put_batches(peer, TELEMETRY, parsed(sealed), copy.received(), position))
         assert (put.refused, put.uncompared) == (expected, (OriginRange("plant", EPOCH, 1, 30),))
     found = {one.kind: one.subject for one in store.incidents()}
     assert found["uncompared"] == f"{TELEMETRY} of plant/{EPOCH.hex()}, 1 to 30"
@@ -427,17 +439,22 @@ def test_what_was_released_is_not_taken_for_what_a_copy_offers(
 
 
 def test_what_was_released_is_a_duplicate_where_there_is_one_history(full: tuple[FactStore, Elsewhere]) -> None:
-    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and from a relay. When its
-    next epoch comes, what came again until then is named, and once that is known, what comes again by a relay."""
+    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and
+    from a relay. When its next epoch comes, what came again until then is named, and once that is known, what comes
+    again by a relay."""
     store, copy = full
     for peer in ("plant", "dmz2"):
         put = done(
-            store.put_batches(peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 30))
+            store.inbound.put_batches(
+                peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 30)
+            )
         )
         assert (put.duplicate_facts, put.uncompared) == (20, ())
     later = Elsewhere(epoch=LATER)
     named = (OriginRange("plant", EPOCH, 1, 30),)
     assert offer(store, later, [later.seal(10)], 40).uncompared == named
     assert offer(store, later, [later.seal(10)], 50).uncompared == ()
-    put = done(store.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60)))
+    put = done(
+        store.inbound.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60))
+    )
     assert put.uncompared == named

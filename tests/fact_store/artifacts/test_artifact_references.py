@@ -45,12 +45,12 @@ def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path
     with opened(tmp_path) as store:
         for message in (report("a"), report("b", "sha256:" + "0" * 64)):
             with pytest.raises(ArtifactMissing):
-                store.append_message(OPERATIONAL, message)
+                store.appends.append_message(OPERATIONAL, message)
         assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB).is_complete
         with pytest.raises(ArtifactMissing, match="8000 bytes, the fact says 8"):
-            store.append_message(OPERATIONAL, report("a", size=8))
+            store.appends.append_message(OPERATIONAL, report("a", size=8))
         assert store.end_offset(OPERATIONAL) == 0
-        assert done(store.append_message(OPERATIONAL, report("a"))) == AppendOutcome(1, "applied")
+        assert done(store.appends.append_message(OPERATIONAL, report("a"))) == AppendOutcome(1, "applied")
         assert store.artifacts.streams(DIGEST) == [OPERATIONAL]
         grow_old(tmp_path)
         assert store.artifacts.sweep() == 0
@@ -65,14 +65,14 @@ def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
     """When retention has let go of every fact that refers to it, and the hours are over, the artifact goes; not before either."""
     with opened(tmp_path) as store:
         store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
-        done(store.register_consumer("idmz.a", "idmz", OPERATIONAL))
+        done(store.consumers.register("idmz.a", "idmz", OPERATIONAL))
         for name in ("a", "b"):
-            done(store.append_message(OPERATIONAL, report(name)))
-        done(store.confirm("idmz.a", 1))
+            done(store.appends.append_message(OPERATIONAL, report(name)))
+        done(store.consumers.confirm("idmz.a", 1))
         wait_until(lambda: store.streams()[0].first_offset == 2, "the first message to go")
         grow_old(tmp_path)
         assert store.artifacts.sweep() == 0
-        done(store.confirm("idmz.a", 2))
+        done(store.consumers.confirm("idmz.a", 2))
         wait_until(lambda: store.streams()[0].first_offset == 3, "the second message to go")
         assert store.artifacts.streams(DIGEST) == []
         assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, b"").is_complete
@@ -99,13 +99,13 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
     """What a peer's facts refer to is named while it is missing, and kept once they are stored."""
     with opened(tmp_path / "plant") as plant, opened(tmp_path / "idmz", "idmz") as idmz:
         plant.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
-        done(plant.append_message(OPERATIONAL, report("a")))
+        done(plant.appends.append_message(OPERATIONAL, report("a")))
         batches = [batch.parse(one.sealed) for one in plant.read(OPERATIONAL, 0, 100, 2**30).batches]
         (missing,) = idmz.artifacts.missing(batches)
         assert (missing.digest, missing.size) == (DIGEST, len(BLOB))
         idmz.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
         assert idmz.artifacts.missing(batches) == []
-        done(idmz.put_batches("plant", OPERATIONAL, batches, [], PeerPosition(EPOCH, 1)))
+        done(idmz.inbound.put_batches("plant", OPERATIONAL, batches, [], PeerPosition(EPOCH, 1)))
         assert idmz.artifacts.streams(DIGEST) == [OPERATIONAL]
         grow_old(tmp_path / "idmz")
         assert idmz.artifacts.sweep() == 0
@@ -115,6 +115,6 @@ def test_what_will_not_come_is_an_incident(tmp_path: Path) -> None:
     """A fact whose artifact nobody has is told as an incident, by the artifact's name."""
     with opened(tmp_path) as store:
         store.artifacts.unavailable("north", DIGEST, "unknown there")
-        done(store.define([]))
+        done(store.appends.define([]))
         (incident,) = store.incidents()
         assert (incident.kind, incident.subject) == ("artifact_missing", DIGEST)

@@ -11,8 +11,8 @@ import pytest
 from agent.append_contract import AppendOutcome
 from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings
-from agent.fact_store.append.acks import terms
-from agent.fact_store.append.append import AppendMessages
+from agent.fact_store.append.acks import ack_terms
+from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.consumers import ack_waiters
 from agent.fact_store.consumers.ack_waiters import AckWaiters
 from agent.fact_store.consumers.activity import ConsumerActivity
@@ -34,16 +34,16 @@ STRONG = dataclasses.replace(SOON, write_class="strong")
 def plant(folder: Path, *streams: StreamSettings, consumers: Sequence[str] = ()) -> Iterator[FactStore]:
     """A store with these streams and consumers of the operational one."""
     with FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         for name in consumers:
-            done(store.register_consumer(name, "idmz", OPERATIONAL))
+            done(store.consumers.register(name, "idmz", OPERATIONAL))
         yield store
 
 
 def commits(store: FactStore) -> None:
     """One commit later: whatever was asked before this has been judged at least once."""
-    done(store.define([tag(1)]))
-    done(store.define([tag(1)]))
+    done(store.appends.define([tag(1)]))
+    done(store.appends.define([tag(1)]))
 
 
 def waits(store: FactStore, future: Future[AppendOutcome]) -> bool:
@@ -55,94 +55,96 @@ def waits(store: FactStore, future: Future[AppendOutcome]) -> bool:
 def test_acknowledged_by_the_confirmation(tmp_path: Path) -> None:
     """With acks all the answer comes with the confirmation of whoever keeps up, not with the commit."""
     with plant(tmp_path, ALL, consumers=["a", "b", "gone"]) as store:
-        store.seen("a", is_at_end=True)
-        store.seen("b", is_at_end=True)
-        future = store.append_message(OPERATIONAL, message("m1"))
+        store.consumers.seen("a", is_at_end=True)
+        store.consumers.seen("b", is_at_end=True)
+        future = store.appends.append_message(OPERATIONAL, message("m1"))
         assert waits(store, future)
-        done(store.confirm("a", 1))
+        done(store.consumers.confirm("a", 1))
         assert waits(store, future)
-        done(store.confirm("b", 1))
+        done(store.consumers.confirm("b", 1))
         assert done(future) == AppendOutcome(1, "applied")
 
 
 def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
     """Nobody there: the time-out says so, the fact is stored and read, and a confirmation that comes later finds it."""
     with plant(tmp_path, SOON, consumers=["a"]) as store:
-        outcome = done(store.append_message(OPERATIONAL, message("m1")))
+        outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
         assert outcome.offset == 1
         assert outcome.warning.endswith("missing: a; the fact is durable here and goes on replicating")
         assert ids_in(store) == ["m1"]
-        done(store.confirm("a", 1))
+        done(store.consumers.confirm("a", 1))
         # asking again is how a producer learns that it has arrived since
-        assert done(store.append_message(OPERATIONAL, message("m1"))) == AppendOutcome(1, "noop_already_applied")
+        assert done(store.appends.append_message(OPERATIONAL, message("m1"))) == AppendOutcome(
+            1, "noop_already_applied"
+        )
 
 
 def test_strong_is_never_silently_local(tmp_path: Path) -> None:
     """A strong stream answers queued with a warning, also for a repeat, and takes no override to less."""
     with plant(tmp_path, STRONG) as store:
         for _ in range(2):
-            outcome = done(store.append_message(OPERATIONAL, message("m1")))
+            outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
             assert (outcome.outcome, bool(outcome.warning)) == ("queued", True)
         with pytest.raises(AcksRefused, match="strong"):
-            store.append_message(OPERATIONAL, message("m2"), acks="local")
+            store.appends.append_message(OPERATIONAL, message("m2"), acks="local")
         assert ids_in(store) == ["m1"]
 
 
 def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:
     """With nobody in sync an hour of acks_timeout_ms is not waited for; with somebody in sync it is."""
     with plant(tmp_path, QUEUED_CLASS, consumers=["a"]) as store:
-        outcome = done(store.append_message(OPERATIONAL, message("m1")))
+        outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
         assert outcome.warning.startswith("0 of the 1 consumers that facts.operational needs keep up")
-        store.seen("a", is_at_end=True)
-        future = store.append_message(OPERATIONAL, message("m2"))
+        store.consumers.seen("a", is_at_end=True)
+        future = store.appends.append_message(OPERATIONAL, message("m2"))
         assert waits(store, future)
-        done(store.confirm("a", 2))
+        done(store.consumers.confirm("a", 2))
         assert done(future) == AppendOutcome(2, "applied")
 
 
 def test_invariant_1_a_waiting_append_delays_nobody(tmp_path: Path) -> None:
     """With every peer away, appends that wait hold up no commit: the same stream and others go on at local pace."""
     with plant(tmp_path, ALL, consumers=["a"]) as store:
-        store.seen("a", is_at_end=True)
-        waiting = [store.append_message(OPERATIONAL, message(f"w{n}")) for n in range(50)]
+        store.consumers.seen("a", is_at_end=True)
+        waiting = [store.appends.append_message(OPERATIONAL, message(f"w{n}")) for n in range(50)]
         for n in range(20):
-            assert done(store.append_message(OPERATIONAL, message(f"l{n}"), acks="local")).outcome == "applied"
-            done(store.append_samples(TELEMETRY, samples(1)))
+            assert done(store.appends.append_message(OPERATIONAL, message(f"l{n}"), acks="local")).outcome == "applied"
+            done(store.appends.append_samples(TELEMETRY, samples(1)))
         assert not any(one.done() for one in waiting)
-        done(store.confirm("a", 70))
+        done(store.consumers.confirm("a", 70))
         assert [done(one).outcome for one in waiting] == ["applied"] * 50
 
 
 def test_overrides_of_one_append(tmp_path: Path) -> None:
     """none is answered without an offset and stored all the same, local at the commit, all when it is confirmed."""
     with plant(tmp_path, consumers=["a"]) as store:
-        assert done(store.append_message(OPERATIONAL, message("n"), acks="none")) == AppendOutcome(0, "queued")
-        assert done(store.append_message(OPERATIONAL, message("l"))) == AppendOutcome(2, "applied")
+        assert done(store.appends.append_message(OPERATIONAL, message("n"), acks="none")) == AppendOutcome(0, "queued")
+        assert done(store.appends.append_message(OPERATIONAL, message("l"))) == AppendOutcome(2, "applied")
         assert ids_in(store) == ["n", "l"]
-        store.seen("a", is_at_end=True)
-        future = store.append_message(OPERATIONAL, message("a"), acks="all")
+        store.consumers.seen("a", is_at_end=True)
+        future = store.appends.append_message(OPERATIONAL, message("a"), acks="all")
         assert waits(store, future)
-        done(store.confirm("a", 3))
+        done(store.consumers.confirm("a", 3))
         assert done(future) == AppendOutcome(3, "applied")
 
 
 def test_samples_wait_for_no_consumer(tmp_path: Path) -> None:
     """Samples are answered when they are durable here, whatever the stream's acks are."""
     with plant(tmp_path, dataclasses.replace(ALL, name=TELEMETRY)) as store:
-        assert done(store.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
+        assert done(store.appends.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
 
 
 def test_what_one_append_half_reached(tmp_path: Path) -> None:
     """Of several messages in one append each has its own outcome: confirmed ones applied, the rest queued."""
     stream = dataclasses.replace(ALL, acks_timeout_ms=200)
     with plant(tmp_path, stream, consumers=["a"]) as store:
-        store.seen("a", is_at_end=True)
-        future = store.append_messages(OPERATIONAL, [message("m1"), message("m2"), message("m3", "2")])
-        conflicting = store.append_message(OPERATIONAL, message("m1", "2"))
+        store.consumers.seen("a", is_at_end=True)
+        future = store.appends.append_messages(OPERATIONAL, [message("m1"), message("m2"), message("m3", "2")])
+        conflicting = store.appends.append_message(OPERATIONAL, message("m1", "2"))
         assert done(conflicting).outcome == "conflicting_duplicate"  # nothing to wait for
-        done(store.confirm("a", 2))
+        done(store.consumers.confirm("a", 2))
         assert [one.outcome for one in done(future)] == ["applied", "applied", "queued"]
 
 
@@ -150,24 +152,24 @@ def test_many_may_wait_but_not_without_end(tmp_path: Path, monkeypatch: pytest.M
     """Beyond the limit the answer is queued at once and says why; when places are free again, there is waiting again."""
     monkeypatch.setattr(ack_waiters, "WAITING_MAX", 3)
     with plant(tmp_path, ALL, consumers=["a"]) as store:
-        store.seen("a", is_at_end=True)
-        kept = [store.append_message(OPERATIONAL, message(f"m{n}")) for n in range(3)]
-        over = done(store.append_message(OPERATIONAL, message("over")))
+        store.consumers.seen("a", is_at_end=True)
+        kept = [store.appends.append_message(OPERATIONAL, message(f"m{n}")) for n in range(3)]
+        over = done(store.appends.append_message(OPERATIONAL, message("over")))
         assert over.outcome == "queued"
         assert over.warning.startswith("3 appends to facts.operational wait")
-        done(store.confirm("a", 4))
+        done(store.consumers.confirm("a", 4))
         assert [done(one).outcome for one in kept] == ["applied"] * 3
-        again = store.append_message(OPERATIONAL, message("again"))
+        again = store.appends.append_message(OPERATIONAL, message("again"))
         assert waits(store, again)
-        done(store.confirm("a", 5))
+        done(store.consumers.confirm("a", 5))
         assert done(again).outcome == "applied"
 
 
 def test_a_closing_store_answers_what_waits(tmp_path: Path) -> None:
     """Closing does not wait for consumers: what waits is queued, it is stored, and after the restart it is replicated."""
     with plant(tmp_path, ALL, consumers=["a"]) as store:
-        store.seen("a", is_at_end=True)
-        future = store.append_message(OPERATIONAL, message("m1"))
+        store.consumers.seen("a", is_at_end=True)
+        future = store.appends.append_message(OPERATIONAL, message("m1"))
         assert waits(store, future)
     outcome = done(future)
     assert (outcome.offset, outcome.outcome) == (1, "queued")
@@ -180,11 +182,11 @@ def test_one_that_falls_out_is_not_waited_for(tmp_path: Path) -> None:
     """While it keeps up the append waits for it; when its last fetch is too old, the others are enough. Nobody has to act."""
     stream = dataclasses.replace(ALL, in_sync_lag_ms=300)
     with plant(tmp_path, stream, consumers=["a", "stuck"]) as store:
-        store.seen("stuck", is_at_end=True)
-        future = store.append_message(OPERATIONAL, message("m1"))
-        done(store.confirm("a", 1))
+        store.consumers.seen("stuck", is_at_end=True)
+        future = store.appends.append_message(OPERATIONAL, message("m1"))
+        done(store.consumers.confirm("a", 1))
         assert done(future) == AppendOutcome(1, "applied")
-        assert store.consumer("stuck").frontier == 0  # type: ignore[union-attr]
+        assert store.consumers.get("stuck").frontier == 0  # type: ignore[union-attr]
 
 
 def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
@@ -193,18 +195,18 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
     with plant(tmp_path, stream, consumers=["a"]) as store:
 
         def why(name: str) -> str:
-            return done(store.append_message(OPERATIONAL, message(name))).warning
+            return done(store.appends.append_message(OPERATIONAL, message(name))).warning
 
-        store.seen("a", is_at_end=True, waits_ms=3_600_000)
+        store.consumers.seen("a", is_at_end=True, waits_ms=3_600_000)
         assert why("waited for").startswith("after 0.001 s")
-        store.seen("a", is_at_end=False)
+        store.consumers.seen("a", is_at_end=False)
         wait_until(lambda: why("not waited for").startswith("0 of the 1"), "it to fall out")
 
 
 def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
     """A frontier passes over the hole that retention left. For an append that still waits there, that is no confirmation."""
-    answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL)), StreamState(1, OPERATIONAL, 5)
-    kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, terms(ALL))
+    answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL)), StreamState(1, OPERATIONAL, 5)
+    kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL))
     activity, catalog = ConsumerActivity(), Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = stream
     consumer = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
@@ -226,7 +228,7 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
     """While no consumer confirms, each producer that asks again for an old message waits at a low offset; what was appended after
     it and answered when its time was over is let go all the same."""
     now_ns, timeout_ns = 0, 1_000_000_000
-    slow = terms(dataclasses.replace(ALL, acks_timeout_ms=1000))
+    slow = ack_terms(dataclasses.replace(ALL, acks_timeout_ms=1000))
     catalog = Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 100_000)
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())

@@ -17,13 +17,13 @@ NAME = "idmz.telemetry"
 
 def registered(store: FactStore) -> None:
     """Ten facts and a consumer."""
-    done(store.append_samples(TELEMETRY, samples(10)))
-    done(store.register_consumer(NAME, "idmz", TELEMETRY))
+    done(store.appends.append_samples(TELEMETRY, samples(10)))
+    done(store.consumers.register(NAME, "idmz", TELEMETRY))
 
 
 def lease(store: FactStore) -> Lease:
     """What is in force."""
-    known = store.consumer(NAME)
+    known = store.consumers.get(NAME)
     assert known is not None
     return known.lease
 
@@ -33,12 +33,12 @@ def test_epochs_go_on_after_a_restart(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         registered(store)
         assert lease(store) == NO_LEASE
-        assert done(store.hold_lease(NAME, LeaseClaim("one", 0))) == Lease(1, "one")
-        assert done(store.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(2, "two")
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0))) == Lease(1, "one")
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(2, "two")
     with plant(tmp_path) as store:
         assert lease(store) == Lease(2, "two")
-        assert isinstance(failed(store.hold_lease(NAME, LeaseClaim("one", 1))), ConsumerFenced)
-        assert done(store.hold_lease(NAME, LeaseClaim("three", 0))) == Lease(3, "three")
+        assert isinstance(failed(store.consumers.hold_lease(NAME, LeaseClaim("one", 1))), ConsumerFenced)
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("three", 0))) == Lease(3, "three")
 
 
 def test_who_is_fenced_confirms_nothing(tmp_path: Path) -> None:
@@ -46,24 +46,24 @@ def test_who_is_fenced_confirms_nothing(tmp_path: Path) -> None:
     does one at the node's own door, which shows no lease at all."""
     with plant(tmp_path) as store:
         registered(store)
-        done(store.hold_lease(NAME, LeaseClaim("one", 0)))
-        assert done(store.confirm(NAME, 2, shown=LeaseClaim("one", 1))) == 2
-        taking = store.hold_lease(NAME, LeaseClaim("two", 0))
-        confirming = store.confirm(NAME, 8, shown=LeaseClaim("one", 1))
+        done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0)))
+        assert done(store.consumers.confirm(NAME, 2, shown=LeaseClaim("one", 1))) == 2
+        taking = store.consumers.hold_lease(NAME, LeaseClaim("two", 0))
+        confirming = store.consumers.confirm(NAME, 8, shown=LeaseClaim("one", 1))
         assert done(taking) == Lease(2, "two")
         error = failed(confirming)
         assert isinstance(error, ConsumerFenced)
         assert "lease 2 in force, 1 was shown" in str(error)
-        assert done(store.confirm(NAME, 3, shown=LeaseClaim("two", 2))) == 3
-        assert isinstance(failed(store.confirm(NAME, 9, shown=LeaseClaim("foreign"))), ConsumerFenced)
-        assert done(store.confirm(NAME, 4)) == 4
+        assert done(store.consumers.confirm(NAME, 3, shown=LeaseClaim("two", 2))) == 3
+        assert isinstance(failed(store.consumers.confirm(NAME, 9, shown=LeaseClaim("foreign"))), ConsumerFenced)
+        assert done(store.consumers.confirm(NAME, 4)) == 4
 
 
 def test_a_confirmation_may_bring_the_lease(tmp_path: Path) -> None:
     """To a store that has forgotten it, because it is new or was restored, a lease is shown as it is, and stays."""
     with plant(tmp_path) as store:
         registered(store)
-        assert done(store.confirm(NAME, 5, shown=LeaseClaim("one", 7))) == 5
+        assert done(store.consumers.confirm(NAME, 5, shown=LeaseClaim("one", 7))) == 5
     with plant(tmp_path) as store:
         assert lease(store) == Lease(7, "one")
 
@@ -71,7 +71,7 @@ def test_a_confirmation_may_bring_the_lease(tmp_path: Path) -> None:
 def test_bad_leases(tmp_path: Path) -> None:
     """Numbers that are no epoch and consumers that are not there are refused by name."""
     with plant(tmp_path) as store:
-        assert isinstance(failed(store.hold_lease(NAME, LeaseClaim("one", 0))), UnknownConsumer)
+        assert isinstance(failed(store.consumers.hold_lease(NAME, LeaseClaim("one", 0))), UnknownConsumer)
         for epoch in (-1, LEASE_EPOCH_MAX + 1):
             with pytest.raises(ValueError, match="a lease has an epoch of 0 to"):
-                store.hold_lease(NAME, LeaseClaim("one", epoch))
+                store.consumers.hold_lease(NAME, LeaseClaim("one", epoch))

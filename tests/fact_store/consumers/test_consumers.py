@@ -22,94 +22,97 @@ NAME = "idmz.facts.telemetry"
 def test_invariant_6_in_the_store(tmp_path: Path) -> None:
     """Confirm 1, 2, 3, 5, 6 and the frontier is 3; then 4 and it is 6 (ADR-0004, counted from 1)."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(10)))
-        done(store.register_consumer(NAME, "idmz", TELEMETRY))
-        frontiers = [done(store.confirm(NAME, offset, offset)) for offset in (1, 2, 3, 5, 6, 4)]
+        done(store.appends.append_samples(TELEMETRY, samples(10)))
+        done(store.consumers.register(NAME, "idmz", TELEMETRY))
+        frontiers = [done(store.consumers.confirm(NAME, offset, offset)) for offset in (1, 2, 3, 5, 6, 4)]
         assert frontiers == [1, 2, 3, 3, 3, 6]
 
 
 def test_invariant_11_positions_survive_a_restart(tmp_path: Path) -> None:
     """Frontier and islands are there after a restart, each consumer's for itself; who was online is offline now."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(20)))
-        done(store.register_consumer("a", "idmz", TELEMETRY))
-        done(store.register_consumer("b", "idmz", TELEMETRY))
-        done(store.confirm("a", 5))
-        done(store.confirm("a", 9, 8))
-        done(store.confirm("a", 15, 12))
-        assert store.consumer("a") is not None
-        assert store.consumer("a").lifecycle is Lifecycle.ONLINE  # type: ignore[union-attr]
+        done(store.appends.append_samples(TELEMETRY, samples(20)))
+        done(store.consumers.register("a", "idmz", TELEMETRY))
+        done(store.consumers.register("b", "idmz", TELEMETRY))
+        done(store.consumers.confirm("a", 5))
+        done(store.consumers.confirm("a", 9, 8))
+        done(store.consumers.confirm("a", 15, 12))
+        assert store.consumers.get("a") is not None
+        assert store.consumers.get("a").lifecycle is Lifecycle.ONLINE  # type: ignore[union-attr]
     with plant(tmp_path) as store:
-        a, b = store.consumer("a"), store.consumer("b")
+        a, b = store.consumers.get("a"), store.consumers.get("b")
         assert a is not None
         assert b is not None
         assert a.confirmed == Confirmed(5, ((8, 9), (12, 15)))
         assert a.lifecycle is Lifecycle.OFFLINE
         assert (b.confirmed, b.lifecycle) == (Confirmed(0), Lifecycle.NEW)
-        assert done(store.confirm("a", 11, 6)) == 15
+        assert done(store.consumers.confirm("a", 11, 6)) == 15
     with plant(tmp_path) as store:
-        assert [(one.name, one.confirmed) for one in store.consumers()] == [("a", Confirmed(15)), ("b", Confirmed(0))]
+        assert [(one.name, one.confirmed) for one in store.consumers.all()] == [
+            ("a", Confirmed(15)),
+            ("b", Confirmed(0)),
+        ]
 
 
 def test_where_a_consumer_starts(tmp_path: Path) -> None:
     """At the oldest fact or at the end; a stream nobody has written to yet may be registered for."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(7)))
-        assert done(store.register_consumer("old", "idmz", TELEMETRY, "oldest")).frontier == 0
-        assert done(store.register_consumer("new", "idmz", TELEMETRY, "end")).frontier == 7
-        assert done(store.register_consumer("early", "idmz", OPERATIONAL, "end")).frontier == 0
-        assert done(store.confirm("new", 3)) == 7
+        done(store.appends.append_samples(TELEMETRY, samples(7)))
+        assert done(store.consumers.register("old", "idmz", TELEMETRY, "oldest")).frontier == 0
+        assert done(store.consumers.register("new", "idmz", TELEMETRY, "end")).frontier == 7
+        assert done(store.consumers.register("early", "idmz", OPERATIONAL, "end")).frontier == 0
+        assert done(store.consumers.confirm("new", 3)) == 7
 
 
 def test_registering_again(tmp_path: Path) -> None:
     """The same zone and stream find the consumer as it is; another zone or stream is refused by name."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(7)))
-        done(store.register_consumer(NAME, "idmz", TELEMETRY))
-        done(store.confirm(NAME, 5))
-        assert done(store.register_consumer(NAME, "idmz", TELEMETRY, "end")).frontier == 5
-        assert isinstance(failed(store.register_consumer(NAME, "other", TELEMETRY)), ConsumerNotYours)
-        assert isinstance(failed(store.register_consumer(NAME, "idmz", OPERATIONAL)), ConsumerStreamMismatch)
+        done(store.appends.append_samples(TELEMETRY, samples(7)))
+        done(store.consumers.register(NAME, "idmz", TELEMETRY))
+        done(store.consumers.confirm(NAME, 5))
+        assert done(store.consumers.register(NAME, "idmz", TELEMETRY, "end")).frontier == 5
+        assert isinstance(failed(store.consumers.register(NAME, "other", TELEMETRY)), ConsumerNotYours)
+        assert isinstance(failed(store.consumers.register(NAME, "idmz", OPERATIONAL)), ConsumerStreamMismatch)
         with pytest.raises(ValueError, match="'oldest', 'end' or a time in a zone, not at 'noon'"):
-            store.register_consumer("x", "idmz", TELEMETRY, "noon")  # type: ignore[arg-type]
+            store.consumers.register("x", "idmz", TELEMETRY, "noon")  # type: ignore[arg-type]
         with pytest.raises(MessageError, match="consumer"):
-            store.register_consumer("Bad Name", "idmz", TELEMETRY)
+            store.consumers.register("Bad Name", "idmz", TELEMETRY)
 
 
 def test_refused_confirmations_change_nothing(tmp_path: Path) -> None:
     """Beyond the log, senseless, or of nobody: refused by name, the frontier stays."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(7)))
-        done(store.register_consumer(NAME, "idmz", TELEMETRY))
-        done(store.confirm(NAME, 5))
-        assert isinstance(failed(store.confirm(NAME, 8)), ConfirmBeyondLog)
-        assert isinstance(failed(store.confirm(NAME, 8, 7)), ConfirmBeyondLog)
-        assert isinstance(failed(store.confirm(NAME, 6, 7)), ConfirmRefused)
-        assert isinstance(failed(store.confirm(NAME, -1)), ConfirmRefused)
-        assert isinstance(failed(store.confirm("nobody", 1)), UnknownConsumer)
-        assert store.consumer(NAME).confirmed == Confirmed(5)  # type: ignore[union-attr]
+        done(store.appends.append_samples(TELEMETRY, samples(7)))
+        done(store.consumers.register(NAME, "idmz", TELEMETRY))
+        done(store.consumers.confirm(NAME, 5))
+        assert isinstance(failed(store.consumers.confirm(NAME, 8)), ConfirmBeyondLog)
+        assert isinstance(failed(store.consumers.confirm(NAME, 8, 7)), ConfirmBeyondLog)
+        assert isinstance(failed(store.consumers.confirm(NAME, 6, 7)), ConfirmRefused)
+        assert isinstance(failed(store.consumers.confirm(NAME, -1)), ConfirmRefused)
+        assert isinstance(failed(store.consumers.confirm("nobody", 1)), UnknownConsumer)
+        assert store.consumers.get(NAME).confirmed == Confirmed(5)  # type: ignore[union-attr]
 
 
 def test_removal(tmp_path: Path) -> None:
     """A removed consumer is gone with all it confirmed, also after a restart; its name may start anew."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(7)))
-        done(store.register_consumer(NAME, "idmz", TELEMETRY))
-        done(store.confirm(NAME, 2))
-        done(store.confirm(NAME, 5, 4))
-        assert done(store.remove_consumer(NAME, force=True, now=True)) is Lifecycle.DELETED
-        assert store.consumer(NAME) is None
-        assert isinstance(failed(store.remove_consumer(NAME)), UnknownConsumer)
-        assert isinstance(failed(store.confirm(NAME, 1)), UnknownConsumer)
+        done(store.appends.append_samples(TELEMETRY, samples(7)))
+        done(store.consumers.register(NAME, "idmz", TELEMETRY))
+        done(store.consumers.confirm(NAME, 2))
+        done(store.consumers.confirm(NAME, 5, 4))
+        assert done(store.consumers.remove(NAME, force=True, now=True)) is Lifecycle.DELETED
+        assert store.consumers.get(NAME) is None
+        assert isinstance(failed(store.consumers.remove(NAME)), UnknownConsumer)
+        assert isinstance(failed(store.consumers.confirm(NAME, 1)), UnknownConsumer)
     with plant(tmp_path) as store:
-        assert store.consumers() == []
-        assert done(store.register_consumer(NAME, "other", TELEMETRY)).confirmed == Confirmed(0)
+        assert store.consumers.all() == []
+        assert done(store.consumers.register(NAME, "other", TELEMETRY)).confirmed == Confirmed(0)
 
 
 def test_a_confirmation_in_the_commit_of_its_facts(tmp_path: Path) -> None:
     """Work queued together is done in order: facts first, then what confirms them."""
     with plant(tmp_path) as store:
-        done(store.register_consumer(NAME, "idmz", TELEMETRY))
-        appended = store.append_samples(TELEMETRY, samples(3))
-        confirmed = store.confirm(NAME, 3)
+        done(store.consumers.register(NAME, "idmz", TELEMETRY))
+        appended = store.appends.append_samples(TELEMETRY, samples(3))
+        confirmed = store.consumers.confirm(NAME, 3)
         assert (done(appended).last_offset, done(confirmed)) == (3, 3)

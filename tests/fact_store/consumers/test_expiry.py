@@ -30,16 +30,16 @@ HASTY = dataclasses.replace(PATIENT, in_sync_lag_ms=10)  # lost after 30 ms
 def plant(folder: Path, stream: StreamSettings = PATIENT) -> Iterator[FactStore]:
     """A store with ten samples and a consumer."""
     with FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, streams=[stream]) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         if not store.end_offset(TELEMETRY):
-            done(store.append_samples(TELEMETRY, samples(10)))
-            done(store.register_consumer(NAME, "idmz", TELEMETRY))
+            done(store.appends.append_samples(TELEMETRY, samples(10)))
+            done(store.consumers.register(NAME, "idmz", TELEMETRY))
         yield store
 
 
 def state(store: FactStore) -> Lifecycle | None:
     """Where the consumer stands, None when it is gone."""
-    found = store.consumer(NAME)
+    found = store.consumers.get(NAME)
     return found.lifecycle if found else None
 
 
@@ -47,32 +47,32 @@ def test_any_fetch_makes_it_online(tmp_path: Path) -> None:
     """A fetch from anywhere, at the end or not; again and again it costs no further commit."""
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.NEW
-        store.seen(NAME, is_at_end=False)
+        store.consumers.seen(NAME, is_at_end=False)
         wait_until(lambda: state(store) is Lifecycle.ONLINE, "online")
         commits = store.statistics().commits
         for _ in range(100):
-            store.seen(NAME, is_at_end=True)
-        done(store.define([tag(1)]))
+            store.consumers.seen(NAME, is_at_end=True)
+        done(store.appends.define([tag(1)]))
         assert store.statistics().commits == commits + 1
-        store.seen("nobody", is_at_end=True)  # of whom nothing is known, nothing is kept
+        store.consumers.seen("nobody", is_at_end=True)  # of whom nothing is known, nothing is kept
 
 
 def test_lost_by_itself_and_back(tmp_path: Path) -> None:
     """One that was not seen for three times the lag is offline, though nobody writes; the next fetch brings it back."""
     with plant(tmp_path, HASTY) as store:
-        done(store.confirm(NAME, 3))
+        done(store.consumers.confirm(NAME, 3))
         wait_until(lambda: state(store) is Lifecycle.OFFLINE, "lost")
-        store.seen(NAME, is_at_end=True, waits_ms=3_600_000)
+        store.consumers.seen(NAME, is_at_end=True, waits_ms=3_600_000)
         wait_until(lambda: state(store) is Lifecycle.ONLINE, "back")
-        assert store.consumer(NAME).frontier == 3  # type: ignore[union-attr]
+        assert store.consumers.get(NAME).frontier == 3  # type: ignore[union-attr]
 
 
 def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
     """An orderly close remembers who was there and when, also one that only fetched; nobody is online after the restart."""
     with plant(tmp_path) as store:
-        assert store.seen_unix_ms(NAME) is None
-        store.seen(NAME, is_at_end=True)
-        seen = store.seen_unix_ms(NAME)
+        assert store.consumers.seen_unix_ms(NAME) is None
+        store.consumers.seen(NAME, is_at_end=True)
+        seen = store.consumers.seen_unix_ms(NAME)
         assert seen is not None
         wait_until(lambda: state(store) is Lifecycle.ONLINE, "online")
         later = seen + 3_600_000  # and it goes on fetching for an hour, which costs no commit
@@ -81,7 +81,7 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
         )
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.OFFLINE
-        assert store.seen_unix_ms(NAME) == later
+        assert store.consumers.seen_unix_ms(NAME) == later
 
 
 def test_who_is_due_when() -> None:
@@ -111,54 +111,54 @@ def test_who_is_due_when() -> None:
 def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:
     """Online: refused by name, and it goes on as it was. New or offline: nobody has to insist."""
     with plant(tmp_path) as store:
-        done(store.confirm(NAME, 3))
-        assert isinstance(failed(store.remove_consumer(NAME)), ConsumerInUse)
-        assert done(store.confirm(NAME, 4)) == 4
+        done(store.consumers.confirm(NAME, 3))
+        assert isinstance(failed(store.consumers.remove(NAME)), ConsumerInUse)
+        assert done(store.consumers.confirm(NAME, 4)) == 4
         assert state(store) is Lifecycle.ONLINE
-        assert done(store.remove_consumer(NAME, force=True)) is Lifecycle.DELETION_STARTED
+        assert done(store.consumers.remove(NAME, force=True)) is Lifecycle.DELETION_STARTED
 
 
 def test_back_while_it_is_being_removed(tmp_path: Path) -> None:
     """The beginning of a removal is durable; one that fetches, confirms or registers meanwhile is kept, with all it confirmed."""
     with plant(tmp_path) as store:
-        done(store.remove_consumer(NAME))
+        done(store.consumers.remove(NAME))
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.DELETION_STARTED
-        assert store.followers(TELEMETRY) == []  # nobody waits for it any more
-        store.seen(NAME, is_at_end=False)
+        assert store.consumers.followers(TELEMETRY) == []  # nobody waits for it any more
+        store.consumers.seen(NAME, is_at_end=False)
         wait_until(lambda: state(store) is Lifecycle.INELIGIBLE, "back by a fetch")
-        assert isinstance(failed(store.remove_consumer(NAME)), ConsumerInUse)
-        done(store.remove_consumer(NAME, force=True))
-        assert done(store.confirm(NAME, 5)) == 5
+        assert isinstance(failed(store.consumers.remove(NAME)), ConsumerInUse)
+        done(store.consumers.remove(NAME, force=True))
+        assert done(store.consumers.confirm(NAME, 5)) == 5
         assert state(store) is Lifecycle.INELIGIBLE
-        done(store.remove_consumer(NAME, force=True))
-        assert done(store.register_consumer(NAME, "idmz", TELEMETRY)).lifecycle is Lifecycle.INELIGIBLE
+        done(store.consumers.remove(NAME, force=True))
+        assert done(store.consumers.register(NAME, "idmz", TELEMETRY)).lifecycle is Lifecycle.INELIGIBLE
 
 
 def test_gone_after_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody came: it is gone by itself, also where the store was restarted meanwhile; then its name is free."""
     with plant(tmp_path) as store:
-        done(store.confirm(NAME, 5))
-        done(store.remove_consumer(NAME, force=True))
+        done(store.consumers.confirm(NAME, 5))
+        done(store.consumers.remove(NAME, force=True))
         assert state(store) is Lifecycle.DELETION_STARTED
     monkeypatch.setattr(lifecycle, "REMOVAL_NS", 1)
     with plant(tmp_path) as store:
         wait_until(lambda: state(store) is None, "removed")
-        assert isinstance(failed(store.confirm(NAME, 6)), UnknownConsumer)
-        assert done(store.register_consumer(NAME, "idmz", TELEMETRY)).frontier == 0
+        assert isinstance(failed(store.consumers.confirm(NAME, 6)), UnknownConsumer)
+        assert done(store.consumers.register(NAME, "idmz", TELEMETRY)).frontier == 0
 
 
 def test_at_once_if_asked(tmp_path: Path) -> None:
     """`now` leaves no time to come back, and takes one commit."""
     with plant(tmp_path) as store:
-        assert done(store.remove_consumer(NAME, now=True)) is Lifecycle.DELETED
+        assert done(store.consumers.remove(NAME, now=True)) is Lifecycle.DELETED
         assert state(store) is None
 
 
 def test_a_local_stream_has_no_readers_elsewhere(tmp_path: Path) -> None:
     """write_class local: another zone cannot register, whatever is exported; the node's own programs can."""
     with plant(tmp_path, dataclasses.replace(PATIENT, name="facts.private", write_class="local")) as store:
-        refused = failed(store.register_consumer("idmz.facts.private", "idmz", "facts.private"))
+        refused = failed(store.consumers.register("idmz.facts.private", "idmz", "facts.private"))
         assert isinstance(refused, StreamIsLocal)
         assert "facts.private" not in {one.name for one in store.streams()}
-        assert done(store.register_consumer("mes", "plant", "facts.private")).frontier == 0
+        assert done(store.consumers.register("mes", "plant", "facts.private")).frontier == 0

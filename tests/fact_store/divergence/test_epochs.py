@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,8 @@ def node(folder: Path, zone: str = "plant") -> FactStore:
 
 def fill(store: FactStore, first: int, count: int = 10) -> None:
     """Some samples."""
-    done(store.define([tag(1)]))
-    done(store.append_samples(TELEMETRY, samples(count, first)))
+    done(store.appends.define([tag(1)]))
+    done(store.appends.append_samples(TELEMETRY, samples(count, first)))
 
 
 def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
@@ -60,7 +61,7 @@ def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
     ]
     position = PeerPosition(source.epoch, page.end_offset)
     batches = [one.sealed for one in page.batches]
-    return done(target.put_batches(source.zone, TELEMETRY, parsed(batches), definitions, position)).stored_facts
+    return done(target.inbound.put_batches(source.zone, TELEMETRY, parsed(batches), definitions, position)).stored_facts
 
 
 @pytest.mark.parametrize("ruin", ["not a database" * 400, None], ids=["no SQLite file", "marked suspect"])
@@ -122,7 +123,7 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
         FactStore.open(tmp_path / "b" / "late.db", "office", settings=AT_ONCE) as late,
     ):
         fill(one, 1)
-        done(one.append_message(OPERATIONAL, message("once")))
+        done(one.appends.append_message(OPERATIONAL, message("once")))
         old = one.epoch
         one.close()
         shutil.copy(tmp_path / "a" / "facts.db", tmp_path / "copy")
@@ -136,7 +137,7 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
             assert notice["previous_epoch"] == old.hex()
             assert "the witness has seen 20" in str(notice["because"])
             fill(restored, 21)
-            assert done(restored.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
+            assert done(restored.appends.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
             assert values_in(restored) == [*range(1, 11), *range(21, 31)]
             chain_is_whole(restored)
             assert pull(restored, early) == 10
@@ -198,9 +199,9 @@ def test_the_background_passes_over_a_stream_that_cannot_be_read(
 ) -> None:
     """A stream of which not even the index can be read keeps no other from being looked at, and such a pass is not called full."""
     with node(tmp_path) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         for stream in ("facts.first", "facts.last"):
-            done(store.append_samples(stream, samples(1)))
+            done(store.appends.append_samples(stream, samples(1)))
         whole = store._upkeep._read
 
         def read(stream: str, *asked: int) -> Page:
@@ -226,7 +227,7 @@ def test_what_is_set_aside_is_told_without_room_for_the_mark(tmp_path: Path, mon
     path = tmp_path / "facts.db"
     node(tmp_path).close()
     path.write_bytes(b"no database" * 1000)
-    for module in (quarantine_module, witness):
+    for module in (sys.modules[quarantine.__module__], witness):
         monkeypatch.setattr(module, "write_json", lambda *_: None)
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
@@ -297,7 +298,7 @@ def test_damage_met_while_writing_sets_the_file_aside(tmp_path: Path) -> None:
         tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect, unattended=True
     ) as store:
         faults.arm("COMMIT", 1, broken_error)
-        assert isinstance(failed(store.define([tag(1)])), StoreDamaged)
+        assert isinstance(failed(store.appends.define([tag(1)])), StoreDamaged)
         assert isinstance(store.ended.exception(LIMIT_S), StoreDamaged)
     with node(tmp_path) as store:
         (aside,) = quarantined_files(tmp_path / "facts.db")

@@ -14,19 +14,21 @@ from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 def fill(store: FactStore, count: int) -> None:
     """Some samples in one batch."""
-    done(store.append_samples(TELEMETRY, samples(count, store.end_offset(TELEMETRY) + 1)))
+    done(store.appends.append_samples(TELEMETRY, samples(count, store.end_offset(TELEMETRY) + 1)))
 
 
 def serve(store: FactStore, zone: str, offset: int) -> None:
     """Record an answer as the serving side does."""
-    if (beginning := store.begin_handing(TELEMETRY, zone)) is not None:
+    if (beginning := store.consumers.begin_serving(TELEMETRY, zone)) is not None:
         done(beginning)
-    store.handed(TELEMETRY, zone, offset)
+    store.consumers.record_served(TELEMETRY, zone, offset)
 
 
 def served(store: FactStore, zone: str) -> int:
     """The highest offset that a zone may have been served."""
-    return next(offset for offset in range(1000) if store.never_handed(TELEMETRY, zone, offset + 1) is not None)
+    return next(
+        offset for offset in range(1000) if store.consumers.why_not_served(TELEMETRY, zone, offset + 1) is not None
+    )
 
 
 def test_only_the_highest_counts() -> None:
@@ -55,14 +57,14 @@ def test_the_mark_is_exact_in_one_life_and_costs_one_commit(tmp_path: Path) -> N
     """The first fetch of a zone costs one commit, each later one none."""
     with plant(tmp_path) as store:
         fill(store, 10)
-        assert store.never_handed(TELEMETRY, "idmz", 0) is None
+        assert store.consumers.why_not_served(TELEMETRY, "idmz", 0) is None
         assert "read up to offset 1 of facts.telemetry, and was handed 0" in str(
-            store.never_handed(TELEMETRY, "idmz", 1)
+            store.consumers.why_not_served(TELEMETRY, "idmz", 1)
         )
         for offset in (4, 8):
             serve(store, "idmz", offset)
             assert (served(store, "idmz"), served(store, "cloud")) == (offset, 0)
-            assert store.begin_handing(TELEMETRY, "idmz") is None
+            assert store.consumers.begin_serving(TELEMETRY, "idmz") is None
 
 
 @pytest.fixture

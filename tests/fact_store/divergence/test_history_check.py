@@ -23,7 +23,7 @@ def fill(store: FactStore, batches: int, salt: int = 0) -> None:
     """Batches of ten samples; `salt` makes others."""
     for _ in range(batches):
         first = store.end_offset(TELEMETRY) + 1 + salt
-        done(store.append_samples(TELEMETRY, samples(10, first)))
+        done(store.appends.append_samples(TELEMETRY, samples(10, first)))
 
 
 def ends(store: FactStore) -> Ends:
@@ -44,7 +44,7 @@ def grown(tmp_path: Path) -> Iterator[tuple[FactStore, Ends]]:
     shutil.copy(copy, tmp_path / "facts.db")
     with plant(tmp_path) as store:
         fill(store, 1, salt=1000)
-        done(store.append_samples(TELEMETRY, samples(30, 1000)))
+        done(store.appends.append_samples(TELEMETRY, samples(30, 1000)))
         yield store, before
 
 
@@ -99,11 +99,11 @@ def test_what_is_released_is_told_by_its_successor_alone(tmp_path: Path) -> None
     """Of a batch that retention has let go of, the digest is known as long as the next one is there, and no longer."""
     streams = [StreamSettings(TELEMETRY, bytes_max=1_000_000, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         ends = list[bytes]()
         while store.streams() == [] or store.streams()[0].first_offset == 1:
             noise = [Sample(1, number, os.urandom(50_000)) for number in (1, 2)]
-            done(store.append_samples(TELEMETRY, noise))
+            done(store.appends.append_samples(TELEMETRY, noise))
             ends += [one.sealed[-DIGEST_BYTES:] for one in store.read(TELEMETRY, 2 * len(ends), 1, 1).batches]
         released = store.streams()[0].first_offset - 1
         digest = ends[released // 2 - 1]
@@ -121,7 +121,7 @@ def test_the_last_batch_taken_is_kept_with_the_position(tmp_path: Path) -> None:
         assert position == (10, (10, sealed[-DIGEST_BYTES:]))
         assert store_position(store, other, [], 12) == (12, (10, sealed[-DIGEST_BYTES:]))
     with plant(tmp_path) as store:
-        known = store.peer_position("north", TELEMETRY)
+        known = store.inbound.peer_position("north", TELEMETRY)
         assert known is not None
         assert known.last_batch == (10, sealed[-DIGEST_BYTES:])
         assert store_position(store, Elsewhere("north", epoch=b"n" * 16), [], 3) == (3, None)
@@ -132,7 +132,7 @@ def store_position(
 ) -> tuple[int, tuple[int, bytes] | None]:
     """Put a page; the position that stands then."""
     position = PeerPosition(origin.origin.epoch, offset, LastBatch(*taken) if taken else None)
-    done(store.put_batches(origin.origin.zone, TELEMETRY, parsed(sealed), origin.received(), position))
-    known = store.peer_position(origin.origin.zone, TELEMETRY)
+    done(store.inbound.put_batches(origin.origin.zone, TELEMETRY, parsed(sealed), origin.received(), position))
+    known = store.inbound.peer_position(origin.origin.zone, TELEMETRY)
     assert known is not None
     return known.offset, known.last_batch

@@ -69,7 +69,7 @@ def test_a_setting_that_does_not_hold_is_refused(tmp_path: Path) -> None:
 def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
     """After an orderly close everything is in the database file; the log is folded in."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(100)))
+        done(store.appends.append_samples(TELEMETRY, samples(100)))
         store.read(TELEMETRY, 0, 1, 1)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["facts.db", "facts.db.ballast", "facts.db.lock"]
 
@@ -164,8 +164,8 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 def test_tables_that_contradict_each_other(tmp_path: Path, damage: str, why: str) -> None:
     """A store whose tables tell two stories is refused instead of continued."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(3)))
-        done(store.register_consumer("x", "idmz", TELEMETRY))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
+        done(store.consumers.register("x", "idmz", TELEMETRY))
     with by_hand(tmp_path / "facts.db") as found:
         found.execute(damage)
     with pytest.raises(StoreUnusable, match=why):
@@ -176,7 +176,7 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
     """A flipped bit makes a number a NULL in spite of NOT NULL; the store is refused as damaged, which sets it aside where
     nobody attends, and is not taken for a mistake of the program."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
     promised, dropped = "count INTEGER NOT NULL CHECK (count > 0)", "count INTEGER"
     change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'batch'"
     with by_hand(tmp_path / "facts.db") as found:
@@ -215,7 +215,7 @@ def test_a_start_that_was_cut_short(tmp_path: Path) -> None:
     with closing(connection.connect_writer(path)) as found:
         migrations.migrate(found)
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(2)))
+        done(store.appends.append_samples(TELEMETRY, samples(2)))
         assert values_in(store) == [1, 2]
 
 
@@ -245,7 +245,7 @@ def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
 def test_invariant_14_nothing_is_changed_in_place(tmp_path: Path, sql: str) -> None:
     """Stored facts and definitions are never updated or deleted, not even by mistake in our own SQL."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
     with closing(connection.connect_writer(tmp_path / "facts.db")) as found:
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             found.execute(sql)

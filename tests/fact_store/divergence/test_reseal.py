@@ -54,10 +54,10 @@ def copy(tmp_path: Path, early: FactStore) -> Path:
     with opened(tmp_path) as store:
         fill(store, 1)
         fill(store, 11)
-        done(store.append_message(OPERATIONAL, message("before")))
+        done(store.appends.append_message(OPERATIONAL, message("before")))
     image = shutil.copy(tmp_path / "facts.db", tmp_path / "image")
     with opened(tmp_path) as store:
-        done(store.define([tag(2)]))
+        done(store.appends.define([tag(2)]))
         fill(store, 21, 20)
         fill(store, 41, 20)
         assert pull(store, early) == 60
@@ -67,10 +67,10 @@ def copy(tmp_path: Path, early: FactStore) -> Path:
 
 def grow(store: FactStore) -> None:
     """A hundred other facts, more than were lost, with a tag that was not defined before, and a message."""
-    done(store.define([tag(3)]))
+    done(store.appends.define([tag(3)]))
     for first in range(1001, 1101, 10):
         fill(store, first)
-    done(store.append_message(OPERATIONAL, message("since")))
+    done(store.appends.append_message(OPERATIONAL, message("since")))
 
 
 def begin_anew(store: FactStore) -> None:
@@ -112,9 +112,9 @@ def test_what_nobody_has_seen_is_sealed_anew(copy: Path, early: FactStore) -> No
     with opened(copy) as store:
         assert values_in(store) == BEFORE + ANEW
         assert ids_in(store)[:2] == ["before", "since"]
-        assert done(store.append_message(OPERATIONAL, message("since"))).outcome == "noop_already_applied"
-        assert done(store.append_message(OPERATIONAL, message("since"))).offset == 2
-        assert done(store.define([tag(3), tag(1)])) == [2, 1]
+        assert done(store.appends.append_message(OPERATIONAL, message("since"))).outcome == "noop_already_applied"
+        assert done(store.appends.append_message(OPERATIONAL, message("since"))).offset == 2
+        assert done(store.appends.define([tag(3), tag(1)])) == [2, 1]
         (notice,) = notices(store, "epoch_began")
         assert notice["sealed_anew"] == [
             {"stream": TELEMETRY, "first_offset": 21, "last_offset": 120, "facts": 100},
@@ -141,8 +141,8 @@ def test_what_somebody_has_seen_keeps_its_name(copy: Path, early: FactStore) -> 
         fill(store, 1021)
         assert store.read(TELEMETRY, 30, 10, 10**6).batches
         fill(store, 1031)
-        done(store.register_consumer("local", "plant", TELEMETRY, "end"))
-        done(store.confirm("local", 60, 60))
+        done(store.consumers.register("local", "plant", TELEMETRY, "end"))
+        done(store.consumers.confirm("local", 60, 60))
         fill(store, 1041)
         fill(store, 1051)
         begin_anew(store)

@@ -1,5 +1,5 @@
-"""SQLite connections that are not as the store made them: other pragmas, or failures where a test says (the writer's, at the n-th
-statement that matches)."""
+"""SQLite connections that are not as the store made them: other pragmas, or failures where a test says (the writer's,
+at the n-th statement that matches)."""
 
 import sqlite3
 from collections.abc import Callable
@@ -8,7 +8,8 @@ from agent.fact_store.sqlite.connection import connect
 
 
 class Faults:
-    """Hands out connections; armed, those that write raise `error` at the `count`-th statement that starts with `start`."""
+    """Hands out connections; armed, those that write raise `error` at the `count`-th statement that starts with
+    `start`."""
 
     def __init__(self) -> None:
         self.start: str | None = None
@@ -47,7 +48,8 @@ class Faults:
 
 
 def connect_with(pragmas: dict[str, str | int], vfs: str = "") -> Callable[[str], sqlite3.Connection]:
-    """A `Connect` whose writer has these pragmas from its first transaction on, after the store has set and read its own."""
+    """A `Connect` whose writer has these pragmas from its first transaction on, after the store has set and read its
+    own."""
 
     class Altered(sqlite3.Connection):
         is_altered = False

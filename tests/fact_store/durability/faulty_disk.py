@@ -1,10 +1,13 @@
-"""A disk that fails at the n-th operation: a VFS put under the real `sqlite3` module, by ctypes, in front of SQLite's own.
+"""A disk that fails at the n-th operation: a VFS put under the real `sqlite3` module, by ctypes, in front of SQLite's
+own.
 
-Counts every write, sync, truncation and removal of a file opened through it, and fails the one it was armed with, once or from
-then on. A write that fails has written its first half: that is what a disk does that fills up or dies. Only where a disk is full and the
-write would not have made the file longer, nothing is written: overwriting takes no room. (Where it does, in a file system that copies
-on write, what was refused can come back after a power cut: agent/fact_store/DESIGN.md.) No second SQLite is loaded, so nothing of the program under test is other than on a gateway, its error codes included (ENOSPC is SQLITE_FULL for a
-write only; a sync fails as SQLITE_IOERR_FSYNC whatever the kernel says).
+Counts every write, sync, truncation and removal of a file opened through it, and fails the one it was armed with, once
+or from then on. A write that fails has written its first half: that is what a disk does that fills up or dies. Only
+where a disk is full and the write would not have made the file longer, nothing is written: overwriting takes no room.
+(Where it does, in a file system that copies on write, what was refused can come back after a power cut:
+agent/fact_store/DESIGN.md.) No second SQLite is loaded, so nothing of the program under test is other than on a
+gateway, its error codes included (ENOSPC is SQLITE_FULL for a write only; a sync fails as SQLITE_IOERR_FSYNC whatever
+the kernel says).
 """
 
 import _sqlite3
@@ -74,8 +77,8 @@ class FaultyDisk:
         self.only = ""
 
     def arm(self, at: int, *, for_ever: bool, full: bool, only: str = "") -> None:
-        """Count from 0 again and fail operation `at` (0: none), and with `for_ever` all after it; `struck` and `last` say what
-        failed first and last. With `only` other kinds neither count nor fail."""
+        """Count from 0 again and fail operation `at` (0: none), and with `for_ever` all after it; `struck` and `last`
+        say what failed first and last. With `only` other kinds neither count nor fail."""
         self.count, self.at, self.is_for_ever, self.is_full, self.struck, self.last = 0, at, for_ever, full, "", ""
         self.only = only
 
@@ -129,6 +132,6 @@ class FaultyDisk:
 
 @functools.cache
 def the_disk() -> FaultyDisk | None:
-    """The disk of this process, disarmed or as it was armed last; None where this interpreter hides its SQLite. Kept for ever,
-    because SQLite keeps pointers to it."""
+    """The disk of this process, disarmed or as it was armed last; None where this interpreter hides its SQLite. Kept
+    for ever, because SQLite keeps pointers to it."""
     return FaultyDisk() if _library() is not None else None

@@ -1,4 +1,5 @@
-"""A process made to be killed: writes a store from several threads at once and says on standard output what was acknowledged.
+"""A process made to be killed: writes a store from several threads at once and says on standard output what was
+acknowledged.
 
     python -m tests.fact_store.durability.killed STORE
 
@@ -23,7 +24,7 @@ CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 def append(store: FactStore) -> None:
     """Samples, three appends at a time; the group commit decides which share one."""
     for first in count(store.end_offset(TELEMETRY) + 1, 3 * RUN):
-        futures = [store.append_samples(TELEMETRY, samples(RUN, first + n * RUN)) for n in range(3)]
+        futures = [store.appends.append_samples(TELEMETRY, samples(RUN, first + n * RUN)) for n in range(3)]
         for n, future in enumerate(futures):
             future.result()
             say("S", first + (n + 1) * RUN - 1)
@@ -32,41 +33,41 @@ def append(store: FactStore) -> None:
 def append_messages(store: FactStore) -> None:
     """Messages, one after the other."""
     for number in count(store.end_offset(OPERATIONAL) + 1):
-        store.append_message(OPERATIONAL, message(f"id-{number}")).result()
+        store.appends.append_message(OPERATIONAL, message(f"id-{number}")).result()
         say("M", number)
 
 
 def put(store: FactStore) -> None:
     """Pages of another origin: two batches each, the first of them a repeat."""
     origin = origin_of_north()
-    position = store.peer_position("north", NORTH)
+    position = store.inbound.peer_position("north", NORTH)
     for _ in range(position.offset if position else 0):
         origin.seal(RUN)
     for number in count(len(origin.sealed) + 1):
         page = [*origin.sealed[-1:], origin.seal(RUN)]
-        store.put_batches("north", NORTH, parsed(page), origin.received(), PeerPosition(EPOCH, number)).result()
+        store.inbound.put_batches("north", NORTH, parsed(page), origin.received(), PeerPosition(EPOCH, number)).result()
         say("P", number)
 
 
 def confirm(store: FactStore, name: str) -> None:
     """Confirm ranges in no order, and now and then everything, which closes the holes."""
     rng = random.Random(name)
-    store.register_consumer(name, name.partition(".")[0], TELEMETRY).result()
+    store.consumers.register(name, name.partition(".")[0], TELEMETRY).result()
     say("R", name)
     while True:
-        known, end_offset = store.consumer(name), store.end_offset(TELEMETRY)
+        known, end_offset = store.consumers.get(name), store.end_offset(TELEMETRY)
         if known is None or end_offset == 0:
             continue
         first = rng.randint(min(known.frontier + 1, end_offset), end_offset) if rng.random() < 0.9 else 1
         last = min(first + 30, end_offset) if first > 1 else end_offset
-        say("C", name, first, last, store.confirm(name, last, first).result())
+        say("C", name, first, last, store.consumers.confirm(name, last, first).result())
 
 
 def define(store: FactStore) -> None:
     """Tags, one after the other; slowly, for they are never forgotten."""
     for number in count(store.definition_counts()[store.origin] + 1):
-        store.append_message("facts.definitions", message(f"before-{number}")).result()
-        store.define([tag(number)]).result()
+        store.appends.append_message("facts.definitions", message(f"before-{number}")).result()
+        store.appends.define([tag(number)]).result()
         say("D", number)
 
 
@@ -74,7 +75,7 @@ def main() -> None:
     """Write until killed."""
     settings = StoreSettings(commit_interval_ms=5, batch_facts_target=50)
     store = FactStore.open(Path(sys.argv[1]), "plant", settings=settings, streams=STREAMS)
-    store.define([tag(1)]).result()
+    store.appends.define([tag(1)]).result()
     say("D", 1)
     jobs: list[Callable[[FactStore], None]] = [append, append_messages, put, define]
     jobs += [lambda store, name=name: confirm(store, name) for name in CONSUMERS]  # type: ignore[misc]

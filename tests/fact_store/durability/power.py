@@ -1,7 +1,7 @@
 """From an strace log to the disks that a power cut could have left.
 
-`Recording` parses the calls of every thread into operations on the store's files; `crashes` walks them and yields, after each
-one, disks made of what is durable and a choice of what is not. The rules are those of POSIX and no kinder:
+`Recording` parses the calls of every thread into operations on the store's files; `crashes` walks them and yields,
+after each one, disks made of what is durable and a choice of what is not. The rules are those of POSIX and no kinder:
 
 - A write or truncation is durable when a sync of its file, begun after the write had returned, has returned. Until then any
   part of it may be on the disk or not: none of the pending ones, all, those up to a moment, or any of them in any order of
@@ -137,7 +137,8 @@ class Crash:
 
 
 def parse(log: Path) -> list[Call]:
-    """Every call that came to its end, in the order they began; a call that another thread interrupted is put together."""
+    """Every call that came to its end, in the order they began; a call that another thread interrupted is put
+    together."""
     calls, begun = list[Call](), dict[str, tuple[int, str, str]]()
     with log.open(encoding="ascii", errors="replace") as lines:
         for number, line in enumerate(lines):

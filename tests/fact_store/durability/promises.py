@@ -1,16 +1,17 @@
 """What a store has promised, and whether it kept it: the checker that kills, power cuts, full and failing disks share.
 
-A writer made to be hurt says one line for each acknowledgement (`say`), in one `os.write`, so that none is half written. Values
-of samples count up from 1 in the order they were appended, ids of messages and batches of `north` too, so a number says it all:
+A writer made to be hurt says one line for each acknowledgement (`say`), in one `os.write`, so that none is half
+written. Values of samples count up from 1 in the order they were appended, ids of messages and batches of `north` too,
+so a number says it all:
 
     D n              definitions up to n          S n              samples up to value n
     M n              messages up to id-n          P n              batches of north up to n, and the position n with them
     R name           consumer registered          C name a b f     offsets a to b confirmed, frontier answered f
     E error          something failed with it
 
-`Promises` hears those lines; `broken` compares a store with them and returns every complaint, `lost: ...` where something
-acknowledged is not there and `wrong: ...` where the store contradicts itself. A store may hold more than was acknowledged: the
-answer may not have got out. Only what every consumer has confirmed may be gone.
+`Promises` hears those lines; `broken` compares a store with them and returns every complaint, `lost: ...` where
+something acknowledged is not there and `wrong: ...` where the store contradicts itself. A store may hold more than was
+acknowledged: the answer may not have got out. Only what every consumer has confirmed may be gone.
 """
 
 import os
@@ -151,7 +152,7 @@ def _facts(store: FactStore, held: Held, promises: Promises) -> Iterator[str]:
         yield "wrong: messages are not those appended, each once"
     if len(held.ids) < promises.messages:
         yield f"lost: messages {len(held.ids) + 1} to {promises.messages}"
-    position = store.peer_position("north", NORTH)
+    position = store.inbound.peer_position("north", NORTH)
     offset = position.offset if position else 0
     if offset != held.north:
         yield f"wrong: north's position is {offset}, its batches are {held.north}: facts and position are one transaction"
@@ -170,7 +171,7 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
         yield f"lost: definitions {counts.get(store.origin, 0) + 1} to {promises.definitions}"
     if promises.batches and counts.get(batch.Origin("north", EPOCH), 0) < 2:
         yield "lost: definitions of north"
-    consumers = {one.name: one for one in store.consumers()}
+    consumers = {one.name: one for one in store.consumers.all()}
     for name, ranges in promises.confirmed.items():
         if (consumer := consumers.get(name)) is None:
             yield f"lost: consumer {name}"

@@ -1,10 +1,11 @@
-"""A process made to be recorded by strace: two lives of a store, everything it can be asked, each answer told when it is durable.
+"""A process made to be recorded by strace: two lives of a store, everything it can be asked, each answer told when it
+is durable.
 
     python -m tests.fact_store.durability.recorded STORE SEED TURNS [normal]
 
-What is asked, and in which order, depends on SEED alone. Several things are asked at once, so that commits are mixed; then each
-answer is awaited and told (promises.py). `normal` is the test of the test: the connection gets synchronous=NORMAL after the
-store has set FULL and read it back.
+What is asked, and in which order, depends on SEED alone. Several things are asked at once, so that commits are mixed;
+then each answer is awaited and told (promises.py). `normal` is the test of the test: the connection gets
+synchronous=NORMAL after the store has set FULL and read it back.
 
 Checkpoints come every hundred pages instead of every thousand, so that a short recording holds many of them.
 """
@@ -60,14 +61,15 @@ class Recorded:
         if self.rng.random() < 0.1:  # more than a page of the database holds
             rows = samples(100 * RUN, self.samples + 1)
         self.samples += len(rows)
-        self.ask(store.append_samples(TELEMETRY, rows), "S", self.samples)
+        self.ask(store.appends.append_samples(TELEMETRY, rows), "S", self.samples)
 
     def append_message(self, store: FactStore) -> None:
         self.messages += 1
-        self.ask(store.append_message(OPERATIONAL, message(f"id-{self.messages}")), "M", self.messages)
+        self.ask(store.appends.append_message(OPERATIONAL, message(f"id-{self.messages}")), "M", self.messages)
 
     def put(self, store: FactStore) -> None:
-        """A page: up to three new batches behind one that is held already; one in a turn, so that none is put behind one refused."""
+        """A page: up to three new batches behind one that is held already; one in a turn, so that none is put behind
+        one refused."""
         if self.has_put:
             return
         self.has_put = True
@@ -76,25 +78,27 @@ class Recorded:
             page.append(self.north.seal(RUN))
         self.batches = len(self.north.sealed)
         position = PeerPosition(EPOCH, self.batches)
-        self.ask(store.put_batches("north", NORTH, parsed(page), self.north.received(), position), "P", self.batches)
+        self.ask(
+            store.inbound.put_batches("north", NORTH, parsed(page), self.north.received(), position), "P", self.batches
+        )
 
     def confirm(self, store: FactStore) -> None:
         name = self.rng.choice(CONSUMERS)
-        if store.consumer(name) is None:
-            self.ask(store.register_consumer(name, name.partition(".")[0], TELEMETRY), "R", name)
+        if store.consumers.get(name) is None:
+            self.ask(store.consumers.register(name, name.partition(".")[0], TELEMETRY), "R", name)
             return
         end = store.end_offset(TELEMETRY)
         if end:
-            known = store.consumer(name)
+            known = store.consumers.get(name)
             low = max(1, known.frontier - 3) if known else 1
             first = self.rng.randint(low, end) if self.rng.random() < 0.5 else low
             last = min(end, first + self.rng.randint(0, 40))
-            future = store.confirm(name, last, first)
+            future = store.consumers.confirm(name, last, first)
             self.asked.append((future, partial(say, "C", name, first, last)))
 
     def define(self, store: FactStore) -> None:
         self.definitions += 1
-        self.ask(store.define([tag(self.definitions)]), "D", self.definitions)
+        self.ask(store.appends.define([tag(self.definitions)]), "D", self.definitions)
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""A disk that fails or is full at every single operation in turn, once or for ever: what was acknowledged is there, what was
-refused is not, the store says which of the two it is, and the file opens again whole.
+"""A disk that fails or is full at every single operation in turn, once or for ever: what was acknowledged is there,
+what was refused is not, the store says which of the two it is, and the file opens again whole.
 
 One life of a store is lived again and again, from its making to its closing, through a VFS that counts writes, syncs,
-truncations and removals (faulty_disk.py) and fails the next one each time. A sample is repeated on the unmodified program, where
-strace makes the kernel's calls fail.
+truncations and removals (faulty_disk.py) and fails the next one each time. A sample is repeated on the unmodified
+program, where strace makes the kernel's calls fail.
 
-Seen to catch, with the product broken on purpose: an answer before the commit, a catalog kept after a rollback, a failed sync
-called lack of space (and so tried again), a failing disk called damage.
+Seen to catch, with the product broken on purpose: an answer before the commit, a catalog kept after a rollback, a
+failed sync called lack of space (and so tried again), a failing disk called damage.
 """
 
 import copy
@@ -55,23 +55,27 @@ def steps() -> Iterator[Step]:
     north, batches = origin_of_north(), 0
 
     def append(first: int, runs: int) -> Step:
-        return ("S", first + runs * RUN - 1), lambda store: store.append_samples(TELEMETRY, samples(runs * RUN, first))
+        return ("S", first + runs * RUN - 1), lambda store: store.appends.append_samples(
+            TELEMETRY, samples(runs * RUN, first)
+        )
 
     def put(count: int) -> Step:
         nonlocal batches
         page, batches = [*north.sealed[-1:], *(north.seal(RUN) for _ in range(count))], batches + count
         position = PeerPosition(EPOCH, batches)
-        return ("P", batches), lambda store: store.put_batches("north", NORTH, parsed(page), north.received(), position)
+        return ("P", batches), lambda store: store.inbound.put_batches(
+            "north", NORTH, parsed(page), north.received(), position
+        )
 
     def confirm(first: int, last: int, frontier: int) -> Step:
-        return ("C", CONSUMER, first, last, frontier), lambda store: store.confirm(CONSUMER, last, first)
+        return ("C", CONSUMER, first, last, frontier), lambda store: store.consumers.confirm(CONSUMER, last, first)
 
     def tell(number: int) -> Step:
-        return ("M", number), lambda store: store.append_message(OPERATIONAL, message(f"id-{number}"))
+        return ("M", number), lambda store: store.appends.append_message(OPERATIONAL, message(f"id-{number}"))
 
-    yield ("D", 1), lambda store: store.define([tag(1)])
+    yield ("D", 1), lambda store: store.appends.define([tag(1)])
     yield append(1, 1)
-    yield ("R", CONSUMER), lambda store: store.register_consumer(CONSUMER, "idmz", TELEMETRY)
+    yield ("R", CONSUMER), lambda store: store.consumers.register(CONSUMER, "idmz", TELEMETRY)
     yield confirm(3, 5, 0)
     yield put(2)
     yield tell(1)
@@ -79,7 +83,7 @@ def steps() -> Iterator[Step]:
     yield confirm(1, 2, 5)
     yield put(1)
     yield tell(2)
-    yield ("D", 2), lambda store: store.define([tag(1), tag(2)])
+    yield ("D", 2), lambda store: store.appends.define([tag(1), tag(2)])
     yield append(1006, 1)
     yield confirm(1, 1010, 1010)
 
@@ -121,15 +125,16 @@ def check(path: Path, promises: Promises) -> None:
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         found = broken(store, promises)
         assert not found, found
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         end_offset = store.end_offset(TELEMETRY)
-        assert done(store.append_samples(TELEMETRY, samples(RUN))).last_offset == end_offset + RUN
+        assert done(store.appends.append_samples(TELEMETRY, samples(RUN))).last_offset == end_offset + RUN
     with closing(connect(f"{path.as_uri()}?mode=ro")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 
 
 def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list[Step]]:
-    """Files as a kill leaves them, with much in the log that no checkpoint has taken; what they promise, and what comes next."""
+    """Files as a kill leaves them, with much in the log that no checkpoint has taken; what they promise, and what comes
+    next."""
     folder.mkdir()
     all_steps, promises = list(steps()), Promises()
     half = len(all_steps) // 2
@@ -151,9 +156,9 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for_ever"])
 @pytest.mark.parametrize("begin", ["new", "killed"])
 def test_every_operation_fails_in_turn(ram: Path, disk: FaultyDisk, begin: str, *, full: bool, for_ever: bool) -> None:
-    """Whichever write, sync, truncation or removal fails, of a store's first life or of the one after a kill: see the module.
-    Every index, until a life meets no fault any more: in the long run each in all four ways, in the short one in two, so that
-    each is met by either error, and once and for ever."""
+    """Whichever write, sync, truncation or removal fails, of a store's first life or of the one after a kill: see the
+    module. Every index, until a life meets no fault any more: in the long run each in all four ways, in the short one
+    in two, so that each is met by either error, and once and for ever."""
     first, stride = (1, 1) if IS_LONG else (1 + (full != for_ever), 2)
     began, ends, struck = time.monotonic(), Counter[str](), Counter[str]()
     disk.arm(0, for_ever=False, full=False)
@@ -192,7 +197,8 @@ INJECTED = (
 
 @pytest.mark.parametrize("call, error, when", INJECTED)
 def test_the_kernel_fails_a_call(tmp_path: Path, call: str, error: str, when: str) -> None:
-    """A sample of the same on the unmodified program: strace makes the kernel refuse the n-th call, from `n+` on each."""
+    """A sample of the same on the unmodified program: strace makes the kernel refuse the n-th call, from `n+` on
+    each."""
     require_strace(tmp_path)
     path = tmp_path / "facts.db"
     inject = (

@@ -1,4 +1,5 @@
-"""A disk that fails: nobody is told a fact is safe that is not, nothing is tried again, and space that returns is used."""
+"""A disk that fails: nobody is told a fact is safe that is not, nothing is tried again, and space that returns is
+used."""
 
 import contextlib
 import os
@@ -43,8 +44,8 @@ def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
     """The plant's store over connections that can be made to fail."""
     faults = Faults()
     with FactStore.open(folder / "facts.db", "plant", settings=SOON, connect_to=faults.connect) as store:
-        done(store.define([tag(1)]))
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.define([tag(1)]))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
         yield store, faults
 
 
@@ -55,14 +56,14 @@ def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
 def test_a_failed_commit_ends_the_writer(
     tmp_path: Path, statement: str, error: Callable[[], sqlite3.Error], expected: type[StoreError]
 ) -> None:
-    """After an I/O error at any statement everybody waiting fails, nothing more is taken, reading goes on, and the store says
-    why it ended; opened again it holds exactly what was acknowledged."""
+    """After an I/O error at any statement everybody waiting fails, nothing more is taken, reading goes on, and the
+    store says why it ended; opened again it holds exactly what was acknowledged."""
     with faulty(tmp_path) as (store, faults):
         faults.arm(statement, 1, error)
         waiting = [
-            store.append_samples(TELEMETRY, samples(2, 4)),
-            store.append_message(OPERATIONAL, message("a")),
-            store.append_samples(TELEMETRY, samples(2, 6)),
+            store.appends.append_samples(TELEMETRY, samples(2, 4)),
+            store.appends.append_message(OPERATIONAL, message("a")),
+            store.appends.append_samples(TELEMETRY, samples(2, 6)),
         ]
         for future in waiting:
             assert isinstance(failed(future), expected)
@@ -70,11 +71,11 @@ def test_a_failed_commit_ends_the_writer(
         assert isinstance(store.failure, expected)
         assert store.statistics().state == "failed"
         with pytest.raises(expected):
-            store.append_samples(TELEMETRY, samples(1))
+            store.appends.append_samples(TELEMETRY, samples(1))
         assert values_in(store) == [1, 2, 3]
     with plant(tmp_path) as store:
         assert values_in(store) == [1, 2, 3]
-        assert done(store.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
+        assert done(store.appends.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
         chain_is_whole(store)
 
 
@@ -83,26 +84,27 @@ def test_lack_of_space_is_survived(tmp_path: Path) -> None:
     returns the next append succeeds at the next offset."""
     faults = Faults()
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect) as store:
-        done(store.define([tag(1)]))
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.define([tag(1)]))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
         limit = store._writer._connection.execute("PRAGMA page_count").fetchone()[0] + 5
         store._writer._connection.execute(f"PRAGMA max_page_count = {limit}")
         noise = [row._replace(value=os.urandom(20_000)) for row in samples(10)]
         for _ in range(3):
-            error = failed(store.append_samples(TELEMETRY, noise))
+            error = failed(store.appends.append_samples(TELEMETRY, noise))
             assert isinstance(error, StoreFull)
             assert error.retryable
             assert "free disk space" in str(error)
         assert store.failure is None
         assert values_in(store) == [1, 2, 3]
         store._writer._connection.execute("PRAGMA max_page_count = 1000000")
-        assert done(store.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
+        assert done(store.appends.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
         chain_is_whole(store)
         assert (store.statistics().appends_failed, store.statistics().queue_bytes) == (3, 0)
 
 
 def test_full_at_every_statement(tmp_path: Path) -> None:
-    """Whichever statement meets the full disk: the group is rolled back whole and nothing half remains in memory either."""
+    """Whichever statement meets the full disk: the group is rolled back whole and nothing half remains in memory
+    either."""
     with faulty(tmp_path) as (store, faults):
         origin = Elsewhere("north")
         sealed, facts = origin.seal(5), 3
@@ -113,7 +115,7 @@ def test_full_at_every_statement(tmp_path: Path) -> None:
             assert (store.end_offset(TELEMETRY), store.origins()) == (facts, [store.origin])
             assert store.definitions(origin.origin, 0, 10) == []
             faults.start = None
-            done(store.append_samples(TELEMETRY, samples(1)))
+            done(store.appends.append_samples(TELEMETRY, samples(1)))
             facts += 1
         assert origin.put(store, [sealed]).stored_facts == 5
         chain_is_whole(store)
@@ -123,21 +125,22 @@ def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
     """A program that holds the write lock for too long costs its time, not the store."""
     with faulty(tmp_path) as (store, faults):
         faults.arm("BEGIN", 1, busy_error)
-        error = failed(store.append_samples(TELEMETRY, samples(1)))
+        error = failed(store.appends.append_samples(TELEMETRY, samples(1)))
         assert isinstance(error, StoreBusy)
         assert "another program holds a lock" in str(error)
-        assert done(store.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
+        assert done(store.appends.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
         assert values_in(store) == [1, 2, 3, 4]
 
 
 def test_somebody_else_who_writes_is_noticed(tmp_path: Path) -> None:
-    """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at once."""
+    """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at
+    once."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(1)))
+        done(store.appends.append_samples(TELEMETRY, samples(1)))
         with contextlib.closing(sqlite3.connect(store.path)) as other:
             other.execute("INSERT INTO stream (name) VALUES ('theirs')")
             other.commit()
-        error = failed(store.append_samples(TELEMETRY, samples(1)))
+        error = failed(store.appends.append_samples(TELEMETRY, samples(1)))
         assert isinstance(error, StoreFailed)
         assert "another program has written" in str(error)
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
@@ -154,18 +157,19 @@ def test_a_rollback_that_fails(tmp_path: Path) -> None:
             return full_error()
 
         faults.arm("INSERT INTO batch", 1, full_then_dead)
-        assert isinstance(failed(store.append_samples(TELEMETRY, samples(1))), StoreFailed)
+        assert isinstance(failed(store.appends.append_samples(TELEMETRY, samples(1))), StoreFailed)
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
 
 
 def test_a_mistake_of_ours_is_not_a_quiet_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is told."""
+    """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is
+    told."""
     told: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
     monkeypatch.setattr("agent.fact_store.writer.writer.append_samples", lambda *_: [].pop())
     with plant(tmp_path, committed_at(2)) as store:
-        queued = store.append_samples(TELEMETRY, samples(1))
-        broken = store.append_samples(TELEMETRY, samples(1))
+        queued = store.appends.append_samples(TELEMETRY, samples(1))
+        broken = store.appends.append_samples(TELEMETRY, samples(1))
         for future in (queued, broken):
             assert isinstance(failed(future), StoreFailed)
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
@@ -179,11 +183,11 @@ from agent.fact_store import FactStore, StoreSettings
 from agent.fact_store.log.errors import StoreError
 from agent.message import Sample, TagDefinition
 store = FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_interval_ms=0))
-store.define([TagDefinition("tag:line1/t1")]).result()
+store.appends.define([TagDefinition("tag:line1/t1")]).result()
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 for n in range(100_000):
     try:
-        end = store.append_samples("facts.telemetry", [Sample(1, n, str(n) * 100, 0)]).result().last_offset
+        end = store.appends.append_samples("facts.telemetry", [Sample(1, n, str(n) * 100, 0)]).result().last_offset
     except StoreError as error:
         print(type(error).__name__, store.ended.exception(20) is not None, flush=True)
         break
@@ -192,7 +196,8 @@ for n in range(100_000):
 
 
 def test_the_kernel_refuses_a_write(tmp_path: Path) -> None:
-    """A real write that fails (a file size limit): the store ends with StoreFailed, and every acknowledged fact is there."""
+    """A real write that fails (a file size limit): the store ends with StoreFailed, and every acknowledged fact is
+    there."""
     path = tmp_path / "facts.db"
     ran = subprocess.run(
         [sys.executable, "-c", WRITER, str(path)], capture_output=True, text=True, timeout=100, check=True
@@ -210,7 +215,7 @@ def test_the_kernel_refuses_a_write(tmp_path: Path) -> None:
 def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
     """SQLite does not notice a flipped bit in a stored batch; the reader does, and names the hole."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(2000)))
+        done(store.appends.append_samples(TELEMETRY, samples(2000)))
         body = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches[0].sealed
     path = tmp_path / "facts.db"
     data = bytearray(path.read_bytes())
@@ -231,8 +236,8 @@ def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
 
 
 def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Path) -> None:
-    """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at once, and
-    goes on when there is room."""
+    """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at
+    once, and goes on when there is room."""
     with faulty(tmp_path) as (store, faults):
         housekeeping = store._writer.housekeeping
         housekeeping.is_out_of_space = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too
@@ -241,38 +246,38 @@ def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Pa
         wait_until(lambda: housekeeping.alarm_ns > due_ns, "housekeeping to be put off", 5.0)
         housekeeping.is_out_of_space = lambda: None  # type: ignore[method-assign]
         faults.start = None
-        assert done(store.append_samples(TELEMETRY, samples(1, 4))).last_offset == 4
+        assert done(store.appends.append_samples(TELEMETRY, samples(1, 4))).last_offset == 4
 
 
 def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
-    """When writing has met damage, being told of a consumer is no error of its caller, closing closes everything, and the store
-    can be opened again by the same process."""
+    """When writing has met damage, being told of a consumer is no error of its caller, closing closes everything, and
+    the store can be opened again by the same process."""
     faults = Faults()
     store = FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect)
     for name in ("seen", "comes"):
-        done(store.register_consumer(name, "idmz", TELEMETRY))
-    store.seen("seen", is_at_end=True)
+        done(store.consumers.register(name, "idmz", TELEMETRY))
+    store.consumers.seen("seen", is_at_end=True)
     faults.arm("COMMIT", 1, broken_error)
-    assert isinstance(failed(store.define([tag(1)])), StoreDamaged)
+    assert isinstance(failed(store.appends.define([tag(1)])), StoreDamaged)
     assert isinstance(store.ended.exception(LIMIT_S), StoreDamaged)
-    store.seen("comes", is_at_end=True)
+    store.consumers.seen("comes", is_at_end=True)
     store.peer_is_ahead("idmz", "it says so")
     store.close()
     with plant(tmp_path) as store:
-        assert len(store.consumers()) == 2
+        assert len(store.consumers.all()) == 2
 
 
 def test_a_message_of_a_failed_commit_is_not_known(tmp_path: Path) -> None:
     """What was rolled back counts nowhere: the index of ids is what it was, and the same message again is stored."""
     with faulty(tmp_path) as (store, faults):
-        done(store.append_message(OPERATIONAL, message("a")))
+        done(store.appends.append_message(OPERATIONAL, message("a")))
         index = store._writer._index._streams
         before = {number: (one.generation, one.ids) for number, one in index.items()}
         faults.arm("COMMIT", 1, full_error)
-        assert isinstance(failed(store.append_message(OPERATIONAL, message("b"))), StoreFull)
+        assert isinstance(failed(store.appends.append_message(OPERATIONAL, message("b"))), StoreFull)
         assert {number: (one.generation, one.ids) for number, one in index.items()} == before
-        assert done(store.append_message(OPERATIONAL, message("b"))).outcome == "applied"
-        assert done(store.append_message(OPERATIONAL, message("b"))).outcome == "noop_already_applied"
+        assert done(store.appends.append_message(OPERATIONAL, message("b"))).outcome == "applied"
+        assert done(store.appends.append_message(OPERATIONAL, message("b"))).outcome == "noop_already_applied"
 
 
 def test_a_store_that_is_closing_takes_nothing_more(tmp_path: Path) -> None:
@@ -286,12 +291,12 @@ def test_a_store_that_is_closing_takes_nothing_more(tmp_path: Path) -> None:
 
     with faulty(tmp_path) as (store, faults):
         faults.arm("COMMIT", 1, slow)
-        store.append_samples(TELEMETRY, samples(1))
+        store.appends.append_samples(TELEMETRY, samples(1))
         assert began.wait(LIMIT_S)
         closing = threading.Thread(target=store.close)
         closing.start()
         wait_until(lambda: store._writer._is_closing, "the store to be told")
         with pytest.raises(StoreClosed):
-            store.append_samples(TELEMETRY, samples(1))
+            store.appends.append_samples(TELEMETRY, samples(1))
         may_end.set()
         closing.join()

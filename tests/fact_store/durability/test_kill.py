@@ -1,9 +1,11 @@
-"""kill -9 at random moments, again and again, on one growing store: what was acknowledged is there, once, in a whole chain.
+"""kill -9 at random moments, again and again, on one growing store: what was acknowledged is there, once, in a whole
+chain.
 
 This proves recovery, not durability: the page cache survives a killed process. That commits reach the disk is proven by
 test_power_cut.py.
 
-Seen to catch, with the product broken on purpose: an answer before the commit, a peer's position committed before its batches.
+Seen to catch, with the product broken on purpose: an answer before the commit, a peer's position committed before its
+batches.
 """
 
 import contextlib
@@ -47,8 +49,8 @@ def run_and_kill(path: Path, rng: random.Random, promises: Promises, *, at_start
 
 @patient
 def test_invariant_2_acknowledged_facts_survive_a_kill(tmp_path: Path) -> None:
-    """Each acknowledged append, page, definition and confirmation survives a kill, at whatever moment, of a process that does
-    all of it in threads; the store opens by itself each time and goes on where it was."""
+    """Each acknowledged append, page, definition and confirmation survives a kill, at whatever moment, of a process
+    that does all of it in threads; the store opens by itself each time and goes on where it was."""
     rng, reopened_s, promises = random.Random(first_seed()), list[float](), Promises()
     answers = 0
     for round_number in range(ROUNDS):
@@ -84,7 +86,7 @@ if sys.argv[2] == "after the commit":
 else:
     perform = writer.Writer._perform
     writer.Writer._perform = lambda *given: (perform(*given), kill())
-store.append_message(OPERATIONAL, message("a"), precondition=Precondition("mes", 4)).result()
+store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition("mes", 4)).result()
 """
 
 
@@ -94,15 +96,15 @@ store.append_message(OPERATIONAL, message("a"), precondition=Precondition("mes",
 def test_a_retry_after_a_lost_answer_leaves_one_copy(
     tmp_path: Path, moment: str, outcome: Literal["applied", "noop_already_applied"]
 ) -> None:
-    """Invariants 3 and 12: a node killed around the commit of an append, its answer lost: the retry is told what became of it, there
-    is one copy, and the lease shown with it is as durable as the message."""
+    """Invariants 3 and 12: a node killed around the commit of an append, its answer lost: the retry is told what became
+    of it, there is one copy, and the lease shown with it is as durable as the message."""
     with plant(tmp_path):
         pass
     command = [sys.executable, "-c", LOST_ANSWER, str(tmp_path / "facts.db"), moment]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     with plant(tmp_path) as store:
-        assert done(store.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, outcome)
+        assert done(store.appends.append_message(OPERATIONAL, message("a"))) == AppendOutcome(1, outcome)
         assert ids_in(store) == ["a"]
-        assert done(store.acquire_lease(OPERATIONAL, "mes")) == (1 if moment == "before the commit" else 5)
+        assert done(store.appends.acquire_lease(OPERATIONAL, "mes")) == (1 if moment == "before the commit" else 5)
         chain_is_whole(store)

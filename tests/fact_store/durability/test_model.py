@@ -1,10 +1,10 @@
-"""The store against a short model: whatever is asked in whatever order, on a disk that may be full, of a store that forgets and may
-die at any moment, both say the same, also after reopening.
+"""The store against a short model: whatever is asked in whatever order, on a disk that may be full, of a store that
+forgets and may die at any moment, both say the same, also after reopening.
 
-The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and how many
-offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its time to live is over,
-and then a fact in the log says what was lost, if anything was. What nobody waits for stays `queued` in the model until its answer
-is asked for; what a full disk refused changes nothing.
+The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and
+how many offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its
+time to live is over, and then a fact in the log says what was lost, if anything was. What nobody waits for stays
+`queued` in the model until its answer is asked for; what a full disk refused changes nothing.
 """
 
 import shutil
@@ -101,14 +101,15 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.sampled = 0
         self.definitions = 1
 
-    # --------------------------------------------------------------------------------------------------------- how it asks
+    # --------------------------------------------------------------------------------------------------------- how it
+    # asks
 
     def open(self) -> FactStore:
         path = self.home / f"{self.lives}.db"
         StoreAgainstModel.ahead_ns = 0
         connect_to = connect if self.disk is None else self.disk.connect(OFTEN)
         store = FactStore.open(path, "plant", settings=SETTINGS, streams=STREAMS, connect_to=connect_to)
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         self.age = 0
         return store
 
@@ -134,13 +135,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.origin.seal(FACTS)
             self.restored.seal(FACTS, salt=0 if n == 0 else 9)
 
-    # -------------------------------------------------------------------------------------------------------------- writing
+    # --------------------------------------------------------------------------------------------------------------
+    # writing
 
     @rule(count=st.integers(1, 20), is_settled=st.booleans())
     def append(self, count: int, is_settled: bool) -> None:  # noqa: FBT001
         """Samples, waited for or not."""
         first, self.sampled = self.sampled + 1, self.sampled + count
-        future = self.store.append_samples(TELEMETRY, samples(count, first))
+        future = self.store.appends.append_samples(TELEMETRY, samples(count, first))
         self.queued.append((future, list(range(first, first + count))))
         if is_settled:
             self.settle()
@@ -148,7 +150,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(name=st.sampled_from("wxyz"), content=st.sampled_from("12"))
     def append_message(self, name: str, content: str) -> None:
         """A message, perhaps again, perhaps with other content."""
-        outcome = self.answer(self.store.append_message(OPERATIONAL, message(name, content)))
+        outcome = self.answer(self.store.appends.append_message(OPERATIONAL, message(name, content)))
         if name not in self.contents:
             if outcome is not REFUSED:
                 self.contents[name] = content
@@ -161,7 +163,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule()
     def define(self) -> None:
         """One more tag definition."""
-        if (numbers := self.answer(self.store.define([tag(self.definitions + 1)]))) is not REFUSED:
+        if (numbers := self.answer(self.store.appends.define([tag(self.definitions + 1)]))) is not REFUSED:
             self.definitions += 1
             assert numbers == [self.definitions]
 
@@ -171,7 +173,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.settle()  # which of two kinds of work joins the stream first is a matter of pace, not of the model
         fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
         page, position = [self.origin.sealed[n] for n in numbers], PeerPosition(EPOCH, max(numbers))
-        result = self.answer(self.store.put_batches("north", TELEMETRY, parsed(page), self.origin.received(), position))
+        result = self.answer(
+            self.store.inbound.put_batches("north", TELEMETRY, parsed(page), self.origin.received(), position)
+        )
         if result is REFUSED:
             return
         assert (result.stored_facts, result.duplicate_facts) == (
@@ -194,24 +198,25 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
             return  # what it contradicts is forgotten
         position = PeerPosition(EPOCH, number)
-        future = self.store.put_batches(
+        future = self.store.inbound.put_batches(
             "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
         )
         error = failed(future)
         assert isinstance(error, ForkError) or (self.is_full and isinstance(error, StoreFull))
 
-    # ------------------------------------------------------------------------------------------------------------ consumers
+    # ------------------------------------------------------------------------------------------------------------
+    # consumers
 
     @rule(name=st.sampled_from(CONSUMERS), high=ANY, low=st.none() | ANY)
     def confirm(self, name: str, high: int, low: int | None) -> None:
         """A receipt for any range, perhaps beyond the log, by a consumer that registers with its first."""
         self.settle()
-        if self.answer(self.store.register_consumer(name, "idmz", TELEMETRY)) is REFUSED:
+        if self.answer(self.store.consumers.register(name, "idmz", TELEMETRY)) is REFUSED:
             return
         offsets = self.confirmed.setdefault(name, set(range(1, self.forgotten + 1)))
         last = high % (len(self.values) + 1) + 1
         first = 1 if low is None else low % last + 1
-        future = self.store.confirm(name, last, None if low is None else first)
+        future = self.store.consumers.confirm(name, last, None if low is None else first)
         if last > len(self.values):
             error = failed(future)
             assert isinstance(error, ConfirmBeyondLog) or (self.is_full and isinstance(error, StoreFull))
@@ -225,7 +230,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """A consumer is forgotten."""
         if (
             name in self.confirmed
-            and self.answer(self.store.remove_consumer(name, force=True, now=True)) is not REFUSED
+            and self.answer(self.store.consumers.remove(name, force=True, now=True)) is not REFUSED
         ):
             del self.confirmed[name]
             self.forget()
@@ -233,7 +238,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_full)
     @rule()
     def grow_old(self) -> None:
-        """The time to live of everything is over: it goes with the next commit, and what somebody had not confirmed is told."""
+        """The time to live of everything is over: it goes with the next commit, and what somebody had not confirmed is
+        told."""
         self.settle()
         end, confirmed = len(self.values), self.confirmed_by_all()
         StoreAgainstModel.ahead_ns += LONG_NS
@@ -250,7 +256,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return max(self.forgotten, min(map(self.frontier, self.confirmed), default=0))
 
     def forget(self) -> None:
-        """What everybody has confirmed went in the commit that confirmed it, up to the batch that somebody still needs."""
+        """What everybody has confirmed went in the commit that confirmed it, up to the batch that somebody still
+        needs."""
         page = self.store.read(TELEMETRY, 0, 1, 2**40)
         first, last = (
             (page.batches[0].first_offset, page.batches[0].last_offset)
@@ -263,7 +270,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(after=st.integers(0, 40), count=st.integers(1, 30))
     def fetch(self, after: int, count: int) -> None:
-        """A page: whole batches from the one that holds the offset, as many as asked for, and the same values as in the model."""
+        """A page: whole batches from the one that holds the offset, as many as asked for, and the same values as in the
+        model."""
         self.settle()
         page = self.store.read(TELEMETRY, after, count, 2**40)
         assert page.end_offset == len(self.values)
@@ -277,7 +285,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert last.last_offset >= min(until, len(self.values))
         assert len(page.batches) == 1 or page.batches[-2].last_offset < until
 
-    # ------------------------------------------------------------------------------------------------------------- the disk
+    # ------------------------------------------------------------------------------------------------------------- the
+    # disk
 
     @precondition(lambda self: self.disk and not self.is_full)
     @rule(writes=st.integers(1, 12))
@@ -301,7 +310,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.age > LIFE)
     @rule()
     def reopen(self) -> None:
-        """An orderly restart. On a full disk the last of what was queued is refused, and it cannot be opened until there is room."""
+        """An orderly restart. On a full disk the last of what was queued is refused, and it cannot be opened until
+        there is room."""
         self.store.close()
         self.settle()
         if self.is_full:
@@ -312,8 +322,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.age > LIFE)
     @rule()
     def crash(self) -> None:
-        """The files as they are at this moment, opened by a new life: what was answered is there, and of what was queued a
-        beginning."""
+        """The files as they are at this moment, opened by a new life: what was answered is there, and of what was
+        queued a beginning."""
         path, self.lives = self.home / f"{self.lives}.db", self.lives + 1
         with closing(connect(f"{path.as_uri()}?mode=ro")) as reader:
             reader.execute(
@@ -332,7 +342,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.values += hoped[: self.forgotten + len(found) - len(self.values)]
         self.check()
 
-    # ------------------------------------------------------------------------------------------------------------- comparing
+    # -------------------------------------------------------------------------------------------------------------
+    # comparing
 
     @invariant()
     def agrees(self) -> None:
@@ -340,7 +351,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.counts["steps"] += 1
         self.age += 1
         for name, offsets in self.confirmed.items():
-            consumer = self.store.consumer(name)
+            consumer = self.store.consumers.get(name)
             assert consumer is not None
             assert consumer.frontier == self.frontier(name)
             beyond = {n for first, last in consumer.confirmed.ranges for n in range(first, last + 1)}
@@ -368,8 +379,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert ids_in(self.store) == list(self.contents)
         chain_is_whole(self.store)
         assert not list(verify_store(self.store.path, Verified(), lambda *_: None, is_quick=True))
-        assert {one.name for one in self.store.consumers()} == set(self.confirmed)
-        known = self.store.peer_position("north", TELEMETRY)
+        assert {one.name for one in self.store.consumers.all()} == set(self.confirmed)
+        known = self.store.inbound.peer_position("north", TELEMETRY)
         assert known == (None if self.position is None else PeerPosition(EPOCH, self.position))
         assert self.store.definition_counts()[self.store.origin] == self.definitions
         self.counts["reopened"] += 1

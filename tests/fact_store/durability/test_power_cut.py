@@ -1,10 +1,11 @@
-"""Power cuts, made of recorded writes: whatever part of what was not yet synced is on the disk, nothing acknowledged is lost.
+"""Power cuts, made of recorded writes: whatever part of what was not yet synced is on the disk, nothing acknowledged is
+lost.
 
-kill -9 cannot prove this, for the page cache survives it. Here the calls of a real interpreter with the real store are recorded
-(strace), and after each of them disks are built that a power cut could have left: see power.py.
+kill -9 cannot prove this, for the page cache survives it. Here the calls of a real interpreter with the real store are
+recorded (strace), and after each of them disks are built that a power cut could have left: see power.py.
 
-Seen to catch, with the product broken on purpose: an answer before the commit, a peer's position committed before its batches,
-a confirmed range that is not written, and synchronous=NORMAL.
+Seen to catch, with the product broken on purpose: an answer before the commit, a peer's position committed before its
+batches, a confirmed range that is not written, and synchronous=NORMAL.
 """
 
 import random
@@ -62,7 +63,8 @@ def check(crash: Crash, folder: Path) -> list[str]:
 @patient
 def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, ram: Path) -> None:
     """Nothing acknowledged is missing from any disk a power cut could leave: facts, messages, received pages with their
-    position, definitions, confirmed ranges and frontiers; nothing is there twice or half; each store opens by itself."""
+    position, definitions, confirmed ranges and frontiers; nothing is there twice or half; each store opens by
+    itself."""
     require_strace(tmp_path)
     seed, began, kinds = first_seed(), time.monotonic(), Counter[str]()
     while (left := STATES - kinds.total()) > 0:

@@ -30,10 +30,10 @@ def set_marks(file: Path, marks: list[tuple[int, int]]) -> None:
 def first_offset(folder: Path, marks: list[tuple[int, int]], start: int | datetime) -> int:
     """The first offset that a consumer of thirty facts with these marks reads."""
     with plant(folder) as store:
-        done(store.append_samples(TELEMETRY, samples(30)))
+        done(store.appends.append_samples(TELEMETRY, samples(30)))
     set_marks(folder / "facts.db", marks)
     with plant(folder) as store:
-        return done(store.register_consumer("x", "idmz", TELEMETRY, start)).frontier + 1
+        return done(store.consumers.register("x", "idmz", TELEMETRY, start)).frontier + 1
 
 
 MARKS = [(1, T0), (11, T0 + MINUTE), (21, T0 + 2 * MINUTE)]
@@ -71,19 +71,20 @@ def test_a_time_to_come_is_the_end(tmp_path: Path) -> None:
 
 
 def test_marks_as_the_store_sets_them(tmp_path: Path) -> None:
-    """With nothing made by hand: the first minute of a store is one mark, so any time since then starts with its first fact."""
+    """With nothing made by hand: the first minute of a store is one mark, so any time since then starts with its first
+    fact."""
     with plant(tmp_path) as store:
         before = time.time_ns() // 1_000_000
-        done(store.append_samples(TELEMETRY, samples(5)))
-        assert done(store.register_consumer("x", "idmz", TELEMETRY, before)).frontier == 0
-        assert done(store.register_consumer("y", "idmz", TELEMETRY, before - MINUTE)).frontier == 0
+        done(store.appends.append_samples(TELEMETRY, samples(5)))
+        assert done(store.consumers.register("x", "idmz", TELEMETRY, before)).frontier == 0
+        assert done(store.consumers.register("y", "idmz", TELEMETRY, before - MINUTE)).frontier == 0
 
 
 @pytest.mark.parametrize("wrong", ["noon", -1, 1.5, True, datetime(2026, 11, 21)])  # noqa: DTZ001 that is what is wrong
 def test_what_is_no_time(tmp_path: Path, wrong: object) -> None:
     """A time without a zone could mean any hour."""
     with plant(tmp_path) as store, pytest.raises(ValueError, match="a consumer starts at"):
-        store.register_consumer("x", "idmz", TELEMETRY, wrong)  # type: ignore[arg-type]
+        store.consumers.register("x", "idmz", TELEMETRY, wrong)  # type: ignore[arg-type]
 
 
 @given(
@@ -91,7 +92,8 @@ def test_what_is_no_time(tmp_path: Path, wrong: object) -> None:
     st.integers(-100, 2000),
 )
 def test_never_later_than_asked(steps: list[tuple[int, int]], at: int) -> None:
-    """Whatever the clock does from mark to mark: no mark at or after the time lies before the start, whole or in part."""
+    """Whatever the clock does from mark to mark: no mark at or after the time lies before the start, whole or in
+    part."""
     marks, offset, clock = [], 1, 0
     for facts, passed in steps:
         marks.append((offset, clock))

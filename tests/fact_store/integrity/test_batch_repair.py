@@ -73,10 +73,12 @@ def test_a_batch_comes_back(tmp_path: Path, column: str, value: Callable[[bytes]
     edited(tmp_path, f"UPDATE batch SET {column} = ? WHERE first_offset = 21", value(origin.sealed[2]))
     opened(tmp_path).close()
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
-        assert done(store.damaged(TELEMETRY)) == [OriginRange("plant", origin.origin.epoch, 21, 30)]
+        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", origin.origin.epoch, 21, 30)]
         assert store.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING).holes == (Hole(21, 30, "damaged"),)
-        assert [tuple(one) for one in done(store.repair(TELEMETRY, "plant", parsed([origin.sealed[2]])))] == [(21, 30)]
-        assert done(store.damaged(TELEMETRY)) == []
+        assert [tuple(one) for one in done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]])))] == [
+            (21, 30)
+        ]
+        assert done(store.inbound.damaged(TELEMETRY)) == []
         assert sealed_in(store)[:5] == origin.sealed
         for after, limit in ((0, 1), (20, 1), (24, 2), (29, 1)):
             page = store.read(TELEMETRY, after, limit, 1)
@@ -87,7 +89,7 @@ def test_a_batch_comes_back(tmp_path: Path, column: str, value: Callable[[bytes]
         assert [one.sealed for one in page.batches] == origin.sealed
         assert not page.holes
         assert [one.kind for one in store.incidents() if one.kind == "repaired"] == ["repaired"]
-        assert done(store.repair(TELEMETRY, "plant", parsed([origin.sealed[2]]))) == []  # it is whole
+        assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]]))) == []  # it is whole
     assert not list(verify_store(tmp_path / "facts.db", Verified(), lambda *_: None, is_quick=True))
 
 
@@ -99,15 +101,17 @@ def test_nothing_but_the_bytes_that_were_is_taken(tmp_path: Path) -> None:
         before, honest = parse(origin.sealed[1]), parse(origin.sealed[2])
         columns = open_samples(honest)
         forged = seal_columns(before.link, columns._replace(values=[7] * COUNT), honest.header.definitions)
-        error = failed(store.repair(TELEMETRY, "plant", parsed([forged.sealed])))
+        error = failed(store.inbound.repair(TELEMETRY, "plant", parsed([forged.sealed])))
         assert isinstance(error, ForkError)
         assert [one.kind for one in store.incidents() if one.kind == "fork"] == ["fork"]
         stranger = Elsewhere("stranger", epoch=bytes(16))
-        assert isinstance(failed(store.repair(TELEMETRY, "plant", parsed([stranger.seal(COUNT)]))), FactsRefused)
+        assert isinstance(
+            failed(store.inbound.repair(TELEMETRY, "plant", parsed([stranger.seal(COUNT)]))), FactsRefused
+        )
         with pytest.raises(BatchError, match="slice"):
-            store.repair(TELEMETRY, "plant", [cut(honest, 0, 5)])
+            store.inbound.repair(TELEMETRY, "plant", [cut(honest, 0, 5)])
         assert store.read(TELEMETRY, 20, 10, EVERYTHING, until_offset=30).holes == (Hole(21, 30, "damaged"),)
-        assert len(done(store.damaged(TELEMETRY))) == 1
+        assert len(done(store.inbound.damaged(TELEMETRY))) == 1
 
 
 def test_damage_after_a_repair_is_repaired_again(tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ def test_damage_after_a_repair_is_repaired_again(tmp_path: Path) -> None:
     edited(tmp_path, "UPDATE batch SET body = ? WHERE first_offset = 1", body_of(origin.sealed[0]))
     for _ in range(2):
         with opened(tmp_path) as store:
-            assert done(store.repair(TELEMETRY, "plant", parsed([origin.sealed[0]]))) == [(1, 10)]
+            assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[0]]))) == [(1, 10)]
             assert sealed_in(store)[0] == origin.sealed[0]
         edited(tmp_path, "UPDATE repaired SET body = ?", body_of(origin.sealed[0]))
     with opened(tmp_path) as store:
@@ -129,11 +133,11 @@ def test_retention_takes_what_was_repaired_with_the_rest(tmp_path: Path) -> None
     for offset, sealed in ((1, origin.sealed[0]), (11, origin.sealed[1])):
         edited(tmp_path, "UPDATE batch SET body = ? WHERE first_offset = ?", body_of(sealed), offset)
     with opened(tmp_path) as store:
-        done(store.repair(TELEMETRY, "plant", parsed([origin.sealed[0]])))
+        done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[0]])))
     policy = StreamSettings(TELEMETRY, keep_hours=0)
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE, streams=[policy]) as store:
-        done(store.register_consumer("c", "idmz", TELEMETRY))
-        done(store.confirm("c", 30))
+        done(store.consumers.register("c", "idmz", TELEMETRY))
+        done(store.consumers.confirm("c", 30))
         wait_until(lambda: store.streams()[0].first_offset == 31, "the release")
 
         def rows() -> int:
@@ -141,8 +145,8 @@ def test_retention_takes_what_was_repaired_with_the_rest(tmp_path: Path) -> None
                 return int(connection.execute("SELECT count(*) FROM repaired").fetchone()[0])
 
         wait_until(lambda: rows() == 0, "the copy to go")
-        assert done(store.repair(TELEMETRY, "plant", parsed([origin.sealed[1]]))) == []
-        assert done(store.damaged(TELEMETRY)) == []
+        assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[1]]))) == []
+        assert done(store.inbound.damaged(TELEMETRY)) == []
         page = store.read_sequences(TELEMETRY, origin.origin, 1, 70, 99, EVERYTHING)
         assert page.holes == (Hole(1, 30, "expired"), Hole(51, 70, "absent"))
 

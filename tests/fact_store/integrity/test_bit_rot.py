@@ -75,16 +75,18 @@ def fill(store: FactStore) -> None:
     origin, values = origin_of_north(), random.Random(1)
     for n in range(30):
         rows = [row._replace(value=values.random()) for row in samples(30 if n % 10 else 900, 1 + 1000 * n)]
-        done(store.append_samples(TELEMETRY, rows))
-        done(store.append_message(OPERATIONAL, message(f"id-{n}", f'"{values.random()}"')))
+        done(store.appends.append_samples(TELEMETRY, rows))
+        done(store.appends.append_message(OPERATIONAL, message(f"id-{n}", f'"{values.random()}"')))
         done(
-            store.put_batches("north", NORTH, parsed([origin.seal(25)]), origin.received(), PeerPosition(EPOCH, n + 1))
+            store.inbound.put_batches(
+                "north", NORTH, parsed([origin.seal(25)]), origin.received(), PeerPosition(EPOCH, n + 1)
+            )
         )
-    done(store.define([tag(n, "degC") for n in range(2, 12)]))
+    done(store.appends.define([tag(n, "degC") for n in range(2, 12)]))
     for name in ("a", "b"):
-        done(store.register_consumer(name, "idmz", TELEMETRY))
-        done(store.confirm(name, 40, 30))
-        done(store.confirm(name, 20))
+        done(store.consumers.register(name, "idmz", TELEMETRY))
+        done(store.consumers.confirm(name, 40, 30))
+        done(store.consumers.confirm(name, 20))
 
 
 def read_all(door: Door, stream: str) -> Page:

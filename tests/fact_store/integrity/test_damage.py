@@ -13,7 +13,7 @@ def three_batches(folder: Path) -> Path:
     """A store with batches at offsets 1-10, 11-20 and 21-30, the middle one with a flipped bit."""
     with plant(folder) as store:
         for n in range(3):
-            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
+            done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
         middle = store.read(TELEMETRY, 10, 1, 1).batches[0].sealed
     path = folder / "facts.db"
     data = bytearray(path.read_bytes())
@@ -50,13 +50,13 @@ def test_a_hole_that_grows_is_said_again(tmp_path: Path) -> None:
     """What lies beside a hole and is damaged later makes one hole with it: it is remembered, so that it can be repaired; a part of a hole,
     as a page's end cuts it, is nothing new."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(30)))
+        done(store.appends.append_samples(TELEMETRY, samples(30)))
         ranges = [OriginRange("plant", store.epoch, *one) for one in ((11, 20), (21, 30))]
 
         def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
             """Come across a hole; what is known to be damaged afterwards."""
             store._damages.report(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
-            return [(one.first_sequence, one.last_sequence) for one in done(store.damaged(TELEMETRY))]
+            return [(one.first_sequence, one.last_sequence) for one in done(store.inbound.damaged(TELEMETRY))]
 
         assert find(11, 20, ranges[:1]) == [(11, 20)]
         assert find(11, 30, ranges) == [(11, 20), (21, 30)]

@@ -73,12 +73,12 @@ def test_what_a_batch_vouches_for_is_put_back(tmp_path: Path, hurt: Hurt, first:
     origin = held(tmp_path, hurt)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         batch = parse(origin.sealed[0])
-        assert store.damaged_definition(TELEMETRY, origin.origin, 10) == first
+        assert store.inbound.damaged_definition(TELEMETRY, origin.origin, 10) == first
         offered = origin.received(first)
-        assert done(store.repair_definitions(TELEMETRY, "plant-b", batch, offered)) >= 1
-        assert store.damaged_definition(TELEMETRY, origin.origin, 10) is None
+        assert done(store.inbound.repair_definitions(TELEMETRY, "plant-b", batch, offered)) >= 1
+        assert store.inbound.damaged_definition(TELEMETRY, origin.origin, 10) is None
         assert store.definitions(origin.origin, 0, 99) == origin.bodies
-        assert done(store.repair_definitions(TELEMETRY, "plant-b", batch, offered)) == 0
+        assert done(store.inbound.repair_definitions(TELEMETRY, "plant-b", batch, offered)) == 0
         origin.bodies.append(tag(TAGS + 1).to_json())
         assert origin.put(store, [origin.seal(10)], 20, first_definition=TAGS + 1).stored_facts == 10
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
@@ -94,7 +94,7 @@ def test_nothing_else_is_taken(tmp_path: Path) -> None:
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
 
         def refused(batch: bytes, offered: list[ReceivedDefinition]) -> type[BaseException]:
-            return type(failed(store.repair_definitions(TELEMETRY, "plant-b", parse(batch), offered)))
+            return type(failed(store.inbound.repair_definitions(TELEMETRY, "plant-b", parse(batch), offered)))
 
         assert refused(origin.sealed[0], liar.received(2)) is ForkError
         assert refused(liar.seal(10), liar.received(2)) is FactsRefused
@@ -110,7 +110,7 @@ def test_what_was_put_back_stays(tmp_path: Path) -> None:
     """Neither changed nor removed by anybody who opens the file."""
     origin = held(tmp_path, body_of_2)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        done(store.repair_definitions(TELEMETRY, "plant-b", parse(origin.sealed[0]), origin.received(2)))
+        done(store.inbound.repair_definitions(TELEMETRY, "plant-b", parse(origin.sealed[0]), origin.received(2)))
     with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
         for statement in ("UPDATE repaired_definition SET body = x'00'", "DELETE FROM repaired_definition"):
             with pytest.raises(sqlite3.IntegrityError, match="append-only"):

@@ -16,14 +16,14 @@ def filled(folder: Path) -> Path:
     """A store with own samples and messages, a peer's batches, a consumer with an island."""
     north = Elsewhere("north", "facts.north", EPOCH)
     with plant(folder) as store:
-        done(store.define([tag(2), tag(3)]))
+        done(store.appends.define([tag(2), tag(3)]))
         for n in range(4):
-            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
-            done(store.append_message(OPERATIONAL, message(f"id-{n}")))
+            done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
+            done(store.appends.append_message(OPERATIONAL, message(f"id-{n}")))
             north.put(store, [north.seal(5)], n + 1)
-        done(store.register_consumer("idmz", "idmz", TELEMETRY))
-        done(store.confirm("idmz", 10))
-        done(store.confirm("idmz", 30, 21))
+        done(store.consumers.register("idmz", "idmz", TELEMETRY))
+        done(store.consumers.confirm("idmz", 10))
+        done(store.consumers.confirm("idmz", 30, 21))
     return folder / "facts.db"
 
 

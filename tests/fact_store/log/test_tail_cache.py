@@ -32,7 +32,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, 
     with plant(folder) as store, closing(StoreReader(folder / "facts.db")) as reader:
         first = 1
         for size in SIZES:
-            done(store.append_samples(TELEMETRY, samples(size, first)))
+            done(store.appends.append_samples(TELEMETRY, samples(size, first)))
             first += size
         yield store, reader
 
@@ -85,11 +85,11 @@ def test_what_retention_let_go_of_is_not_served_from_memory(tmp_path: Path) -> N
     """Facts that were confirmed and released are a hole, though their batches are still in memory."""
     streams = [StreamSettings(TELEMETRY, keep_hours=0)]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
-        done(store.define([tag(1)]))
-        done(store.register_consumer("reader", "idmz", TELEMETRY))
+        done(store.appends.define([tag(1)]))
+        done(store.consumers.register("reader", "idmz", TELEMETRY))
         for first in (1, 11):
-            done(store.append_samples(TELEMETRY, samples(10, first)))
-        done(store.confirm("reader", 10))
+            done(store.appends.append_samples(TELEMETRY, samples(10, first)))
+        done(store.consumers.confirm("reader", 10))
         wait_until(lambda: store.streams()[0].first_offset == 11, "what was confirmed to go")
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert [(one.first_offset, one.last_offset, one.reason) for one in page.holes] == [(1, 10, "expired")]
@@ -110,7 +110,7 @@ def test_a_peers_batches_are_served_as_they_came(tmp_path: Path) -> None:
 def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
     """After `close` a read is refused, whatever was in memory."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
         assert store.read(TELEMETRY, 0, 1, 1).batches
     with pytest.raises(StoreClosed):
         store.read(TELEMETRY, 0, 1, 1)

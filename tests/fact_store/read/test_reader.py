@@ -26,7 +26,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     folder = tmp_path_factory.mktemp("read")
     with plant(folder) as store:
         for n in range(4):
-            done(store.append_samples(TELEMETRY, samples(10, 10 * n + 1)))
+            done(store.appends.append_samples(TELEMETRY, samples(10, 10 * n + 1)))
     return StoreReader(folder / "facts.db")
 
 
@@ -94,10 +94,10 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         reader = StoreReader(tmp_path / "facts.db")
         assert reader.streams() == []
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
         assert values_in(reader) == [1, 2, 3]
         origin.put(store, [origin.seal(2)], 9)
-        done(store.register_consumer("x", "idmz", TELEMETRY))
+        done(store.consumers.register("x", "idmz", TELEMETRY))
         assert reader.read(TELEMETRY, 3, 10, EVERYTHING).batches[0].origin == origin.origin
         assert reader.peer_positions() == {("north", TELEMETRY): PeerPosition(origin.origin.epoch, 9)}
         assert [one.name for one in reader.consumers()] == ["x"]
@@ -114,7 +114,7 @@ def test_nothing_is_served_before_the_store_says_that_it_has_it(
     confirms at once would else lie beyond its end, and be taken for another life of this store."""
     pages, settle = list[tuple[int, int]](), writer.Writer._settle
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(3)))
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
 
         def look(self: writer.Writer, *, is_durable: bool) -> None:
             settle(self, is_durable=is_durable)
@@ -122,7 +122,7 @@ def test_nothing_is_served_before_the_store_says_that_it_has_it(
             pages.append((page.batches[-1].last_offset, page.end_offset))
 
         monkeypatch.setattr(writer.Writer, "_settle", look)
-        done(store.append_samples(TELEMETRY, samples(2, 4)))
+        done(store.appends.append_samples(TELEMETRY, samples(2, 4)))
         assert store.end_offset(TELEMETRY) == 5
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert (page.batches[-1].last_offset, page.end_offset) == (5, 5)
@@ -148,7 +148,7 @@ def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
         for one in readers:
             one.start()
         for n in range(100):
-            done(store.append_samples(TELEMETRY, samples(3, 3 * n + 1)))
+            done(store.appends.append_samples(TELEMETRY, samples(3, 3 * n + 1)))
         finished.set()
         for one in readers:
             one.join()
@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_read_that_the_disk_failed_is_no_damage(tmp_path: Path) -> None:
     """SQLite ends a read's transaction by itself where the disk fails it: what is told is the disk's error, and no damage."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(10)))
+        done(store.appends.append_samples(TELEMETRY, samples(10)))
 
     class Failing(sqlite3.Connection):
         is_armed = False

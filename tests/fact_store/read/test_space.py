@@ -21,11 +21,11 @@ def filled(folder: Path) -> list[int]:
     the sealed bytes of the batches."""
     with plant(folder) as store:
         for name in ("all", "none", "some"):
-            done(store.register_consumer(name, "idmz", TELEMETRY))
+            done(store.consumers.register(name, "idmz", TELEMETRY))
         for n in range(4):
-            done(store.append_samples(TELEMETRY, samples(BATCH, n * BATCH + 1)))
-        done(store.confirm("all", 4 * BATCH))
-        done(store.confirm("some", 2 * BATCH + 10))
+            done(store.appends.append_samples(TELEMETRY, samples(BATCH, n * BATCH + 1)))
+        done(store.consumers.confirm("all", 4 * BATCH))
+        done(store.consumers.confirm("some", 2 * BATCH + 10))
         return [len(one.sealed) for one in store.read(TELEMETRY, 0, 1000, 10**9).batches]
 
 

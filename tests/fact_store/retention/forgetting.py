@@ -29,16 +29,16 @@ def run_of(first: int) -> list[Sample]:
 def main() -> None:
     """Append and forget until killed."""
     store, rng = FactStore.open(Path(sys.argv[1]), "plant", settings=SETTINGS, streams=STREAMS), random.Random()
-    done(store.define([tag(1)]))
-    done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
+    done(store.appends.define([tag(1)]))
+    done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
     while True:
         for _ in range(rng.randint(1, 60)):
-            say("S", done(store.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))[1])
-        known = store.consumer(CONSUMER)
+            say("S", done(store.appends.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))[1])
+        known = store.consumers.get(CONSUMER)
         assert known is not None
         until = rng.randint(known.frontier, store.end_offset(TELEMETRY))
         say("C", until)
-        done(store.confirm(CONSUMER, until))
+        done(store.consumers.confirm(CONSUMER, until))
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ def test_a_commit_without_room_gives_it_up(tmp_path: Path) -> None:
     faults = Faults()
     settings = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=0, ballast_bytes=SIZE)
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, connect_to=faults.connect) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         ballast = Path(f"{store.path}.ballast")
         wait_until(ballast.exists, "the ballast")
         faults.arm("COMMIT", 1, full_error)
-        failed(store.append_samples(TELEMETRY, samples(1), awaited=True))
+        failed(store.appends.append_samples(TELEMETRY, samples(1), awaited=True))
         assert not ballast.exists()

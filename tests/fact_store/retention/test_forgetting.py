@@ -63,7 +63,7 @@ def test_a_kill_during_retention_loses_nothing_unconfirmed(tmp_path: Path) -> No
                 confirmed = max(confirmed, int(offset))
         with FactStore.open(tmp_path / "facts.db", "plant", settings=SETTINGS, streams=STREAMS) as store:
             first = first_offset(store)
-            known = store.consumer(CONSUMER)
+            known = store.consumers.get(CONSUMER)
             assert known is not None
             assert known.frontier <= confirmed, f"round {number}"
             assert first - 1 <= known.frontier, f"round {number}: {first} to {known.frontier} went unconfirmed"
@@ -77,8 +77,8 @@ def test_a_reader_in_the_middle_of_a_scan(tmp_path: Path) -> None:
     """A slow reader in another connection, paging through the log while retention takes it away before and behind it: each of its
     pages goes on where the last ended, facts and holes without a break, and every fact is the one of its offset."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=SETTINGS, streams=STREAMS) as store:
-        done(store.define([tag(1)]))
-        done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
+        done(store.appends.define([tag(1)]))
+        done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
         is_over, told, errors = threading.Event(), [0, 0], list[BaseException]()
 
         def scan() -> None:
@@ -95,8 +95,8 @@ def test_a_reader_in_the_middle_of_a_scan(tmp_path: Path) -> None:
         thread.start()
         for _ in range(60):
             for _ in range(10):
-                done(store.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))
-            done(store.confirm(CONSUMER, max(1, store.end_offset(TELEMETRY) - 100)))
+                done(store.appends.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))
+            done(store.consumers.confirm(CONSUMER, max(1, store.end_offset(TELEMETRY) - 100)))
         wait_until(lambda: (told[0] > 0 and told[1] > 0) or errors, "a scan that met a hole and one that met facts")
         is_over.set()
         thread.join()
@@ -135,9 +135,9 @@ def test_no_clock_that_jumps_expires_anything(tmp_path: Path, monkeypatch: pytes
     for life in range(3):
         monkeypatch.setattr(writer_module.time, "time_ns", lambda: real() + jumped_ns[0])
         with FactStore.open(tmp_path / "facts.db", "plant", settings=SETTINGS, streams=streams) as store:
-            done(store.define([tag(1)]))
-            done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
-            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * life)))
+            done(store.appends.define([tag(1)]))
+            done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
+            done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * life)))
             jumped_ns[0] += jump_h * 3_600_000_000_000 // 3
             looked = store._writer.housekeeping._looked_ns
             wait_until(lambda: store._writer.housekeeping._looked_ns > looked, "retention to look")  # noqa: B023
@@ -153,11 +153,11 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
     settings = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=FLOOR, ballast_bytes=0)
     streams = (StreamSettings(TELEMETRY, on_full="drop_oldest"),)
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
 
         def put(count: int) -> None:
             for n in range(count):
-                done(store.append_samples(TELEMETRY, [Sample(1, n, os.urandom(50_000), 0)] * 2))
+                done(store.appends.append_samples(TELEMETRY, [Sample(1, n, os.urandom(50_000), 0)] * 2))
 
         def held() -> int:
             return next(one.bytes for one in store.streams() if one.name == TELEMETRY)

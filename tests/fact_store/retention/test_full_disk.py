@@ -59,7 +59,7 @@ def listen(process: subprocess.Popen[bytes], promises: Promises, refusals: int) 
 def refused(store: FactStore, end_offset: int) -> BaseException | None:
     """Why the next samples were not taken; None where they were."""
     try:
-        return store.append_samples(TELEMETRY, noise(end_offset + 1)).exception(LIMIT_S)
+        return store.appends.append_samples(TELEMETRY, noise(end_offset + 1)).exception(LIMIT_S)
     except StoreFull as error:  # already when they were handed over
         return error
 
@@ -86,13 +86,13 @@ def test_a_full_disk_costs_no_acknowledged_fact(small_disk: Path) -> None:
         promises.hear(process.stdout.read())
     with FactStore.open(path, "plant", settings=SETTINGS) as store:
         assert broken(store, promises) == [], "opened again on the full disk"
-        assert done(store.confirm(CONSUMER, 100)) == 100, "the ballast is for what makes room"
+        assert done(store.consumers.confirm(CONSUMER, 100)) == 100, "the ballast is for what makes room"
         end_offset = store.end_offset(TELEMETRY)
         for other in others:
             other.unlink()
         wait_until(lambda: refused(store, end_offset) is None, "an append after space has returned")
         assert store.end_offset(TELEMETRY) == end_offset + RUN
         promises.hear(f"S {end_offset + RUN}".encode())
-        assert done(store.confirm(CONSUMER, end_offset)) == end_offset
+        assert done(store.consumers.confirm(CONSUMER, end_offset)) == end_offset
         assert broken(store, promises) == []
     print(f"{promises.samples} samples, {promises.messages} messages acknowledged, {len(promises.errors)} refusals")

@@ -63,7 +63,7 @@ def store_of(folder: Path, settings: StoreSettings = AT_ONCE, **stream: object) 
     """A store whose telemetry has these settings."""
     streams = [StreamSettings(TELEMETRY, **stream)]  # type: ignore[arg-type]
     with FactStore.open(folder / "facts.db", "plant", settings=settings, streams=streams) as store:
-        done(store.define([tag(1)]))
+        done(store.appends.define([tag(1)]))
         yield store
 
 
@@ -75,7 +75,7 @@ def first_offset(store: FactStore) -> int:
 def fill(store: FactStore, batches: int, facts: int = 10) -> int:
     """So many batches; the end offset."""
     for _ in range(batches):
-        done(store.append_samples(TELEMETRY, samples(facts)))
+        done(store.appends.append_samples(TELEMETRY, samples(facts)))
     return store.end_offset(TELEMETRY)
 
 
@@ -99,19 +99,19 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
     included, and the file says so by itself."""
     with store_of(tmp_path, keep_hours=0) as store:
         for name in ("idmz.a", "idmz.b"):
-            done(store.register_consumer(name, "idmz", TELEMETRY))
+            done(store.consumers.register(name, "idmz", TELEMETRY))
         end = fill(store, 10)
-        done(store.confirm("idmz.a", end))
-        done(store.confirm("idmz.b", 34))
+        done(store.consumers.confirm("idmz.a", end))
+        done(store.consumers.confirm("idmz.b", 34))
         wait_until(lambda: first_offset(store) == 31, "the batches below the slower frontier to go")
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert page.holes == (Hole(1, 30, "expired"),)
         assert page.batches[0].first_offset == 31
         assert store.read(TELEMETRY, 34, EVERYTHING, EVERYTHING).holes == ()
-        done(store.confirm("idmz.b", end))
+        done(store.consumers.confirm("idmz.b", end))
         wait_until(lambda: first_offset(store) == end + 1, "everything to go")
         assert store.read(TELEMETRY, 0, 1, 1).holes == (Hole(1, end, "expired"),)
-        assert done(store.append_samples(TELEMETRY, samples(1))).first_offset == end + 1
+        assert done(store.appends.append_samples(TELEMETRY, samples(1))).first_offset == end + 1
         assert notices(store) == []
     assert rows(tmp_path) == 1
 
@@ -122,15 +122,17 @@ def test_a_batch_that_came_late_outlives_those_behind_it(tmp_path: Path) -> None
     north = Elsewhere("north")
     early, late = north.seal(3), north.seal(3)
     with store_of(tmp_path, keep_hours=0) as store:
-        done(store.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 6)))
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
-        done(store.confirm("idmz.a", 3))
+        done(store.inbound.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 6)))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.confirm("idmz.a", 3))
         wait_until(lambda: first_offset(store) == 4, "the later batch to go")
-        done(store.put_batches("north", TELEMETRY, parsed([early]), north.received(), PeerPosition(EPOCH, 7)))
-        assert done(store.append_samples(TELEMETRY, samples(1))).first_offset == 7
+        done(store.inbound.put_batches("north", TELEMETRY, parsed([early]), north.received(), PeerPosition(EPOCH, 7)))
+        assert done(store.appends.append_samples(TELEMETRY, samples(1))).first_offset == 7
     with store_of(tmp_path, keep_hours=0) as store:
         assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
-        again = done(store.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 8)))
+        again = done(
+            store.inbound.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 8))
+        )
         assert again.duplicate_facts == 3
         assert not list(verify_store(store.path, Verified(), lambda *_: None, is_quick=False))
 
@@ -148,9 +150,9 @@ def test_what_expires_is_said_in_the_log_and_as_an_incident(tmp_path: Path, cloc
     """When the time to live is over, unconfirmed facts go; a fact in the same stream names range, count, reason, consumer and
     origin, an incident says the same, and the consumer's next page names the hole. Its frontier passes it when it confirms."""
     with store_of(tmp_path, ttl_hours=10) as store:
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         fill(store, 5)
-        done(store.confirm("idmz.a", 20))
+        done(store.consumers.confirm("idmz.a", 20))
         clock.ahead_ns = 11 * HOUR_NS
         wait_until(lambda: first_offset(store) == 51, "the facts to expire")
         (said,) = notices(store)
@@ -166,10 +168,10 @@ def test_what_expires_is_said_in_the_log_and_as_an_incident(tmp_path: Path, cloc
         assert "idmz.a" in incident.detail
         page = store.read(TELEMETRY, 20, EVERYTHING, EVERYTHING)
         assert page.holes == (Hole(21, 50, "expired"),)
-        consumer = store.consumer("idmz.a")
+        consumer = store.consumers.get("idmz.a")
         assert consumer is not None
         assert consumer.frontier == 20
-        assert done(store.confirm("idmz.a", 51, first_offset=51)) == 51
+        assert done(store.consumers.confirm("idmz.a", 51, first_offset=51)) == 51
 
 
 def test_time_switched_off_does_not_count(tmp_path: Path, clock: Clock) -> None:
@@ -190,10 +192,10 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
     """At its limit a stream refuses, by name and with what to do; nothing acknowledged is touched, confirmations and reads go on,
     and once confirmed facts have gone, appends are taken again without anybody's help."""
     with store_of(tmp_path, bytes_max=1024 * 1024, keep_hours=24) as store:
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
         acknowledged = 0
-        while not isinstance(error := store.append_samples(TELEMETRY, rows_).exception(), StoreFull):
+        while not isinstance(error := store.appends.append_samples(TELEMETRY, rows_).exception(), StoreFull):
             assert error is None
             acknowledged += len(rows_)
         assert TELEMETRY in str(error)
@@ -202,8 +204,8 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
         assert store.end_offset(TELEMETRY) == acknowledged
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert page.batches[-1].last_offset == acknowledged
-        assert done(store.confirm("idmz.a", acknowledged)) == acknowledged
-        assert done(store.append_samples(TELEMETRY, rows_)).first_offset == acknowledged + 1
+        assert done(store.consumers.confirm("idmz.a", acknowledged)) == acknowledged
+        assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == acknowledged + 1
         assert notices(store) == []
 
 
@@ -211,10 +213,10 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
     """With on_full = drop_oldest appends are always taken; what goes for them is said, piece by piece without a gap or overlap,
     and the stream stays about its limit. The log says once that losses have begun."""
     with store_of(tmp_path, bytes_max=1024 * 1024, on_full="drop_oldest") as store:
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         for _ in range(100):
             rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(4)]
-            done(store.append_samples(TELEMETRY, rows_))
+            done(store.appends.append_samples(TELEMETRY, rows_))
         released = first_offset(store) - 1
         assert released > 200
         held = next(one.bytes for one in store.streams() if one.name == TELEMETRY)
@@ -234,14 +236,14 @@ def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
-        done(store.define([tag(1)]))
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
-        done(store.register_consumer("idmz.b", "idmz", OPERATIONAL))
+        done(store.appends.define([tag(1)]))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.b", "idmz", OPERATIONAL))
         for n in range(300):
             rows_ = [Sample(1, one, os.urandom(3_000)) for one in range(8)]
             if n < 20 or n % 20 == 0:
-                done(store.append_samples(OPERATIONAL, rows_[:1]))
-            done(store.confirm("idmz.a", done(store.append_samples(TELEMETRY, rows_)).last_offset))
+                done(store.appends.append_samples(OPERATIONAL, rows_[:1]))
+            done(store.consumers.confirm("idmz.a", done(store.appends.append_samples(TELEMETRY, rows_)).last_offset))
         assert first_offset(store) > 1000
         (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
         assert (kept.first_offset, kept.end_offset) == (1, 34)
@@ -251,16 +253,16 @@ def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
 def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
     """After a large part was forgotten the file shrinks by itself while the store stays open, and what is left reads as before."""
     with store_of(tmp_path, keep_hours=0) as store:
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         for _ in range(60):
             rows_ = [Sample(1, n, os.urandom(60_000)) for n in range(20)]
-            done(store.append_samples(TELEMETRY, rows_))
+            done(store.appends.append_samples(TELEMETRY, rows_))
         end = store.end_offset(TELEMETRY)
         before = (tmp_path / "facts.db").stat().st_size
         assert before > 64 * 1024 * 1024
-        done(store.confirm("idmz.a", end))
+        done(store.consumers.confirm("idmz.a", end))
         wait_until(lambda: (tmp_path / "facts.db").stat().st_size < before * 0.7, "the file to shrink")
-        assert done(store.append_samples(TELEMETRY, samples(3))).first_offset == end + 1
+        assert done(store.appends.append_samples(TELEMETRY, samples(3))).first_offset == end + 1
     with closing(StoreReader(tmp_path / "facts.db")) as reader:
         assert reader.read(TELEMETRY, end, EVERYTHING, EVERYTHING).batches[0].first_offset == end + 1
 
@@ -268,14 +270,14 @@ def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
 def test_reopening_in_the_middle_of_a_release_goes_on(tmp_path: Path) -> None:
     """A store closed right after a large release finishes deleting in its next life, and serves nothing of it meanwhile."""
     with store_of(tmp_path, keep_hours=0) as store:
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         end = fill(store, 600, 1)
-        done(store.confirm("idmz.a", end))
+        done(store.consumers.confirm("idmz.a", end))
     with store_of(tmp_path, keep_hours=0) as store:
         assert store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches == [] or first_offset(store) == end + 1
         wait_until(lambda: first_offset(store) == end + 1, "the release")
         fill(store, 40, 1)
-        done(store.confirm("idmz.a", store.end_offset(TELEMETRY)))
+        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
         wait_until(lambda: first_offset(store) == store.end_offset(TELEMETRY) + 1, "the second release")
 
 
@@ -290,7 +292,7 @@ def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock)
             if minute == 10:
                 position = PeerPosition(EPOCH, 12_000)
                 history = [peer.seal(20) for _ in range(600)]
-                putting = store.put_batches(
+                putting = store.inbound.put_batches(
                     "plant-b", TELEMETRY, parsed(history), peer.received(), position, is_backlog=True
                 )
                 done(putting)
@@ -309,15 +311,15 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
     """What comes from a peer needs room as what is recorded here does: refused, it stays at the peer, and is taken when there is room."""
     elsewhere = Elsewhere("north")
     with store_of(tmp_path, bytes_max=1024 * 1024) as store:
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
-        while store.append_samples(TELEMETRY, rows_, awaited=True).exception() is None:
+        while store.appends.append_samples(TELEMETRY, rows_, awaited=True).exception() is None:
             pass
         sealed, end_offset = elsewhere.seal(3), store.end_offset(TELEMETRY)
         with pytest.raises(StoreFull):
             elsewhere.put(store, [sealed])
         assert store.end_offset(TELEMETRY) == end_offset
-        done(store.confirm("idmz.a", end_offset))
+        done(store.consumers.confirm("idmz.a", end_offset))
         assert elsewhere.put(store, [sealed]).stored_facts == 3
 
 
@@ -326,15 +328,15 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
-        done(store.define([tag(1)]))
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
-        done(store.register_consumer("idmz.b", "idmz", OPERATIONAL))
+        done(store.appends.define([tag(1)]))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.b", "idmz", OPERATIONAL))
         for n in range(15):
             noise = [Sample(1, n, os.urandom(60_000)), Sample(1, n, os.urandom(60_000))]
-            done(store.append_samples(TELEMETRY, noise, awaited=True))
-        done(store.confirm("idmz.a", store.end_offset(TELEMETRY)))
+            done(store.appends.append_samples(TELEMETRY, noise, awaited=True))
+        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
         for n in range(20):
-            done(store.append_samples(OPERATIONAL, [Sample(1, n, os.urandom(30_000))], awaited=True))
+            done(store.appends.append_samples(OPERATIONAL, [Sample(1, n, os.urandom(30_000))], awaited=True))
         (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
         assert (kept.first_offset, kept.end_offset) == (1, 20)
         assert first_offset(store) > 1
@@ -350,8 +352,8 @@ def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monk
     policy = StreamSettings(TELEMETRY, keep_hours=0)
     path = tmp_path / "facts.db"
     with FactStore.open(path, "plant", settings=AT_ONCE, streams=[policy], connect_to=faults.connect) as store:
-        done(store.define([tag(1)]))
-        done(store.register_consumer("idmz.a", "idmz", TELEMETRY))
+        done(store.appends.define([tag(1)]))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         end, housekeeping = fill(store, 20, 1), store._writer.housekeeping
         delete = housekeeping._delete_batches
 
@@ -366,7 +368,7 @@ def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monk
             return found
 
         housekeeping._delete_batches = counted  # type: ignore[method-assign]
-        done(store.confirm("idmz.a", end))
+        done(store.consumers.confirm("idmz.a", end))
         wait_until(lambda: housekeeping._delete_batches is not counted and faults.start is None, "the failed commit")
         assert calls > 1
         wait_until(lambda: rows(tmp_path) == 0, "the rows to go")

@@ -1,4 +1,5 @@
-"""Invariants of the specification that belong to no single module; docs/reference/invariants.md lists all twenty and who holds them."""
+"""Invariants of the specification that belong to no single module; docs/reference/invariants.md lists all twenty and
+who holds them."""
 
 import random
 from pathlib import Path
@@ -43,18 +44,19 @@ def test_invariant_7_the_frontier_never_moves_back(ranges: list[tuple[int, int]]
 
 
 def test_invariant_9_a_page_comes_again_until_it_is_confirmed(tmp_path: Path) -> None:
-    """From the frontier on the same page comes again, also after a restart; after confirm(n) the next begins at n + 1."""
+    """From the frontier on the same page comes again, also after a restart; after confirm(n) the next begins at n +
+    1."""
     with plant(tmp_path) as store:
         for n in range(4):
-            done(store.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
-        done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
+            done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
+        done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
         first = store.read(TELEMETRY, 0, 20, EVERYTHING)
         assert store.read(TELEMETRY, 0, 20, EVERYTHING) == first
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-        known = store.consumer(CONSUMER)
+        known = store.consumers.get(CONSUMER)
         assert known is not None
         assert store.read(TELEMETRY, known.frontier, 20, EVERYTHING) == first
-        frontier = done(store.confirm(CONSUMER, 20))
+        frontier = done(store.consumers.confirm(CONSUMER, 20))
         assert store.read(TELEMETRY, frontier, 20, EVERYTHING).batches[0].first_offset == 21
 
 
@@ -62,7 +64,7 @@ def test_invariant_10_a_page_keeps_to_its_limit(tmp_path: Path) -> None:
     """Beyond what the limit's last fact needs no batch is read, and where nothing is new the page is empty."""
     with plant(tmp_path) as store:
         for n in range(10):
-            done(store.append_samples(TELEMETRY, samples(7, 1 + 7 * n)))
+            done(store.appends.append_samples(TELEMETRY, samples(7, 1 + 7 * n)))
         for limit in range(1, 80):
             page = store.read(TELEMETRY, 0, limit, EVERYTHING)
             assert all(one.first_offset <= limit for one in page.batches)
@@ -71,30 +73,31 @@ def test_invariant_10_a_page_keeps_to_its_limit(tmp_path: Path) -> None:
 
 
 def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:
-    """However often a page is fetched, from wherever: no commit, no position, no byte of the file changes until a confirmation."""
+    """However often a page is fetched, from wherever: no commit, no position, no byte of the file changes until a
+    confirmation."""
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(100)))
-        done(store.register_consumer(CONSUMER, "idmz", TELEMETRY))
+        done(store.appends.append_samples(TELEMETRY, samples(100)))
+        done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
         path = tmp_path / "facts.db-wal"
-        before = path.read_bytes(), store.statistics().commits, store.consumers()
+        before = path.read_bytes(), store.statistics().commits, store.consumers.all()
         for after in (0, 0, 50, 100, 0):
             store.read(TELEMETRY, after, 10, EVERYTHING)
             store.definitions(store.origin, 0, 10)
-        assert (path.read_bytes(), store.statistics().commits, store.consumers()) == before
-        done(store.confirm(CONSUMER, 10))
-        assert store.consumers() != before[2]
+        assert (path.read_bytes(), store.statistics().commits, store.consumers.all()) == before
+        done(store.consumers.confirm(CONSUMER, 10))
+        assert store.consumers.all() != before[2]
 
 
 def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
-    """Facts of one origin lie in a stream in the order in which it recorded them, whoever else writes between; of different
-    origins nothing is promised but that each keeps its own order."""
+    """Facts of one origin lie in a stream in the order in which it recorded them, whoever else writes between; of
+    different origins nothing is promised but that each keeps its own order."""
     rng, origins = random.Random(15), [Elsewhere("north"), Elsewhere("south", epoch=bytes(16))]
     with plant(tmp_path) as store:
         first = 1
         for n in range(60):
             one = rng.choice([*origins, None])
             if one is None:
-                done(store.append_samples(TELEMETRY, samples(3, first)))
+                done(store.appends.append_samples(TELEMETRY, samples(3, first)))
                 first += 3
             else:
                 one.put(store, [one.seal(3)], n)
@@ -107,13 +110,13 @@ def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
 
 
 def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
-    """A store that is given nothing but another one's batches and definitions knows what that one knew of its facts: values, ids,
-    chains, definitions, and which sequences are held."""
+    """A store that is given nothing but another one's batches and definitions knows what that one knew of its facts:
+    values, ids, chains, definitions, and which sequences are held."""
     north = Elsewhere("north")
     with plant(tmp_path) as store:
         for n in range(5):
-            done(store.append_samples(TELEMETRY, samples(5, 1 + 5 * n)))
-            done(store.append_message(OPERATIONAL, message(f"id-{n}")))
+            done(store.appends.append_samples(TELEMETRY, samples(5, 1 + 5 * n)))
+            done(store.appends.append_message(OPERATIONAL, message(f"id-{n}")))
             north.put(store, [north.seal(4)], n)
         with FactStore.open(tmp_path / "copy.db", "idmz", settings=AT_ONCE) as copy:
             definitions = [
@@ -124,9 +127,9 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
             for stream in (TELEMETRY, OPERATIONAL):
                 position = PeerPosition(store.epoch, store.end_offset(stream))
                 batches = sealed_in(store, stream)
-                done(copy.put_batches("plant", stream, parsed(batches), definitions, position))
+                done(copy.inbound.put_batches("plant", stream, parsed(batches), definitions, position))
                 assert sealed_in(copy, stream) == batches
-                again = done(copy.put_batches("plant", stream, parsed(batches), definitions, position))
+                again = done(copy.inbound.put_batches("plant", stream, parsed(batches), definitions, position))
                 assert again.stored_facts == 0, "what is held is known from the facts alone"
             assert (values_in(copy), ids_in(copy)) == (values_in(store), ids_in(store))
             for origin in store.origins():
@@ -135,15 +138,15 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
 
 
 def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> None:
-    """What lies at one offset in the sender's stream lies at another in the receiver's; a position in the sender's is all that is
-    kept, and what arrives again by another path, at other offsets, is known by its sequences."""
+    """What lies at one offset in the sender's stream lies at another in the receiver's; a position in the sender's is
+    all that is kept, and what arrives again by another path, at other offsets, is known by its sequences."""
     north = Elsewhere("north")
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(17)))
+        done(store.appends.append_samples(TELEMETRY, samples(17)))
         north.put(store, [north.seal(5), north.seal(5)], 10)
         assert [one.first_offset for one in store.read(TELEMETRY, 17, EVERYTHING, EVERYTHING).batches] == [18, 23]
         other_path = PeerPosition(bytes(16), 4_711)
-        again = done(store.put_batches("idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
+        again = done(store.inbound.put_batches("idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)
     reader = StoreReader(tmp_path / "facts.db")
     assert reader.peer_positions() == {

@@ -1,4 +1,5 @@
-"""The filter of message ids: never forgets a key, seldom suspects a stranger, and comes back from its summaries as it was."""
+"""The filter of message ids: never forgets a key, seldom suspects a stranger, and comes back from its summaries as it
+was."""
 
 from hashlib import blake2b
 
@@ -56,7 +57,8 @@ def test_no_key_is_ever_forgotten(generations: list[list[bytes]]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(GENERATIONS)
 def test_summaries_bring_a_filter_back(generations: list[list[bytes]]) -> None:
-    """A filter loaded from its summaries equals the one that made them, and a summary can be made from a table's rows."""
+    """A filter loaded from its summaries equals the one that made them, and a summary can be made from a table's
+    rows."""
     found, summaries = made([*generations, []])
     loaded = MessageFilter()
     for number, summary in enumerate(summaries):
@@ -72,7 +74,8 @@ def test_summaries_bring_a_filter_back(generations: list[list[bytes]]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(GENERATIONS, st.integers(0, 7))
 def test_dropping_leaves_the_younger_generations(generations: list[list[bytes]], dropped: int) -> None:
-    """Without its oldest generations a filter equals one that never had them; the open generation is summed up as before."""
+    """Without its oldest generations a filter equals one that never had them; the open generation is summed up as
+    before."""
     dropped = min(dropped, len(generations) - 1)
     found, summaries = made(generations)
     for summary in summaries[:dropped]:
@@ -112,8 +115,8 @@ def test_generations_beyond_what_a_byte_tells_apart() -> None:
 
 
 def test_strangers_are_seldom_suspected() -> None:
-    """Of keys that were never added fewer than twice the computed share have a candidate: 100,000 keys, 12.2 in a bucket, a
-    chance of 1 in 65536 with each."""
+    """Of keys that were never added fewer than twice the computed share have a candidate: 100,000 keys, 12.2 in a
+    bucket, a chance of 1 in 65536 with each."""
     found = MessageFilter()
     for number in range(100_000):
         found.add(key(number), number >> 16)

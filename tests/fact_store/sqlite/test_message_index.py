@@ -1,4 +1,5 @@
-"""The index of message ids against a dict: across generations, failed transactions, restarts, retention and damaged filters.
+"""The index of message ids against a dict: across generations, failed transactions, restarts, retention and damaged
+filters.
 
 Seen to catch, with the product broken on purpose: memory kept after a rollback, a damaged filter that is believed.
 """
@@ -164,29 +165,31 @@ TestIndexAgainstDict = IndexAgainstDict.TestCase
 
 
 def test_ids_are_known_over_borders_and_restarts(tmp_path: Path) -> None:
-    """Invariant 3, across generations: ids in closed generations and in the open one are recognised in the same life, after an
-    orderly end, and in the one after that; each message is there once."""
+    """Invariant 3, across generations: ids in closed generations and in the open one are recognised in the same life,
+    after an orderly end, and in the one after that; each message is there once."""
     names = [f"id-{n}" for n in range(5 * SIZE + 3)]
     with plant(tmp_path) as store:
         for name in names[: 2 * SIZE + 1]:
-            assert done(store.append_message(OPERATIONAL, message(name))).outcome == "applied"
-        assert [one.outcome for one in done(store.append_messages(OPERATIONAL, [message(n) for n in names]))] == [
+            assert done(store.appends.append_message(OPERATIONAL, message(name))).outcome == "applied"
+        assert [
+            one.outcome for one in done(store.appends.append_messages(OPERATIONAL, [message(n) for n in names]))
+        ] == [
             *["noop_already_applied"] * (2 * SIZE + 1),
             *["applied"] * (len(names) - 2 * SIZE - 1),
         ]
     for _ in range(2):
         with plant(tmp_path) as store:
             for offset, name in enumerate(names, 1):
-                again = done(store.append_message(OPERATIONAL, message(name)))
+                again = done(store.appends.append_message(OPERATIONAL, message(name)))
                 assert again == AppendOutcome(offset, "noop_already_applied")
-                other = done(store.append_message(OPERATIONAL, message(name, "2")))
+                other = done(store.appends.append_message(OPERATIONAL, message(name, "2")))
                 assert other == AppendOutcome(offset, "conflicting_duplicate")
             assert ids_in(store) == names
 
 
 def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection) -> None:
-    """Of subjects those whose newest message is released are deleted, some rows a transaction, and a round that has just been made
-    is not made again before enough was released."""
+    """Of subjects those whose newest message is released are deleted, some rows a transaction, and a round that has
+    just been made is not made again before enough was released."""
     monkeypatch.setattr(message_index, "SWEEP_OFFSETS_MIN", 10)
     index = MessageIndex(connection)
     index.add(1, [(key(1), content(1), 1)])
@@ -207,30 +210,35 @@ def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:
-    """In a stream that drops its oldest facts the ids go with them, whole generations at a time: what is kept stays recognised, an
-    id whose generation is gone is new again, and neither rows nor memory grow with what was ever appended."""
+    """In a stream that drops its oldest facts the ids go with them, whole generations at a time: what is kept stays
+    recognised, an id whose generation is gone is new again, and neither rows nor memory grow with what was ever
+    appended."""
     chance = random.Random(1)
     settings = StreamSettings(OPERATIONAL, bytes_max=1024 * 1024, on_full="drop_oldest")
     with FactStore.open(tmp_path / "facts.db", "plant", streams=[settings]) as store:
         names = [f"id-{n}" for n in range(40 * SIZE)]
         contents = {name: f'"{chance.randbytes(10_000).hex()}"' for name in names}
         for name in names:
-            assert done(store.append_message(OPERATIONAL, message(name, contents[name]))).outcome == "applied"
+            assert done(store.appends.append_message(OPERATIONAL, message(name, contents[name]))).outcome == "applied"
         (info,) = [one for one in store.streams() if one.name == OPERATIONAL]
         assert info.first_offset > 20 * SIZE
         kept = {one for one in ids_in(store) if one in contents}
         for name in kept:
-            again = done(store.append_message(OPERATIONAL, message(name, contents[name])))
+            again = done(store.appends.append_message(OPERATIONAL, message(name, contents[name])))
             assert again.outcome == "noop_already_applied"
 
         def is_gone() -> bool:
-            done(store.append_message(OPERATIONAL, message(f"tick-{chance.random()}")))  # deletes go along with commits
+            done(
+                store.appends.append_message(OPERATIONAL, message(f"tick-{chance.random()}"))
+            )  # deletes go along with commits
             known = store._writer.catalog.streams[OPERATIONAL]
             state = store._writer._index._streams[known.id]
             return len(state.filter) <= known.end_offset - known.released_offset + SIZE
 
         wait_until(is_gone, "the ids of released messages to go")
-        assert done(store.append_message(OPERATIONAL, message(names[0], contents[names[0]]))).outcome == "applied"
+        assert (
+            done(store.appends.append_message(OPERATIONAL, message(names[0], contents[names[0]]))).outcome == "applied"
+        )
 
 
 @pytest.mark.parametrize("damage", ["DELETE FROM message_filter", "UPDATE message_filter SET body = zeroblob(9)"])
@@ -238,12 +246,12 @@ def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:
 def test_a_filter_made_again_is_kept_and_goes_with_its_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, *, is_full: bool
 ) -> None:
-    """A closed generation without a good filter (migrated, damaged) has one once the store was opened, unless the disk is full;
-    in both cases retention takes the generation, and the store goes on."""
+    """A closed generation without a good filter (migrated, damaged) has one once the store was opened, unless the disk
+    is full; in both cases retention takes the generation, and the store goes on."""
     path, keep = tmp_path / "facts.db", [StreamSettings(OPERATIONAL, keep_hours=0)]
     with FactStore.open(path, "plant", streams=keep) as store:
-        done(store.register_consumer("mes", "plant", OPERATIONAL))
-        done(store.append_messages(OPERATIONAL, [message(f"id-{n}") for n in range(3 * SIZE + 1)]))
+        done(store.consumers.register("mes", "plant", OPERATIONAL))
+        done(store.appends.append_messages(OPERATIONAL, [message(f"id-{n}") for n in range(3 * SIZE + 1)]))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(damage)
         connection.commit()
@@ -261,10 +269,10 @@ def test_a_filter_made_again_is_kept_and_goes_with_its_generation(
         if not is_full:
             digests = connection.execute("SELECT body, digest FROM message_filter").fetchall()
             assert [blake2b(body, digest_size=16).digest() == digest for body, digest in digests] == [True] * 3
-        done(store.confirm("mes", 3 * SIZE + 1))
+        done(store.consumers.confirm("mes", 3 * SIZE + 1))
         wait_until(lambda: store.failure or rows("message_index") == 1, "the released generations to go")
         assert store.failure is None
         assert rows("message_filter") == 0
-        again = done(store.append_message(OPERATIONAL, message(f"id-{3 * SIZE}")))
+        again = done(store.appends.append_message(OPERATIONAL, message(f"id-{3 * SIZE}")))
         assert again.outcome == "noop_already_applied"
-        assert done(store.append_message(OPERATIONAL, message("id-0"))).outcome == "applied"
+        assert done(store.appends.append_message(OPERATIONAL, message("id-0"))).outcome == "applied"

@@ -1,4 +1,5 @@
-"""A store of an older program takes the steps that it lacks and keeps every fact; a store of a newer program is refused."""
+"""A store of an older program takes the steps that it lacks and keeps every fact; a store of a newer program is
+refused."""
 
 import sqlite3
 from contextlib import closing
@@ -29,14 +30,14 @@ def test_steps_are_numbered_one_by_one() -> None:
 
 
 def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples, messages and their ids, consumers and definitions are there after a step, the log goes on, and nothing is damaged. The
-    program without the step then refuses the store and changes nothing."""
+    """Samples, messages and their ids, consumers and definitions are there after a step, the log goes on, and nothing
+    is damaged. The program without the step then refuses the store and changes nothing."""
     path = tmp_path / "facts.db"
     with plant(tmp_path) as store:
-        done(store.append_samples(TELEMETRY, samples(100)))
-        done(store.append_message(OPERATIONAL, message("once")))
-        done(store.register_consumer("idmz", "idmz", TELEMETRY))
-        done(store.confirm("idmz", 40))
+        done(store.appends.append_samples(TELEMETRY, samples(100)))
+        done(store.appends.append_message(OPERATIONAL, message("once")))
+        done(store.consumers.register("idmz", "idmz", TELEMETRY))
+        done(store.consumers.confirm("idmz", 40))
         epoch = store.epoch
     with monkeypatch.context() as newer:
         newer.setattr(migrations, "FILES", (*migrations.FILES, second_step))
@@ -44,9 +45,9 @@ def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, mo
             assert store.epoch == epoch
             assert values_in(store) == list(range(1, 101))
             assert ids_in(store) == ["once"]
-            assert done(store.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
-            assert [one.frontier for one in store.consumers()] == [40]
-            done(store.append_samples(TELEMETRY, samples(10, 101)))
+            assert done(store.appends.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
+            assert [one.frontier for one in store.consumers.all()] == [40]
+            done(store.appends.append_samples(TELEMETRY, samples(10, 101)))
             assert values_in(store) == list(range(1, 111))
         with closing(sqlite3.connect(path)) as found:
             assert migrations.check_known(found) == [file.stem for file in migrations.FILES]
@@ -59,7 +60,8 @@ def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, mo
 
 
 def test_a_step_that_fails_changes_nothing(tmp_path: Path, second_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is one transaction: when its last statement fails, the statements before it are undone and the step is not recorded."""
+    """A step is one transaction: when its last statement fails, the statements before it are undone and the step is not
+    recorded."""
     second_step.write_text(SECOND_STEP + "INSERT INTO no_such_table VALUES (1);\n")
     with closing(sqlite3.connect(tmp_path / "facts.db")) as found:
         migrations.migrate(found)

@@ -47,7 +47,8 @@ def test_fits_the_schema(name: str) -> None:
     "name", ["select_page", "select_batch_at_sequence", "select_message", "select_definitions", "select_end_offset"]
 )
 def test_hot_look_ups_use_an_index(name: str) -> None:
-    """What runs per page or per batch never scans a table or sorts: a store of 100 million facts answers like a new one."""
+    """What runs per page or per batch never scans a table or sorts: a store of 100 million facts answers like a new
+    one."""
     found = plan(QUERIES[name])
     assert "SCAN" not in found, found
     assert "TEMP B-TREE" not in found, found
@@ -55,8 +56,8 @@ def test_hot_look_ups_use_an_index(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_nothing_scans_the_batches(name: str) -> None:
-    """No statement, those at opening included, grows with the number of batches; but for the one that finds the end of a stream whose
-    index is damaged, and the one of `bsfg store verify`."""
+    """No statement, those at opening included, grows with the number of batches; but for the one that finds the end of
+    a stream whose index is damaged, and the one of `bsfg store verify`."""
     if name not in {"begin", "begin_read", "commit", "rollback", "select_last_row", "select_batch_streams"}:
         assert "SCAN batch" not in plan(QUERIES[name])
 

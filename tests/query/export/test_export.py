@@ -42,7 +42,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Sample(n % 3 + 1, BASE_NS + n * 1000, n / 7 if n % 3 else VALUES[n % len(VALUES)])
                 for n in range(at, at + 10_000)
             ]
-            done(store.append_samples(TELEMETRY, rows))
+            done(store.appends.append_samples(TELEMETRY, rows))
     return path
 
 
@@ -288,8 +288,8 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     them."""
     file = everything(tmp_path)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.register_consumer("mes", "plant", TELEMETRY))
-        done(store.confirm("mes", 30))
+        done(store.consumers.register("mes", "plant", TELEMETRY))
+        done(store.consumers.confirm("mes", 30))
         south = Elsewhere("south")
         south.put(store, [south.seal(1)])
         south.seal(2)
@@ -335,7 +335,7 @@ def test_an_export_beside_a_writer_is_what_was_there_when_it_began(tmp_path: Pat
     with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
 
         def meanwhile(*_: object) -> None:
-            done(store.append_samples(TELEMETRY, [Sample(1, BASE_NS, 1.0)] * 3))
+            done(store.appends.append_samples(TELEMETRY, [Sample(1, BASE_NS, 1.0)] * 3))
 
         exported = export(Scanner(reader), Bounds(), tmp_path / "f.csv", "csv", progress=meanwhile)
         assert store.end_offset(TELEMETRY) > before

@@ -54,9 +54,9 @@ def test_history_that_comes_late_does_not_win(tmp_path: Path) -> None:
     """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times
     the later offset wins."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-        done(store.define([TagDefinition("tag:a"), TagDefinition("tag:b")]))
+        done(store.appends.define([TagDefinition("tag:a"), TagDefinition("tag:b")]))
         for value, at_ns in ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300)):
-            done(store.append_samples(TELEMETRY, [Sample(1, at_ns, value), Sample(2, at_ns, -value)]))
+            done(store.appends.append_samples(TELEMETRY, [Sample(1, at_ns, value), Sample(2, at_ns, -value)]))
     found, _ = found_in(tmp_path / "facts.db")
     assert [row.latest and (row.latest.value, row.latest.offset) for row in found.rows] == [(4, 7), (-4, 8)]
 
@@ -84,10 +84,10 @@ def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted:
     expected: dict[str, tuple[int, int]] = {}
     ends = {TELEMETRY: 0, OTHER: 0}
     with FactStore.open(file, "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
-        done(store.define([TagDefinition(one, unit=str(n)) for n, one in enumerate(subjects)]))
+        done(store.appends.define([TagDefinition(one, unit=str(n)) for n, one in enumerate(subjects)]))
         for rows in batches:
             stream = OTHER if rows[0][2] else TELEMETRY
-            done(store.append_samples(stream, [Sample(tag, time_ns, 0) for tag, time_ns, _ in rows]))
+            done(store.appends.append_samples(stream, [Sample(tag, time_ns, 0) for tag, time_ns, _ in rows]))
             for tag, time_ns, _ in rows:
                 ends[stream] += 1
                 subject = subjects[tag - 1]
@@ -111,11 +111,11 @@ def test_one_who_searches_again_and_again_finds_the_same(
     memory."""
     absent = AbsentTags()
     with memory_folder() as folder, FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE) as store:
-        done(store.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
+        done(store.appends.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
         dictionary = Dictionary(store.reader)
         for at, rows in enumerate(batches):
             stream = OTHER if rows[0][2] else TELEMETRY
-            done(store.append_samples(stream, [Sample(tag, time_ns, 0) for tag, time_ns, _ in rows]))
+            done(store.appends.append_samples(stream, [Sample(tag, time_ns, 0) for tag, time_ns, _ in rows]))
             for _, names, depth in filter(lambda one: one[0] in {at, 12}, questions):
                 told: dict[str, Any] = {
                     "is_wanted": lambda tag, names=names: tag.subject[4:] in names,
@@ -134,13 +134,13 @@ def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
     opened = list[int]()
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.define([TagDefinition("tag:a"), TagDefinition("tag:elsewhere")]))
+        done(store.appends.define([TagDefinition("tag:a"), TagDefinition("tag:elsewhere")]))
         absent = AbsentTags()
 
         def append(tag: int, count: int) -> None:
             for _ in range(count):
                 at_ns = BASE_NS + store.end_offset(TELEMETRY)
-                done(store.append_samples(TELEMETRY, [Sample(tag, at_ns, 1)]))
+                done(store.appends.append_samples(TELEMETRY, [Sample(tag, at_ns, 1)]))
 
         def search(depth: int) -> list[str]:
             scanner = Scanner(store.reader)
@@ -187,7 +187,7 @@ def test_staleness_is_the_sources(tmp_path: Path) -> None:
     degraded."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(
-            store.define(
+            store.appends.define(
                 [
                     TagDefinition("tag:a", source="x"),
                     TagDefinition("tag:b", source="x"),
@@ -196,7 +196,7 @@ def test_staleness_is_the_sources(tmp_path: Path) -> None:
             )
         )
         for tag, second in ((1, 0), (3, 0), (2, 90)):
-            done(store.append_samples(TELEMETRY, [Sample(tag, BASE_NS + second * SECOND_NS, 1)]))
+            done(store.appends.append_samples(TELEMETRY, [Sample(tag, BASE_NS + second * SECOND_NS, 1)]))
     now_ns = BASE_NS + 100 * SECOND_NS
     for wanted in (lambda _: True, lambda tag: tag.subject != "tag:b"):
         found, _ = found_in(tmp_path / "facts.db", now_ns, is_wanted=wanted, fresh_ms=60_000)
@@ -213,10 +213,10 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
     never spoke all within the depth."""
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.define([TagDefinition(f"tag:{name}") for name in "abcd"]))
-        done(store.append_samples(TELEMETRY, [Sample(3, BASE_NS, 1)]))
+        done(store.appends.define([TagDefinition(f"tag:{name}") for name in "abcd"]))
+        done(store.appends.append_samples(TELEMETRY, [Sample(3, BASE_NS, 1)]))
         for n in range(1, 41):
-            done(store.append_samples(TELEMETRY, [Sample(tag, BASE_NS + n * 10 + tag, n) for tag in (1, 2)]))
+            done(store.appends.append_samples(TELEMETRY, [Sample(tag, BASE_NS + n * 10 + tag, n) for tag in (1, 2)]))
 
     def opened(names: str, depth_facts: int = 0) -> tuple[int, int]:
         found, scanner = found_in(file, is_wanted=lambda tag: tag.subject[4:] in names, depth_facts=depth_facts)
@@ -232,8 +232,8 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
 def test_another_zones_tags_are_their_own(tmp_path: Path) -> None:
     """The same subject in two zones, and in two epochs of one zone: a row for each zone, the newest of both epochs."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-        done(store.define([TagDefinition("tag:line1/t1")]))
-        done(store.append_samples(TELEMETRY, [Sample(1, 5, "here")]))
+        done(store.appends.define([TagDefinition("tag:line1/t1")]))
+        done(store.appends.append_samples(TELEMETRY, [Sample(1, 5, "here")]))
         old, new = Elsewhere("north"), Elsewhere("north", epoch=bytes(16))
         old.put(store, [old.seal(3)])
         new.put(store, [new.seal(7)])

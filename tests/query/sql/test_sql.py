@@ -207,8 +207,8 @@ def test_other_tables(tmp_path: Path) -> None:
     """Definitions, streams, consumers and incidents are there, and join with facts."""
     file = everything(tmp_path)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.register_consumer("mes", "plant", TELEMETRY))
-        done(store.confirm("mes", 5))
+        done(store.consumers.register("mes", "plant", TELEMETRY))
+        done(store.consumers.confirm("mes", 5))
         south = Elsewhere("south")
         south.put(store, [south.seal(1)])
         south.seal(2)
@@ -329,7 +329,7 @@ with FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_in
     while not ended.is_set():
         number += 1
         samples = [Sample(1, number * 1000 + k, float(k)) for k in range(100)]
-        store.append_samples("facts.telemetry", samples).result()
+        store.appends.append_samples("facts.telemetry", samples).result()
     print(store.end_offset("facts.telemetry"), flush=True)
 """
 
@@ -345,7 +345,7 @@ def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
         next(rows)
         for _ in range(50):
             large = [Sample(1, n, noise.randbytes(50_000)) for n in range(8)]
-            done(store.append_samples(TELEMETRY, large))
+            done(store.appends.append_samples(TELEMETRY, large))
         assert file.with_name("facts.db-wal").stat().st_size < 10_000_000
         assert sum(1 for _ in rows) > 100
         session.close()

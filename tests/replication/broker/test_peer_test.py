@@ -68,7 +68,7 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
             await plant.append(101, 100)
             await idmz.wait_end(200)
             assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
-            assert [consumer.name for consumer in plant.store.consumers()] == [f"idmz.{STREAM}"]
+            assert [consumer.name for consumer in plant.store.consumers.all()] == [f"idmz.{STREAM}"]
         for node in (plant, idmz):
             node.store.close()
 

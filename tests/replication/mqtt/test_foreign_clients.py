@@ -50,7 +50,7 @@ def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             told = json.loads(done.stdout)
             assert told["digests"] == digests
-            (consumer,) = plant.store.consumers()
+            (consumer,) = plant.store.consumers.all()
             assert (consumer.name, consumer.frontier) == (f"idmz.{STREAM}", 5_000)
         plant.store.close()
         return dict(told)
@@ -128,7 +128,7 @@ def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
             assert attachment == sealed(plant.store)[0]
             header, attachment = await ask(confirm)
             assert (header["cursor_advanced_to"], attachment) == (1, b"")
-            (consumer,) = plant.store.consumers()
+            (consumer,) = plant.store.consumers.all()
             assert consumer.frontier == 1
         plant.store.close()
 

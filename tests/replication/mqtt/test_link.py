@@ -8,7 +8,7 @@ import pytest
 
 from agent.replication.mqtt import link as link_module
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.link import UNACCEPTED_TOLD, Link
+from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, Link
 from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, ConnectionRefused, ReplicationError
 from tests.waiting import wait_until_async
 
@@ -117,7 +117,7 @@ def test_whoever_uses_a_link_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once, and not one that is only away."""
     refused = ConnectionRefused("b", "no")
-    broker = Broker(*[refused] * UNACCEPTED_TOLD, BrokerUnreachable("b", "away"))
+    broker = Broker(*[refused] * REFUSALS_UNTIL_ERROR, BrokerUnreachable("b", "away"))
     needs = list[tuple[int, bool]]()
 
     async def play(link: Link) -> None:

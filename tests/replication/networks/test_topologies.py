@@ -78,7 +78,7 @@ def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
 
 def frontier(*serving: Node) -> int:
     """The least that the enterprise has confirmed."""
-    consumers = [node.store.consumer(f"enterprise.{STREAM}") for node in serving]
+    consumers = [node.store.consumers.get(f"enterprise.{STREAM}") for node in serving]
     return min(one.frontier if one else 0 for one in consumers)
 
 

@@ -248,7 +248,7 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
             some = [*batches[:2], *batches[5:7], batches[8]]
             definitions = [ReceivedDefinition(origin, 1, body[0])]
             position = PeerPosition(origin.epoch, 900)
-            store.put_batches("plant-a", STREAM, [parse(one) for one in some], definitions, position).result(10)
+            store.inbound.put_batches("plant-a", STREAM, [parse(one) for one in some], definitions, position).result(10)
         plant.store.close()
         return batches
 
@@ -263,10 +263,10 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
         late = [*batches[:2], *batches[5:7], batches[8], *batches[2:5], batches[7]]
         assert sealed(idmz.store) == late
         assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
-        position = idmz.store.peer_position("plant-a", STREAM)
+        position = idmz.store.inbound.peer_position("plant-a", STREAM)
         assert position is not None
         assert position.offset == 900
-        assert plant.store.consumers() == []
+        assert plant.store.consumers.all() == []
 
     compared(broker, tmp_path, scenario, EVERYTHING)
 
@@ -286,7 +286,7 @@ def test_a_fork_is_told_and_left_alone(broker: Mosquitto, tmp_path: Path) -> Non
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
             definitions = [ReceivedDefinition(origin, 1, body[0])]
             position = PeerPosition(origin.epoch, 1_000)
-            store.put_batches("plant-a", STREAM, forged, definitions, position).result(10)
+            store.inbound.put_batches("plant-a", STREAM, forged, definitions, position).result(10)
 
     asyncio.run(other_history())
 

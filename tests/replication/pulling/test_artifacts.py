@@ -50,7 +50,7 @@ async def file_report(node: Node, blob: bytes, stream: str = STREAM) -> None:
     content = canonical_json({"key": "report.pdf", "digest": name_of(blob), "size": len(blob)})
     envelope = Envelope(f"report-{len(blob)}", node.zone, "*", 1, object_media_type="application/pdf")
     message = Message(envelope, Fact("batch:B1", "report_filed", content))
-    await asyncio.wrap_future(node.store.append_message(stream, message))
+    await asyncio.wrap_future(node.store.appends.append_message(stream, message))
 
 
 def held(node: Node, blob: bytes) -> bool:

@@ -57,7 +57,7 @@ class Peer:
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
     """Batches of an origin, with its definitions, as they come from plant-a."""
     where = position or PeerPosition(origin.origin.epoch, 0)
-    store.put_batches("plant-a", STREAM, list(sealed), origin.received(), where).result(20)
+    store.inbound.put_batches("plant-a", STREAM, list(sealed), origin.received(), where).result(20)
 
 
 @asynccontextmanager

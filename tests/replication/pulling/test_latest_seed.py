@@ -29,7 +29,7 @@ async def plant_with_history(broker: Mosquitto, folder: Path) -> Node:
     """plant-a with a few hundred facts of five tags."""
     plant = Node.open(broker, "plant-a", folder)
     tags = [TagDefinition(f"tag:line1/t{number}", source="press") for number in range(TAGS)]
-    await asyncio.wrap_future(plant.store.define(tags))
+    await asyncio.wrap_future(plant.store.appends.define(tags))
     for round_ in range(100):
         await say(plant, round_, range(1, TAGS + 1))
     return plant
@@ -38,7 +38,7 @@ async def plant_with_history(broker: Mosquitto, folder: Path) -> Node:
 async def say(plant: Node, round_: int, tags: range) -> None:
     """One fact of each tag."""
     rows = [Sample(tag, BASE_NS + round_ * 1_000_000_000, float(100 * round_ + tag)) for tag in tags]
-    await asyncio.wrap_future(plant.store.append_samples(STREAM, rows))
+    await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, rows))
 
 
 PULL = f'zone = "plant-a"\npulls = ["{STREAM}"]\nstart = [{{ stream = "{STREAM}", at = "latest" }}]'
@@ -68,13 +68,15 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
             async with whole_node(folder, broker, "idmz", PULL):
                 await wait_until_async(lambda: has_peer_latest(folder / "state", "plant-a", STREAM), "the values")
                 assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
-                assert plant.store.consumers()[0].frontier == history
+                assert plant.store.consumers.all()[0].frontier == history
                 await say(plant, 200, range(1, 3))
-                await wait_until_async(lambda: plant.store.consumers()[0].frontier == history + 2, "what is new")
+                await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 2, "what is new")
             asked = server.statistics().requests["GetLatest"]
             async with whole_node(folder, broker, "idmz", PULL):
                 await say(plant, 300, range(2, 3))
-                await wait_until_async(lambda: plant.store.consumers()[0].frontier == history + 3, "what came after")
+                await wait_until_async(
+                    lambda: plant.store.consumers.all()[0].frontier == history + 3, "what came after"
+                )
                 found = await shown(file)
             assert server.statistics().requests["GetLatest"] == asked
         told = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}

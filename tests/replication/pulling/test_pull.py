@@ -63,11 +63,11 @@ def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path
         await define(plant.store, "line1/temperature")
         for number in range(250):
             noise = [Sample(1, number, os.urandom(8_000))]
-            await asyncio.wrap_future(plant.store.append_samples(STREAM, noise))
+            await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, noise))
         async with plant.running(), idmz.running():
             await wait_until_async(lambda: draining.statistics().asking is Asking.PACED, "the drain to wait")
             for number in range(5):
-                await asyncio.wrap_future(plant.store.append_samples(LIVE, samples(number, 1)))
+                await asyncio.wrap_future(plant.store.appends.append_samples(LIVE, samples(number, 1)))
                 await idmz.wait_end(number + 1, LIVE)
             await wait_until_async(lambda: frontier(plant, LIVE) == 5, "confirmation")
             assert live.statistics().is_caught_up
@@ -169,7 +169,7 @@ def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp_path:
         idmz.pull("plant-a")
         await define(plant.store, *(f"line{number // 100}/tag{number}" for number in range(10_000)))
         rows = [samples(number, 1, tag=number)[0] for number in range(1, 10_001)]
-        await asyncio.wrap_future(plant.store.append_samples(STREAM, rows))
+        await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, rows))
         async with plant.running(), idmz.running():
             await idmz.wait_end(10_000)
         assert idmz.store.definition_counts()[plant.store.origin] == 10_000
@@ -189,7 +189,7 @@ def test_a_page_may_end_before_the_batch_that_brings_new_tags(broker: Mosquitto,
         for life in range(20):
             await define(plant.store, f"line1/tag{life}")
             rows = samples(100 * life, 40 + 7 * life, tag=life + 1)
-            await asyncio.wrap_future(plant.store.append_samples(STREAM, rows))
+            await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, rows))
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
         end_offset = plant.store.end_offset(STREAM)
         async with plant.running(), idmz.running():
@@ -230,7 +230,7 @@ def test_broker_restart(tmp_path: Path) -> None:
 
 def frontier(node: Node, stream: str = STREAM) -> int:
     """What idmz has confirmed here."""
-    consumer = node.store.consumer(f"idmz.{stream}")
+    consumer = node.store.consumers.get(f"idmz.{stream}")
     return 0 if consumer is None else consumer.frontier
 
 
@@ -251,7 +251,7 @@ def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Path) -> 
                 plant.store.close()
         assert puller.statistics().facts_duplicate == 0
         assert len(idmz.store.origins()) == 3  # idmz itself, and both lives of the plant
-        position = idmz.store.peer_position("plant-a", STREAM)
+        position = idmz.store.inbound.peer_position("plant-a", STREAM)
         assert position is not None
         assert position.offset == 100
         idmz.store.close()
@@ -330,16 +330,27 @@ class FullNowAndThen:
 
     def __init__(self, store: FactStore) -> None:
         self._store = store
-        self.refused = 0
+        self.inbound = RefusesEveryOtherPage(store)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
+
+
+class RefusesEveryOtherPage:
+    """What such a store takes from its peers."""
+
+    def __init__(self, store: FactStore) -> None:
+        self._store = store
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store.inbound, name)
 
     def put_batches(self, *arguments: Any, **named: Any) -> Future[Any]:
         self.refused += 1
         if self.refused % 2:
             raise StoreFull("no space left on device")
-        return self._store.put_batches(*arguments, **named)
+        return self._store.inbound.put_batches(*arguments, **named)
 
 
 def test_full_store_pauses_and_skips_nothing(

@@ -36,10 +36,10 @@ def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
             await wait_until_async(lambda: keeps_up(plant), "a fetch at the end of an empty log")
             for n in range(5):
                 message = Message(Envelope(f"m{n}", "plant-a", "*", 0), Fact("order:line1/77", "step_completed", b"1"))
-                appended = await asyncio.wrap_future(plant.store.append_message(STREAM, message, acks="all"))
+                appended = await asyncio.wrap_future(plant.store.appends.append_message(STREAM, message, acks="all"))
                 assert appended == AppendOutcome(n + 1, "applied")
                 assert idmz.store.end_offset(STREAM) == n + 1
-            consumer = plant.store.consumer(f"idmz.{STREAM}")
+            consumer = plant.store.consumers.get(f"idmz.{STREAM}")
             assert consumer is not None
             assert consumer.lifecycle is Lifecycle.ONLINE
         plant.store.close()
@@ -50,7 +50,7 @@ def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
 
 def keeps_up(plant: Node) -> bool:
     """Whether the consumer is known to have been at the end just now."""
-    followers = plant.store.followers(STREAM)
+    followers = plant.store.consumers.followers(STREAM)
     return [is_in_sync(one, LAG_NS, time.monotonic_ns()) for one in followers] == [True]
 
 
@@ -74,7 +74,7 @@ def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -
             with pytest.raises(PeerRefused) as raised:
                 await asker.ask(FetchFacts(consumer_name="idmz.t", stream=STREAM, limit=1), 5)
         assert raised.value.code == "stream_not_exported"
-        assert plant.store.consumers() == []
+        assert plant.store.consumers.all() == []
         plant.store.close()
         idmz.store.close()
 

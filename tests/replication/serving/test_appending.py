@@ -106,7 +106,7 @@ def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Pat
         return Message(Envelope(message_id, "plant-a", "*", 1_700_000_000_000), Fact("order:1", "done", content))
 
     async def at_home(plant: Node, *messages: Message) -> list[tuple[str, int]]:
-        found = await asyncio.wrap_future(plant.store.append_messages(ORDERS, messages))
+        found = await asyncio.wrap_future(plant.store.appends.append_messages(ORDERS, messages))
         return [(one.outcome, one.offset) for one in found]
 
     async def from_idmz(asker: Requester, *messages: NewMessage) -> list[tuple[str, int]]:
@@ -183,7 +183,7 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
         with pytest.raises(PeerRefused) as forbidden:
             await asker.ask(AcquireLease(stream="facts.audit", producer="idmz.mes"), 5)
         assert forbidden.value.code == "append_not_allowed"
-        assert plant.store.acquire_lease(ORDERS, "mes").result(20) == 1
+        assert plant.store.appends.acquire_lease(ORDERS, "mes").result(20) == 1
         for after, expected in ((0, (None, 2)), (1, (None, 2)), (2, (3, None)), (2, (None, 3))):
             answer = (await asker.ask(AcquireLease(stream=ORDERS, producer="idmz.mes", lease_after=after), 5)).answer
             assert isinstance(answer, LeaseAnswer)

@@ -48,15 +48,15 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
         store = plant.store
         names = [*(f"tag:line1/t{number}" for number in range(len(VALUES))), "tag:line2/silent", "tag:line2/secret"]
         tags = [TagDefinition(name, unit="degC", source="press") for name in names]
-        await asyncio.wrap_future(store.define(tags))
+        await asyncio.wrap_future(store.appends.define(tags))
         for age in (2, 1):
             rows = [
                 Sample(number, BASE_NS - age * 1_000_000_000 + number, value, 0 if value is not None else 0x80AB0000)
                 for number, value in enumerate(VALUES, 1)
             ]
-            await asyncio.wrap_future(store.append_samples(STREAM, rows))
+            await asyncio.wrap_future(store.appends.append_samples(STREAM, rows))
         secret = Sample(len(names), BASE_NS, 1.0)
-        await asyncio.wrap_future(store.append_samples("facts.secret", [secret]))
+        await asyncio.wrap_future(store.appends.append_samples("facts.secret", [secret]))
         asker = idmz.asker("plant-a")
         async with plant.running(), idmz.running():
             await scenario(plant, asker)
@@ -128,7 +128,7 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
     async def scenario(plant: Node, asker: Requester) -> None:
         first = await ask(asker, limit=3)
         newer = Sample(5, BASE_NS + 1_000_000_000, 5.0)
-        await asyncio.wrap_future(plant.store.append_samples(STREAM, [newer]))
+        await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, [newer]))
         later = await ask(asker, limit=3, after=first.last_after(None))
         assert (first.end_offset, later.end_offset) == (20, 20)
         assert "tag:line1/t4" in [each.subject for each in later.values if each.offset != 21]

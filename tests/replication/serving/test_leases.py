@@ -30,7 +30,7 @@ IMPATIENT = Settings(wait_ms=300, answer_timeout_ms=300, backoff_ms_min=20, back
 
 def lease_of(plant: Node) -> int:
     """The lease epoch in force at the plant."""
-    consumer = plant.store.consumer(NAME)
+    consumer = plant.store.consumers.get(NAME)
     return 0 if consumer is None else consumer.lease.epoch
 
 
@@ -206,7 +206,7 @@ def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_
             await plant.append(0, 100)
             first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)
             assert await told(late, first) == (1, None)  # its own predecessor, long ago
-            plant.store.hold_lease(NAME, LeaseClaim("predecessor", 0)).result(20)
+            plant.store.consumers.hold_lease(NAME, LeaseClaim("predecessor", 0)).result(20)
             async with living.running():
                 await living.wait_end(100)
                 await wait_until_async(lambda: puller.statistics().frontier == 100, "the confirmation")

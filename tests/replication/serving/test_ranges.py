@@ -132,7 +132,7 @@ def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Pa
                 *(read(asker, first, last) for first, last in ((1, 99), (100, 233), (234, 900)))
             )
             assert [value for part in parts for value in part] == [float(number) for number in range(300)]
-            assert plant.store.consumers() == []
+            assert plant.store.consumers.all() == []
             with pytest.raises(PeerRefused, match="offset_beyond_log"):
                 await read(asker, 302, 400)
             assert await read(asker, 301, 400) == []

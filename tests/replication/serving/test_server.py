@@ -105,7 +105,7 @@ def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, t
 
     async def scenario(plant: Node, asker: Requester) -> None:
         await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
-        confirm, on_its_way = plant.store.confirm, Future[int]()
+        confirm, on_its_way = plant.store.consumers.confirm, Future[int]()
         plant.store.confirm = lambda *_, **__: on_its_way  # type: ignore[method-assign]
         ahead = FetchFacts(consumer_name=NAME, limit=100, after_offset=100, confirm=Confirm(last_offset=100))
         page = (await asker.ask(ahead, 5)).answer
@@ -205,12 +205,12 @@ def test_refusals(broker: Mosquitto, tmp_path: Path, request_: Request, code: st
     """What may not be had is refused with the code of the table, and nothing is registered on the way."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
-        await asyncio.wrap_future(plant.store.register_consumer("plant-a.own", "plant-a", STREAM))
+        await asyncio.wrap_future(plant.store.consumers.register("plant-a.own", "plant-a", STREAM))
         with pytest.raises(PeerRefused) as raised:
             await asker.ask(request_, 5)
         assert raised.value.code == code
         assert raised.value.hint
-        assert [each.name for each in plant.store.consumers()] == ["plant-a.own"]
+        assert [each.name for each in plant.store.consumers.all()] == ["plant-a.own"]
 
     serve(broker, tmp_path, scenario)
 

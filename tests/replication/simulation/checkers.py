@@ -179,7 +179,7 @@ class Checkers:
             for row in _rows(store, "put", log.end_offset):
                 self._check_row(node, log, row)
         self._resolve(node, log)
-        for consumer in store.consumers():
+        for consumer in store.consumers.all():
             before = log.frontiers.get(consumer.name, 0)
             if not before <= consumer.frontier <= store.end_offset(STREAM):
                 raise self.complaint(
@@ -273,7 +273,7 @@ class Checkers:
     def _durable_unsaid(self, node: Node) -> None:
         """Pages that were durable when the node died, by the position that they moved; what it has said of them is in its incidents."""
         for (pull, epoch, offset), page in self._offered.pop(node.name, {}).items():
-            position = node.running.peer_position(pull.peer.zone, STREAM)
+            position = node.running.inbound.peer_position(pull.peer.zone, STREAM)
             if position is None or position.epoch.hex() != epoch or position.offset < offset:
                 continue
             self._gone(page)
@@ -362,7 +362,7 @@ class Checkers:
         self._durable_unsaid(node)
         positions = dict[tuple[str, str], int]()  # where it was in epochs that were left is known in memory alone
         for pull in node.pulls:
-            position = store.peer_position(pull.peer.zone, STREAM)
+            position = store.inbound.peer_position(pull.peer.zone, STREAM)
             if position is not None:
                 zone, epoch = pull.peer.zone, position.epoch.hex()
                 key = (node.zone, zone, epoch)

@@ -166,7 +166,7 @@ class Node:
         world.facts += world.chance.randint(1, 12)
         rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
         with suppress(StoreError):
-            appending = self.running.append_samples(STREAM, rows)
+            appending = self.running.appends.append_samples(STREAM, rows)
             appending.add_done_callback(lambda future: self._produced(rows, future))
 
     def _produced(self, rows: list[Sample], future: Future[Appended]) -> None:
@@ -285,7 +285,7 @@ class Node:
         if self._store is None:
             return False
         rows = [row for row in self.world.check.logs[self.name].rows if row.last_offset > self.released_offset]
-        late = [row for row in rows if any(row.last_offset > one.frontier for one in self._store.consumers())]
+        late = [row for row in rows if any(row.last_offset > one.frontier for one in self._store.consumers.all())]
         if not rows:
             return False
         row = self.world.chance.choice(late or rows)

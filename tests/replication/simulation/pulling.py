@@ -69,7 +69,7 @@ class Pull:
         """The node has started; the broker is reached in a while."""
         store, world = self.node.running, self.node.world
         self.comparing.stop()
-        position = store.peer_position(self.peer.zone, STREAM)
+        position = store.inbound.peer_position(self.peer.zone, STREAM)
         epoch, offset = (position.epoch.hex(), position.offset) if position is not None else (None, 0)
         known = {str(origin): count for origin, count in store.definition_counts().items()}
         taken = None if position is None or position.last_batch is None else LastBatch(*position.last_batch)
@@ -102,7 +102,10 @@ class Pull:
         if self.is_fenced and not self.is_fenced_for_nobody():
             return None
         store, peer = self.node.running, self.peer.running
-        position, consumer = store.peer_position(self.peer.zone, STREAM), peer.consumer(self._consumer_name)
+        position, consumer = (
+            store.inbound.peer_position(self.peer.zone, STREAM),
+            peer.consumers.get(self._consumer_name),
+        )
         end = (peer.epoch, peer.end_offset(STREAM))
         at = (position.epoch, position.offset) if position else (peer.epoch, 0)
         if self._core is not None and self._core.epoch is not None and (peer.epoch.hex() == self._core.epoch):
@@ -249,7 +252,7 @@ class Pull:
         position = PeerPosition(bytes.fromhex(effect.epoch), effect.offset, effect.page.last_batch)
         holes = list(arrived.content.holes)
         try:
-            putting = self.node.running.put_batches(
+            putting = self.node.running.inbound.put_batches(
                 self.peer.zone,
                 STREAM,
                 [parse(one) for one in arrived.content.sealed],

@@ -149,7 +149,7 @@ class WatchedStore:
         return getattr(self._store, name)
 
     def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
-        holding, node = self._store.hold_lease(consumer, shown), self._serving.node
+        holding, node = self._store.consumers.hold_lease(consumer, shown), self._serving.node
 
         def leased(future: Future[Lease]) -> None:
             if future.exception() is None:
@@ -170,7 +170,7 @@ class WatchedStore:
             if future.exception() is None:
                 check.confirmed(node, consumer, request.lease)
 
-        confirming = self._store.confirm(consumer, last_offset, first_offset, shown=shown)
+        confirming = self._store.consumers.confirm(consumer, last_offset, first_offset, shown=shown)
         confirming.add_done_callback(confirmed)
         return confirming
 

@@ -12,7 +12,6 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from agent.fact_store import FactStore, own_facts, peers_facts, readership, running
+from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
 from agent.fact_store.divergence import opening
 from agent.fact_store.integrity import damage_registry
@@ -104,7 +103,7 @@ class SteppedWriter(Writer):
         self._commit(self._group)
         if self.meter.commits % 2:  # the logs here are so short that nobody would ever ask the file
             self.catalog.tails.clear()
-        self._attend()
+        self._run_timers()
 
     def _settle(self, *, is_durable: bool) -> None:
         if self.dies_in_commit and is_durable:
@@ -136,24 +135,6 @@ class SteppedWriter(Writer):
             self._connection.close()
 
 
-class Inline:
-    """A pool of threads without threads."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing to start."""
-
-    def submit(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(call(*arguments, **named))
-        except Exception as error:  # noqa: BLE001  the future's, as in a pool
-            future.set_exception(error)
-        return future
-
-    def shutdown(self) -> None:
-        """Nothing to stop."""
-
-
 class Scrubber(store_module.Scrubber):
     """Begun, but without its thread."""
 
@@ -180,11 +161,10 @@ class Disks:
 def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytest.MonkeyPatch]:
     """Stores opened here are stepped, see this clock, these disks, and no chance but this."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (store_module, running, own_facts, peers_facts, readership, writer, damage_registry):
+        for module in (store_module, appends, consumer_registry, writer, damage_registry):
             patch.setattr(module, "time", clock)
         patch.setattr(store_module, "Writer", SteppedWriter)
         patch.setattr(store_module, "Scrubber", Scrubber)
-        patch.setattr(peers_facts, "ThreadPoolExecutor", Inline)
         for module in (store_module, housekeeping):
             patch.setattr(module, "disk_free", disks.free)
         for module in (opening, recovery):
@@ -201,7 +181,7 @@ def new_store(folder: Path, zone: str, name: str) -> None:
         with stepped(Clock(), random.Random(name), Disks()):  # the same epoch in every run
             folder.mkdir(parents=True)
             store = FactStore.open(folder / FILE, zone, settings=SETTINGS, unattended=True)
-            store.define([TagDefinition("tag:line1/t1")])
+            store.appends.define([TagDefinition("tag:line1/t1")])
             store.close()
             _templates[zone, name] = image_of(folder)
             shutil.rmtree(folder)

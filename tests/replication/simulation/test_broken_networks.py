@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.batch import Header
-from agent.fact_store import readership
+from agent.fact_store import store
 from agent.fact_store.append import receive
 from agent.fact_store.divergence import opening, reseal
 from agent.fact_store.divergence.high_water import ReadHighWater, ServedHighWater
@@ -110,10 +110,10 @@ def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
     """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
-    compares = readership.contradiction
+    compares = store.contradiction
     patch.setattr(ServedHighWater, "offset", lambda *_: sys.maxsize)
     patch.setattr(
-        readership,
+        store,
         "contradiction",
         lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held),
     )
@@ -136,7 +136,7 @@ def remembers_handing_in_memory_only(patch: pytest.MonkeyPatch) -> None:
 
 def takes_released_facts_for_equal(patch: pytest.MonkeyPatch) -> None:
     """A receiver that calls a duplicate what it can no longer compare."""
-    patch.setattr(receive, "_name_released", lambda *_, **__: None)
+    patch.setattr(receive, "_note_released", lambda *_, **__: None)
 
 
 def takes_all_for_unseen(patch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ class Appends:
         if isinstance(parsed, Refuse):
             return parsed
         try:
-            appending = self._context.store.append_messages(
+            appending = self._context.store.appends.append_messages(
                 request.stream, parsed.messages, acks=request.acks, preconditions=parsed.preconditions
             )
         except MessageError as error:
@@ -54,11 +54,11 @@ class Appends:
             return Refuse("bad_request", str(error))
         store, stream, producer = self._context.store, request.stream, request.producer
         if request.lease_after is None:
-            epoch: int | None = await self._context.wrap(store.acquire_lease(stream, producer))
+            epoch: int | None = await self._context.wrap(store.appends.acquire_lease(stream, producer))
         else:
-            epoch = await self._context.wrap(store.acquire_lease_after(stream, producer, request.lease_after))
+            epoch = await self._context.wrap(store.appends.acquire_lease_after(stream, producer, request.lease_after))
         if epoch is None:
-            in_force = store.lease_epoch(stream, producer)
+            in_force = store.appends.lease_epoch(stream, producer)
             return Reply(LeaseAnswer(**self._context.own, lease_in_force=in_force), [])
         fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
         _log.info("lease_acquired", extra=fields)

@@ -102,24 +102,24 @@ class Consumers:
         context, store = self._context, self._context.store
         match effect:
             case FindConsumer(name):
-                return store.consumer(name)
+                return store.consumers.get(name)
             case CountConsumers(zone):
-                return sum(1 for each in store.consumers() if each.zone == zone)
+                return sum(1 for each in store.consumers.all() if each.zone == zone)
             case LookAtStream(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
                 return StreamNow(store.end_offset(stream), self._waiters.count(zone), now_ms)
             case ReportPeerAhead(zone, why):
                 return store.peer_is_ahead(zone, why)
             case ExplainNeverServed(stream, zone, offset):
-                return store.never_handed(stream, zone, offset)
+                return store.consumers.why_not_served(stream, zone, offset)
             case HasServed(stream, zone, end):
-                return store.has_handed(stream, zone, end)
+                return store.consumers.has_served(stream, zone, end)
             case CompareHistory(stream, taken, held):
                 return await context.in_thread(store.contradiction, stream, taken, held)
             case RegisterConsumer():
                 return await self._register(effect)
             case HoldLease(name, shown):
-                return await context.wrap(store.hold_lease(name, shown))
+                return await context.wrap(store.consumers.hold_lease(name, shown))
             case AnnounceLease(name, zone, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
@@ -131,7 +131,7 @@ class Consumers:
             case CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
             case BeginServing(stream, zone):
-                beginning = store.begin_handing(stream, zone)
+                beginning = store.consumers.begin_serving(stream, zone)
                 return None if beginning is None else await context.wrap(beginning)
             case Park():
                 return await self._park(effect)
@@ -143,7 +143,7 @@ class Consumers:
         raise AssertionError(effect)
 
     async def _register(self, effect: RegisterConsumer) -> Consumer:
-        registering = self._context.store.register_consumer(effect.name, effect.zone, effect.stream, effect.start)
+        registering = self._context.store.consumers.register(effect.name, effect.zone, effect.stream, effect.start)
         consumer = await self._context.wrap(registering)
         self._bootstraps.began(effect.name, effect.zone, effect.stream)
         fields = {"consumer": effect.name, "peer": effect.zone, "stream": effect.stream}
@@ -153,7 +153,9 @@ class Consumers:
     def _start_confirm(self, effect: StartConfirm) -> asyncio.Future[int]:
         confirm, telemetry = effect.confirm, self._context.telemetry
         confirming = self._context.wrap(
-            self._context.store.confirm(effect.name, confirm.last_offset, confirm.first_offset, shown=effect.shown)
+            self._context.store.consumers.confirm(
+                effect.name, confirm.last_offset, confirm.first_offset, shown=effect.shown
+            )
         )
         span = telemetry.start(
             Span.CONFIRM, Side.SERVING, consumer=effect.name, peer=effect.zone, offset=confirm.last_offset
@@ -166,7 +168,7 @@ class Consumers:
         context, store, waiters = self._context, self._context.store, self._waiters
         key, began_ns = (effect.zone, effect.name), context.now_ns()
         wait_ms = max(0, effect.until_ms - began_ns // 1_000_000)
-        store.seen(effect.name, is_at_end=True, waits_ms=wait_ms)
+        store.consumers.seen(effect.name, is_at_end=True, waits_ms=wait_ms)
         ended = context.future()
         waiters.add(key, effect.stream, ended)
         # The log may have grown since the core looked, when the writer saw no fetch to wake.
@@ -182,8 +184,8 @@ class Consumers:
 
     def _record_served(self, effect: RecordServed) -> None:
         store = self._context.store
-        store.handed(effect.stream, effect.zone, effect.last_offset, effect.end)
-        store.seen(effect.name, is_at_end=effect.is_at_end)
+        store.consumers.record_served(effect.stream, effect.zone, effect.last_offset, effect.end)
+        store.consumers.seen(effect.name, is_at_end=effect.is_at_end)
         if effect.is_at_end:
             self._bootstraps.reached_end(effect.name)
 

@@ -1,7 +1,7 @@
-"""The door for facts that are born here: tag definitions, samples, messages, and the leases of their producers.
+"""What the producers of this zone append: tag definitions, samples, messages; and the producers' leases.
 
-Arguments are checked in the calling thread, and what is wrong with them, or a queue that is full, is raised at once; what the store finds
-out later comes through the future, and so does the result, once it is durable as far as `acks` asks. Ingest and applications use it.
+Arguments are checked in the calling thread: a mistake in them, or a full queue, raises at once. Errors that the store
+finds later come through the future, as does the result, once it is durable as far as `acks` asks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from agent.batch import SampleColumns
 from agent.fact_store.append import (
     AppendMessages,
     AppendSamples,
+    ack_terms,
     acquire_lease,
     acquire_lease_after,
     check_precondition,
@@ -23,9 +24,9 @@ from agent.fact_store.append import (
     define,
     message_key,
 )
-from agent.fact_store.append import terms as terms_of
+from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.log import Acks, AcksRefused, Appended, FactsRefused
-from agent.fact_store.running import RunningStore
+from agent.fact_store.writer import Writer
 from agent.message import (
     PRODUCER,
     STREAM,
@@ -40,29 +41,36 @@ from agent.message import (
     value_bytes,
 )
 
-_FACT_BYTES = 120  # what a queued sample weighs in memory, its own text or bytes apart
+_FACT_BYTES = 120  # memory of a queued sample, without the text or bytes of its value
 _MESSAGE_BYTES = 1000
 _PLAIN = frozenset({bool, int, float, type(None)})
 
 
-class OwnFacts(RunningStore):
-    """What a store takes from the producers of its own zone."""
+class Appends:
+    """`FactStore.appends`."""
+
+    def __init__(self, zone: str, writer: Writer, artifacts: Artifacts) -> None:
+        self._zone = zone
+        self._writer = writer
+        self._artifacts = artifacts
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
-        """Number tag definitions of this store, densely from 1: the same content keeps its number, a change is a new one.
+        """Number tag definitions of this store, densely from 1: the same content keeps its number, a change gets a new
+        one.
 
-        Raises MessageError at once where a definition breaks the rules.
+        Raises MessageError at once for a definition that breaks the rules.
         """
         for definition in definitions:
             check_definition(definition)
         bodies = [definition.to_json() for definition in definitions]
-        return self._call("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
+        return self._writer.submit("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
 
     def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Appended]:
-        """Append samples, all or none, at consecutive offsets; the future is done when they are durable here, whatever the stream's `acks`.
+        """Append samples, all or none, at consecutive offsets; the future is done when they are durable here, whatever
+        the stream's `acks`.
 
-        They wait for others in the queue: until the stream has `batch_facts_target` of them, `commit_interval_ms` at most. Raises
-        StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
+        They wait for others in the queue: until the stream has `batch_facts_target` of them, `commit_interval_ms` at
+        most. Raises StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
         """
         check_name("stream", stream, STREAM)
         if not rows:
@@ -78,7 +86,8 @@ class OwnFacts(RunningStore):
     def append_message(
         self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition | None = None
     ) -> Future[AppendOutcome]:
-        """Append a message unless its id is there already; see `AppendOutcome`. Answered on the stream's `acks`, or on these.
+        """Append a message unless its id is stored already; see `AppendOutcome`. Answered on the stream's `acks`, or on
+        those given.
 
         Raises MessageError, AcksRefused, StoreBusy at once; FactsRefused comes through the future.
         """
@@ -97,7 +106,8 @@ class OwnFacts(RunningStore):
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
-        """As `append_message` for several in one commit; each has its own outcome, and its own precondition if there are any."""
+        """As `append_message`, for several in one commit; each has its own outcome, and its own precondition if any are
+        given."""
         self.check_append(stream, messages, acks, preconditions)
         return self.append_checked(stream, messages, acks, preconditions)
 
@@ -108,14 +118,14 @@ class OwnFacts(RunningStore):
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> None:
-        """Raise what `append_messages` would at once, a full queue apart; nothing is handed over. ArtifactMissing for a message that
-        refers to what is not here."""
+        """Raise what `append_messages` would raise at once, except for a full queue; appends nothing. ArtifactMissing
+        for a message that refers to an artifact that is not stored here."""
         check_name("stream", stream, STREAM)
         if not messages:
             raise FactsRefused("no messages", "leave the call out")
         for message in messages:
             check_message(message)
-            self.artifacts.claim(message)
+            self._artifacts.claim(message)
         if not preconditions:
             return
         if len(preconditions) != len(messages):
@@ -127,7 +137,7 @@ class OwnFacts(RunningStore):
                 continue
             is_strong = self._writer.policy(stream).write_class == "strong"
             check_precondition(precondition, is_strong=is_strong)
-            if terms_of(self._writer.policy(stream), acks).is_answered_unstored:
+            if ack_terms(self._writer.policy(stream), acks).is_answered_unstored:
                 raise AcksRefused("acks none is answered before a precondition can be decided", "ask for local")
 
     def append_checked(
@@ -137,10 +147,11 @@ class OwnFacts(RunningStore):
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
-        """`append_messages` of what has been through `check_append`. Raises AcksRefused, StoreBusy at once."""
-        keys, contents = [message_key(one, self.zone) for one in messages], [content_digest(one) for one in messages]
+        """`append_messages` without the checks: the caller has made them with `check_append`. Raises AcksRefused,
+        StoreBusy at once."""
+        keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
-        terms = terms_of(self._writer.policy(stream), acks)
+        terms = ack_terms(self._writer.policy(stream), acks)
         asked = [one or NO_PRECONDITION for one in preconditions]
         append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
         self._writer.append_messages(append)
@@ -151,28 +162,28 @@ class OwnFacts(RunningStore):
         return answered
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
-        """A lease epoch for a producer that begins, higher than any before it: appends with lower ones are fenced from now on.
+        """A new lease epoch for a producer, higher than any before: appends with a lower epoch are fenced from now on.
 
         Raises MessageError, StoreBusy at once; FactsRefused comes through the future.
         """
         check_name("stream", stream, STREAM)
         check_name("producer", producer, PRODUCER)
-        return self._call("lease", partial(acquire_lease, stream=stream, producer=producer))
+        return self._writer.submit("lease", partial(acquire_lease, stream=stream, producer=producer))
 
     def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
-        """The same if that lease epoch is in force (0: none), so that a request which comes late takes nothing from who came since.
-        None, and nothing has changed, where another is."""
+        """As `acquire_lease`, if `epoch` is the one in force (0: none), so that a delayed request does not fence a
+        producer that has started since. None, and nothing has changed, where another epoch is in force."""
         check_name("stream", stream, STREAM)
         check_name("producer", producer, PRODUCER)
-        return self._call("lease", partial(acquire_lease_after, stream=stream, producer=producer, after=epoch))
+        return self._writer.submit("lease", partial(acquire_lease_after, stream=stream, producer=producer, after=epoch))
 
     def lease_epoch(self, stream: str, producer: str) -> int:
-        """The lease epoch of a producer that is in force, 0 for none."""
+        """The lease epoch of a producer that is in force, 0 for none; from memory."""
         return self._writer.catalog.leases.get((stream, producer), 0)
 
 
 def _answer_with_first(outer: Future[AppendOutcome], inner: Future[list[AppendOutcome]]) -> None:
-    """Answer the future of one message as that of its list was answered."""
+    """Answer the future of one message as the future of its list was answered."""
     if (error := inner.exception()) is not None:
         outer.set_exception(error)
     else:
@@ -180,7 +191,7 @@ def _answer_with_first(outer: Future[AppendOutcome], inner: Future[list[AppendOu
 
 
 def _values_bytes(values: Sequence[Value]) -> int:
-    """About what samples with these values weigh in memory: looks at lengths only where some value has one."""
+    """Roughly the memory that samples with these values take, in bytes."""
     plain = len(values) * _FACT_BYTES
     if set(map(type, values)) <= _PLAIN:
         return plain

@@ -1,8 +1,7 @@
-"""The messages of one group commit, decided one after the other before anything is written (admission.py says how).
+"""The plan for the messages of a group commit, each decided in order, before anything is written.
 
-Later messages of the group see what earlier ones will do: an id that is about to be stored is known, a lease that was shown is in
-force, a subject has its newer message. What comes out is a plan; whoever carries it out writes messages, ids, leases and
-subjects in one transaction.
+Each decision (admission.py) sees what those before it do: an id is taken, a lease is in force, a subject has a newer
+message. The plan says which messages, ids, leases and subjects are then written in one transaction.
 """
 
 from __future__ import annotations
@@ -10,22 +9,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.batch import DIGEST_BYTES
 from agent.fact_store.append.admission import decide, next_lease_epoch, no_room_for
+from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.log import FactsRefused, Refused
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 
-if TYPE_CHECKING:
-    from agent.fact_store.append.append import AppendMessages
-
 
 @dataclass(slots=True)
-class Plan:
-    """What storing the messages of a group will do."""
+class MessagePlan:
+    """What storing the messages of a group commit writes, and the outcome of each."""
 
     kept: list[Message] = field(default_factory=list)
     fresh: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)  # key: content, offset
@@ -35,22 +31,23 @@ class Plan:
 
 
 def digest(data: bytes) -> bytes:
-    """What ids, contents and subjects are known by."""
+    """Digest of an id, a content or a subject."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def admit(
+def plan_messages(
     transaction: Transaction,
     stream: str,
     appends: Sequence[AppendMessages],
     refused: dict[int, Refused],
     *,
     is_strong: bool,
-) -> Plan:
-    """Decide about every message of the appends that are not refused; one that asks for the impossible is added to `refused`."""
+) -> MessagePlan:
+    """Decide each message of the appends that are not in `refused`; an append for which no more leases can be kept is
+    added to it."""
     known = transaction.catalog.streams.get(stream)
     next_offset = known.end_offset + 1 if known else 1
-    plan = Plan()
+    plan = MessagePlan()
     for number, append in enumerate(appends):
         if number in refused:
             continue
@@ -89,17 +86,17 @@ def acquire_lease_after(transaction: Transaction, stream: str, producer: str, af
 
 
 def acquire_lease(transaction: Transaction, stream: str, producer: str) -> int:
-    """Put a lease in force that is newer than every one before; returns its epoch. Raises FactsRefused."""
+    """Grant a lease that is newer than every one before; returns its epoch. Raises FactsRefused."""
     epoch = next_lease_epoch(transaction.catalog.leases, stream, producer)
     transaction.set_leases(stream, {producer: epoch})
     return epoch
 
 
-def _no_room(transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: Plan) -> str:
-    """Why the store may not remember the leases of all producers named, "" where it may."""
+def _no_room(transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: MessagePlan) -> str:
+    """Why the store cannot keep the leases of all these producers, "" where it can."""
     named = {*plan.leases, *(one.producer for one in preconditions if one.producer is not None)}
     return no_room_for(transaction.catalog.leases, {(stream, producer) for producer in named})
 
 
-def _in_force(transaction: Transaction, stream: str, producer: str, plan: Plan) -> int:
+def _in_force(transaction: Transaction, stream: str, producer: str, plan: MessagePlan) -> int:
     return plan.leases.get(producer) or transaction.catalog.leases.get((stream, producer), 0)

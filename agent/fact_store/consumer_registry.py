@@ -1,0 +1,162 @@
+"""The consumers of a store: registered, leased, active, confirming, removed; and how far each zone was served.
+
+Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. What a
+confirmation means is decided in frontier.py, which instance of a consumer may continue in agent/lease.py.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from datetime import datetime
+from functools import partial
+
+from agent.fact_store import consumers
+from agent.fact_store.append import Follower
+from agent.fact_store.divergence import ServedHighWater
+from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state
+from agent.fact_store.writer import Writer
+from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
+from agent.message import CONSUMER, STREAM, ZONE, check_name
+from agent.pages import Consumer
+
+
+class ConsumerRegistry:
+    """`FactStore.consumers`."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._served = ServedHighWater(writer.catalog.served_offsets)
+
+    def get(self, name: str) -> ConsumerState | None:
+        """A registered consumer, from memory."""
+        return self._writer.catalog.consumers.get(name)
+
+    def all(self) -> list[ConsumerState]:
+        """Every registered consumer, from memory."""
+        return list(self._writer.catalog.consumers.values())
+
+    def register(
+        self, name: str, zone: str, stream: str, start: consumers.Start | datetime = "oldest"
+    ) -> Future[Consumer]:
+        """Register a consumer; a repeat with the same zone and stream returns the consumer as it is.
+
+        It starts at the oldest fact, at the end, or at a time of recording (a datetime with a time zone, or
+        milliseconds since 1970). A time is rounded down to the minute's mark, so up to a minute of facts too many is
+        read and none is missed.
+        """
+        check_name("consumer", name, CONSUMER)
+        check_name("zone", zone, ZONE)
+        check_name("stream", stream, STREAM)
+        begin = int(start.timestamp() * 1000) if isinstance(start, datetime) and start.tzinfo is not None else start
+        if isinstance(begin, datetime) or (begin not in {"oldest", "end"} and (type(begin) is not int or begin < 0)):
+            raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in a zone, not at {start!r}")
+        is_local = self._writer.policy(stream).write_class == "local"
+        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=begin, is_local=is_local)
+        return self._writer.submit("register", run)
+
+    def remove(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
+        """Begin to remove a consumer and its confirmations; retention may then release what it held back. It is gone
+        ten minutes later, unless it fetches meanwhile; with `now`, at once. Through the future: UnknownConsumer, and
+        without `force` ConsumerInUse.
+        """
+        return self._writer.submit("remove", partial(consumers.remove_consumer, name=name, force=force, now=now))
+
+    def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
+        """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py), durable
+        where it is new.
+
+        Through the future: UnknownConsumer, and ConsumerFenced for an instance that a newer one has replaced.
+        """
+        if shown.epoch is not None and not 0 <= shown.epoch <= LEASE_EPOCH_MAX:
+            raise ValueError(f"a lease has an epoch of 0 to {LEASE_EPOCH_MAX}, not {shown.epoch}")
+        return self._writer.submit("hold", partial(consumers.hold_lease, name=consumer, shown=shown))
+
+    def confirm(
+        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
+    ) -> Future[int]:
+        """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
+
+        Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the instance that confirms;
+        without it, the consumer's name is enough. Through the future: UnknownConsumer, ConsumerFenced,
+        ConfirmBeyondLog, ConfirmRefused.
+        """
+        run = partial(
+            consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset, shown=shown
+        )
+        confirming = self._writer.submit("confirm", run)
+        confirming.add_done_callback(partial(self._confirmed, consumer))
+        return confirming
+
+    def _confirmed(self, name: str, confirming: Future[int]) -> None:
+        """In the writer's thread: a consumer that confirms is active, and one that has confirmed everything is at the
+        end."""
+        catalog = self._writer.catalog
+        known = catalog.consumers.get(name)
+        if confirming.exception() is None and known is not None:
+            is_at_end = known.frontier >= catalog.streams[known.stream].end_offset
+            self._writer.activity.record_confirm(
+                name, is_at_end=is_at_end, now_ns=time.monotonic_ns(), now_unix_ms=time.time_ns() // 1_000_000
+            )
+
+    def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
+        """Record that a fetch of this consumer is answered with a page, which reaches the end of the log or not, or
+        that it waits at the end for `waits_ms`. From any thread; costs no commit unless the consumer's state changes by
+        it.
+        """
+        known = self.get(consumer)
+        if known is None:
+            return
+        activity = self._writer.activity
+        activity.record_fetch(
+            consumer,
+            is_at_end=is_at_end,
+            waits_ns=waits_ms * 1_000_000,
+            now_ns=time.monotonic_ns(),
+            now_unix_ms=time.time_ns() // 1_000_000,
+        )
+        if next_state(known.lifecycle, Event.SEEN) is known.lifecycle or not activity.begin_recording(consumer):
+            return
+        run = partial(consumers.apply_events, events={consumer: Event.SEEN}, seen_unix_ms=activity.seen_unix_ms)
+        try:
+            self._writer.submit("seen", run).add_done_callback(lambda _: activity.end_recording(consumer))
+        except StoreError:  # busy or closing: the next fetch records it; or ended, and `FactStore.ended` says why
+            activity.end_recording(consumer)
+
+    def seen_unix_ms(self, consumer: str) -> int | None:
+        """When a consumer was last seen, by the wall clock: in this life of the store, else as its table says; from
+        memory."""
+        known = self.get(consumer)
+        return self._writer.activity.seen_unix_ms(consumer) or (known.seen_unix_ms if known else None)
+
+    def followers(self, stream: str) -> list[Follower]:
+        """The consumers that an append to a stream may wait for, and when each was last at the end of the stream; from
+        memory."""
+        return self._writer.activity.followers(self._writer.catalog, stream)
+
+    # ---------------------------------------------------------------------------------------------- how far zones were
+    # served
+
+    def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
+        """To be awaited before a zone is served facts of a stream, the first time in this life of the store: it is
+        durable that the zone reads. None where it is durable already."""
+        if self._writer.catalog.served_offsets.get((stream, zone), 0) is None:
+            return None
+        return self._writer.submit("serve", partial(consumers.begin_serving, stream=stream, zone=zone))
+
+    def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
+        """Record that a zone is about to be served a stream up to an offset; `end`: last offset and digest of the
+        page's last batch. Costs no commit."""
+        self._served.record(stream, zone, last_offset, end)
+
+    def has_served(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
+        """Whether one of the last pages served to a zone ended with this batch; from memory."""
+        return self._served.is_recent_page_end(stream, zone, end)
+
+    def why_not_served(self, stream: str, zone: str, offset: int) -> str | None:
+        """Why this store, under its present epoch, cannot have served a zone up to an offset; None where it can have.
+        From memory."""
+        until = self._served.offset(stream, zone)
+        return (
+            None if offset <= until else f"it has read up to offset {offset} of {stream}, and was handed {until} here"
+        )

@@ -1,0 +1,121 @@
+"""What peers send: pages of their streams, all or nothing, and copies of batches and tag definitions that are damaged
+here.
+
+A pulling node parses batches and reads their content before it hands them over; what writing them means is decided in
+receive.py and repair.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from agent.batch import EPOCH_BYTES, Batch, Origin
+from agent.fact_store.append import ReceivedPage, check_headers, store_page
+from agent.fact_store.integrity import (
+    DamageRegistry,
+    add_peer_incident,
+    damaged_batches,
+    repair_batches,
+    repair_definitions,
+)
+from agent.fact_store.log import FactsRefused
+from agent.fact_store.read import StoreReader
+from agent.fact_store.writer import Writer
+from agent.message import STREAM, ZONE, check_name
+from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition, RepairedRange
+
+_OFFSET_MAX = 2**63 - 1
+
+
+class Inbound:
+    """`FactStore.inbound`."""
+
+    def __init__(self, writer: Writer, reader: StoreReader, damages: DamageRegistry) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._damages = damages
+
+    def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
+        """How far a peer's stream has been stored here, from memory."""
+        return self._writer.catalog.peers.get((peer, stream))
+
+    def put_batches(
+        self,
+        peer: str,
+        stream: str,
+        batches: Sequence[Batch],
+        definitions: Sequence[ReceivedDefinition],
+        position: PeerPosition,
+        *,
+        holes: Sequence[tuple[int, int, str]] = (),
+        is_backlog: bool = False,
+    ) -> Future[PutResult]:
+        """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
+
+        The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of what
+        the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for this
+        store, so no forecast counts them as what comes in. A batch that contradicts the facts held, and is not of the
+        peer's present epoch, is passed over: an incident, and `refused` in the result.
+
+        At once: BatchError (a slice, another stream), FactsRefused (no position), StoreBusy. Through the future:
+        ForkError, DefinitionsMissing, FactsRefused (no definition), StoreFull.
+        """
+        check_name("peer", peer, ZONE)
+        check_name("stream", stream, STREAM)
+        if len(position.epoch) != EPOCH_BYTES or not 0 <= position.offset <= _OFFSET_MAX:
+            raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
+        check_headers(stream, batches)
+        page = ReceivedPage(peer, stream, batches, definitions, position, tuple(holes), is_backlog)
+        size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
+        return self._writer.submit(
+            f"{stream} from {peer}", partial(store_page, page=page), size=size, stream=stream if batches else None
+        )
+
+    def damaged(self, stream: str) -> Future[list[OriginRange]]:
+        """The batches of a stream that are damaged and not repaired, with everything that was found before this
+        call."""
+        return self._writer.submit("damaged", partial(damaged_batches, stream=stream))
+
+    def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
+        """Replace damaged batches by copies, byte for byte, at the same offsets (repair.py). The caller has parsed each
+        batch and read its content.
+
+        At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another
+        history), StoreFull.
+        """
+        check_name("peer", peer, ZONE)
+        check_name("stream", stream, STREAM)
+        check_headers(stream, batches)
+        run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
+        size = sum(len(one.sealed) for one in batches)
+        repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream)
+        repairing.add_done_callback(partial(self._repaired, stream))
+        return repairing
+
+    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
+        """As `StoreReader.damaged_definition`, read in the calling thread."""
+        return self._reader.damaged_definition(stream, origin, last_sequence)
+
+    def repair_definitions(
+        self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
+    ) -> Future[int]:
+        """Replace damaged tag definitions by copies that the digest in a held batch proves (definition_repair.py);
+        returns how many.
+
+        At once: BatchError, StoreBusy. Through the future: FactsRefused, ForkError, StoreFull.
+        """
+        check_name("peer", peer, ZONE)
+        check_headers(stream, [batch])
+        run = partial(repair_definitions, stream=stream, peer=peer, batch=batch, received=received)
+        return self._writer.submit(f"{stream} from {peer}", run, size=sum(len(one.body) for one in received))
+
+    def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
+        if done.exception() is None:
+            for one in done.result():
+                self._damages.remove_repaired(stream, one.first_offset, one.last_offset)
+
+    def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
+        """Record an incident about a peer's stream."""
+        return self._writer.submit(kind, partial(add_peer_incident, kind=kind, stream=stream, peer=peer, why=why))
