@@ -181,7 +181,7 @@ class ConsumerStreamMismatch(Refused):
 class ConsumerInUse(Refused):
     """The consumer fetched or confirmed lately, so it is not abandoned."""
 
-    hint = "stop it first, or insist (--force): what it has not confirmed may then go without a word to it"
+    hint = "stop it first, or use --force: facts that it has not confirmed may then be released"
 
 
 class ConsumerFenced(Refused):

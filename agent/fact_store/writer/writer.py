@@ -358,7 +358,7 @@ class Writer:
         self.housekeeping.put_off(time.monotonic_ns())
         found.__cause__ = error
         if isinstance(found, StoreFull):
-            self.housekeeping.is_out_of_space()
+            self.housekeeping.free_ballast()
         elif not isinstance(found, StoreBusy):
             with self._changed:
                 self.failure = found

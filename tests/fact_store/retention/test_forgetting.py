@@ -164,8 +164,8 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
 
         def look() -> None:
             keeper = store._writer.housekeeping
-            seen_ns = keeper._seen_ns
-            wait_until(lambda: keeper._seen_ns > seen_ns, "a look at the disk")
+            seen_ns = keeper._measured_ns
+            wait_until(lambda: keeper._measured_ns > seen_ns, "a look at the disk")
 
         put(100)
         look()
