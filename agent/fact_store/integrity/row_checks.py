@@ -62,7 +62,7 @@ def definitions_damage(
     for number, digest, body in rows:
         expected = running.extended(body) if isinstance(body, bytes) else running
         if (number, digest) != (expected.count, expected.digest):
-            what = f"tag definition {running.count + 1} is damaged or not there"
+            what = f"tag definition {running.count + 1} is damaged or missing"
             damages.append(Damage("", 0, 0, str(origin), running.count + 1, what))
             if not (isinstance(number, int) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
                 return damages, running
