@@ -243,6 +243,6 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
                 append, [AppendOutcome(asked, "applied" if asked > 1 else "noop_already_applied")], catalog, now_ns
             )
         waiting.settle(catalog, now_ns)
-    (line,) = waiting._lines.values()
+    (line,) = waiting._groups.values()
     assert waiting.waiting <= 22
     assert len(line.by_offset) <= ack_waiters.ANSWERED_MAX + 2 * len(line.by_time)
