@@ -1,7 +1,7 @@
 """The door for facts of other zones: pages of a peer, all or nothing, and what a peer gives back of damaged batches.
 
 Batches are checked in a thread of their own, in the order in which they came, while the writer commits those before; what writing them
-then means is decided in receive.py and repair.py. A pulling node uses it.
+then means is decided in receive.py and batch_repair.py. A pulling node uses it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PeersFacts(RunningStore):
         return self._call("damaged", partial(damaged_batches, stream=stream))
 
     def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[list[RepairedRange]]:
-        """Put damaged batches back, byte for byte, at the offsets where they lay; see repair.py.
+        """Put damaged batches back, byte for byte, at the offsets where they lay; see batch_repair.py.
 
         At once: BatchError, StoreBusy. Through the future: FactsRefused, ForkError (another history), StoreFull.
         """

@@ -1,7 +1,7 @@
 """The door for those who read on: consumers registered, leased, seen, confirming, removed; and how far each zone was handed what.
 
 What a confirmation means is decided in frontier.py, who may go on in agent/lease.py, whether a peer speaks of this very store in
-handed.py and shown.py. A serving node and the zone's own applications use it.
+high_water.py and history_check.py. A serving node and the zone's own applications use it.
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ class Readership(RunningStore):
 
     def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
         """Why a zone cannot have been told by this store of everything up to an offset of this epoch, if it cannot; from memory, see
-        handed.py."""
+        high_water.py."""
         until = self._handed.offset(stream, zone)
         return (
             None if offset <= until else f"it has read up to offset {offset} of {stream}, and was handed {until} here"
         )
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
-        """What is not here of that which a peer shows of this epoch, read in the calling thread; see shown.py."""
+        """What is not here of that which a peer shows of this epoch, read in the calling thread; see history_check.py."""
         return find_contradiction(self._reader, self._writer.catalog, stream, taken, held)

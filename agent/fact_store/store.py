@@ -71,7 +71,7 @@ class FactStore(OwnFacts, PeersFacts, Readership):
         Streams that `streams` does not name have the defaults of `StreamSettings`.
 
         `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its place, an old copy
-        goes on under a new epoch, and what is stored is read again in the background (opening.py, upkeep.py).
+        goes on under a new epoch, and what is stored is read again in the background (opening.py, scrubber.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
