@@ -1,8 +1,8 @@
 """The contract of an append: preconditions, the fields of its answer, and the names it may use. Core: no IO.
 
 Programs of the zone append through the node's socket (`agent.local_socket`), programs of other zones through the broker
-(`agent.replication`). Both use this module, so that their checks of `from_zone` and `producer` and their answers are the same. The outcomes are
-decided by the store (`agent.fact_store.append`).
+(`agent.replication`). Both use this module, so that their checks of `from_zone` and `producer` and their answers are
+the same. The outcomes are decided by the store (`agent.fact_store.append`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import NamedTuple, Protocol, TypedDict
 from agent.message import Message, MessageError
 
 WARNING_CHARACTERS_MAX = 300
-"""Limit of a warning, so that answers about many messages stay small; it leaves room for the first few consumers not in sync."""
+"""Limit of a warning, so that answers about many messages stay small; it leaves room for the first few consumers not in
+sync."""
 
 STORED = frozenset({"applied", "noop_already_applied", "queued"})
 """Outcomes with which the message is stored. With any other, also one of a later version, it is not."""
 
 
 class Precondition(NamedTuple):
-    """A condition for storing a message. `producer` with `lease_epoch`: no newer lease under this name is in force. `base_offset`: no
-    message about the subject is newer than this offset (0: there is no message about it)."""
+    """A condition for storing a message. `producer` with `lease_epoch`: no newer lease under this name is in force.
+    `base_offset`: no message about the subject is newer than this offset (0: there is no message about it)."""
 
     producer: str | None = None
     lease_epoch: int | None = None
@@ -70,7 +71,7 @@ def check_from_zone(message: Message, zone: str) -> None:
 
 
 def check_producer(producer: str | None, zone: str) -> None:
-    """Raise MessageError unless the name of another zone's producer begins with that zone. Otherwise a zone could take the lease of another
-    zone's producer, or of this one's, and fence it."""
+    """Raise MessageError unless the name of another zone's producer begins with that zone. Otherwise a zone could take
+    the lease of another zone's producer, or of this one's, and fence it."""
     if producer is not None and not producer.startswith(f"{zone}."):
         raise MessageError("producer", f"{producer!r}; producers of {zone} are named {zone}.<name>")

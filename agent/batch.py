@@ -1,17 +1,19 @@
 """The batch: an immutable run of consecutive facts of one stream from one origin, sealed once and carried verbatim.
 
-A batch is encoded once, where its facts are recorded; every store, wire and relay after that copies its bytes (decision 0001). It has its
-identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of itself, so two batches alone show a changed,
-missing or forked history.
+A batch is encoded once, where its facts are recorded; every store, wire and relay after that copies its bytes (decision
+0001). It has its identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of
+itself, so two batches alone show a changed, missing or forked history.
 
-Promised: `parse` and `open_*` accept only bytes that `seal_*` or `cut` could have made, up to the choice of compressor and of MessagePack
-forms, and raise BatchError for all others, before they allocate more than the limits below. Facts that a reader would refuse are never
-sealed. docs/reference/batch-format.md describes the same bytes for a second implementation; a test checks its vectors against this code.
+Promised: `parse` and `open_*` accept only bytes that `seal_*` or `cut` could have made, up to the choice of compressor
+and of MessagePack forms, and raise BatchError for all others, before they allocate more than the limits below. Facts
+that a reader would refuse are never sealed. docs/reference/batch-format.md describes the same bytes for a second
+implementation; a test checks its vectors against this code.
 
-Not here: the columns of samples (agent.columns), who may send what (agent.replication), where a batch is stored (agent.fact_store).
+Not here: the columns of samples (agent.columns), who may send what (agent.replication), where a batch is stored
+(agent.fact_store).
 
-    BatchError              bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
-    BatchTooLarge           the facts do not fit into one batch; the caller must split them
+    BatchError          bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
+    BatchTooLarge       the facts do not fit into one batch; the caller must split them
 """
 
 from __future__ import annotations
@@ -158,9 +160,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """The count of an origin's tag definitions, and the running digest over them: `digest(n) = H(digest(n-1) + json(n))`.
+    """The count of an origin's tag definitions, and the running digest over them: `digest(n) = H(digest(n-1) +
+    json(n))`.
 
-    Every batch of samples has it in its header, so a relay cannot change a definition without breaking the batch's digest.
+    Every batch of samples has it in its header, so a relay cannot change a definition without breaking the batch's
+    digest.
     """
 
     count: int = 0
@@ -173,7 +177,8 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a batch. Times are nanoseconds since 1970 and enclose all facts (source time, or time of production)."""
+    """The header of a batch. Times are nanoseconds since 1970 and enclose all facts (source time, or time of
+    production)."""
 
     stream: str
     origin: Origin
@@ -196,8 +201,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch whose header and digest were checked. `sealed` are all its bytes, as stored and sent; the last 16 are `digest`; `body_at` is
-    where the body starts."""
+    """A batch whose header and digest were checked. `sealed` are all its bytes, as stored and sent; the last 16 are
+    `digest`; `body_at` is where the body starts."""
 
     header: Header
     sealed: bytes
@@ -212,13 +217,14 @@ class Batch:
         return Link(self.header.stream, self.header.origin, self.header.last_sequence + 1, self.digest)
 
 
-# --------------------------------------------------------------------------------------------------------------- sealing
+# -------------------------------------------------------------------------------------------------------------- sealing
 
 
 def seal_samples(link: Link, rows: Sequence[tuple[int, int, Value, int]], definitions: Definitions) -> Batch:
     """Seal samples (tag, source_time_ns, value, quality) as the next batch of a chain.
 
-    Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no encoding.
+    Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no
+    encoding.
     """
     return seal_columns(link, SampleColumns.of(rows), definitions)
 
@@ -235,7 +241,8 @@ def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions) -
 
 
 def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
-    """Seal messages that `message.check_message` has accepted as the next batch of a chain. Raises as `seal_samples`."""
+    """Seal messages that `message.check_message` has accepted as the next batch of a chain. Raises as
+    `seal_samples`."""
     _check_count(len(messages))
     return _seal(_Part(link, Kind.MESSAGES, len(messages), Definitions()), *_messages_content(messages))
 
@@ -243,7 +250,8 @@ def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
 def cut(batch: Batch, start: int, stop: int) -> Batch:
     """The facts at positions `start` to `stop` (exclusive) of a batch as a slice, for a reader with a small limit.
 
-    A slice is a batch with a flag; it names the batch it was cut from as its predecessor. It can be read, but not stored.
+    A slice is a batch with a flag; it names the batch it was cut from as its predecessor. It can be read, but not
+    stored.
     """
     header = batch.header
     if not 0 <= start < stop <= header.count:
@@ -257,8 +265,8 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def resealed(batch: Batch, link: Link) -> Batch:
-    """The facts of a batch as the next batch of another chain of the same zone and stream. Only for the store that sealed it, while no
-    reader has it (decision 0041). The content and the length stay the same."""
+    """The facts of a batch as the next batch of another chain of the same zone and stream. Only for the store that
+    sealed it, while no reader has it (decision 0041). The content and the length stay the same."""
     header = batch.header
     if header.is_slice or (link.stream, link.origin.zone) != (header.stream, header.origin.zone):
         raise ValueError(f"a batch of {header.stream} of {header.origin} cannot follow {link.stream} of {link.origin}")
@@ -273,11 +281,12 @@ def resealed(batch: Batch, link: Link) -> Batch:
     return Batch(changed, bytes(unsigned) + digest, digest, batch.body_at)
 
 
-# --------------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def split(data: bytes | memoryview) -> list[bytes]:
-    """The sealed batches in `data`, which lie end to end, each as its own bytes. Raises BatchError when they do not fill it."""
+    """The sealed batches in `data`, which lie end to end, each as its own bytes. Raises BatchError when they do not
+    fill it."""
     batches, at, view = [], 0, memoryview(data)
     while at < len(view):
         length = _sealed_length(view[at:])
@@ -310,7 +319,8 @@ def open_arrays(batch: Batch) -> SampleArrays:
 
 
 def open_packed(batch: Batch) -> Unpacked:
-    """The samples of a batch, checked but not built, for callers that need only some of them. Raises as `open_samples`."""
+    """The samples of a batch, checked but not built, for callers that need only some of them. Raises as
+    `open_samples`."""
     return _unpacked(batch)
 
 
@@ -334,7 +344,8 @@ def open_messages(batch: Batch) -> list[Message]:
 
 
 def verify(batch: Batch) -> None:
-    """Raise BatchError unless every fact of the batch can be read: exactly where `open_*` would, but without building the facts.
+    """Raise BatchError unless every fact of the batch can be read: exactly where `open_*` would, but without building
+    the facts.
 
     This is most of the CPU time of a receiver.
     """
@@ -344,7 +355,7 @@ def verify(batch: Batch) -> None:
         _unpacked(batch)
 
 
-# --------------------------------------------------------------------------------------------------------------- content
+# -------------------------------------------------------------------------------------------------------------- content
 
 # As in agent.columns, the types refuse invalid values before the values after them are allocated.
 _MANY = Meta(max_length=FACTS_MAX)
@@ -444,7 +455,7 @@ def _spread(name: str, column: list[Any], count: int) -> list[Any]:
     return column if len(column) == count else column * count
 
 
-# ----------------------------------------------------------------------------------------------------------------- bytes
+# ---------------------------------------------------------------------------------------------------------------- bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +501,8 @@ def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Ba
 
 
 def _sealed_length(data: memoryview) -> int:
-    """The length of the batch at the start of `data` by its header. Raises BatchError where there is none, or it is above the limit."""
+    """The length of the batch at the start of `data` by its header. Raises BatchError where there is none, or it is
+    above the limit."""
     if len(data) < _FIXED.size:
         raise BatchError(f"truncated: {len(data)} bytes, a header has {_FIXED.size}")
     if data[:4] != MAGIC:

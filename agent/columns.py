@@ -1,15 +1,16 @@
-"""Packs the columns of a batch of samples (tags, times, values, qualities) by their types, and unpacks them. Core: no IO.
+"""Packs the columns of a batch of samples (tags, times, values, qualities) by their types, and unpacks them. Core: no
+IO.
 
-Every column is one run of bytes of fixed width, so a receiver checks a batch against its header by lengths, counts and a few sums, without an
-object for each value. Integers are stored in byte planes (all lowest bytes, then all second bytes), which compress better; doubles are not,
-because their low bytes are noise in either order.
+Every column is one run of bytes of fixed width, so a receiver checks a batch against its header by lengths, counts and
+a few sums, without an object for each value. Integers are stored in byte planes (all lowest bytes, then all second
+bytes), which compress better; doubles are not, because their low bytes are noise in either order.
 
-Promised: `pack` writes one form for one input. `unpack` accepts every form of docs/reference/batch-format.md and raises BatchError for all
-others, before it allocates more than a batch may hold. Building values from `Unpacked` cannot fail.
+Promised: `pack` writes one form for one input. `unpack` accepts every form of docs/reference/batch-format.md and raises
+BatchError for all others, before it allocates more than a batch may hold. Building values from `Unpacked` cannot fail.
 
 Not here: headers, digests, compression, messages (agent.batch).
 
-    BatchError              bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
+    BatchError          bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _EXT_JSON, _EXT_BYTES = 1, 2
 
 
 class BatchError(BsfgError):
-    """Bytes are not a batch that this program may accept; the text says what is wrong. A retry with the same bytes fails again."""
+    """Bytes are not a batch that this program may accept; the text says what is wrong. A retry with the same bytes
+    fails again."""
 
 
 class SampleColumns(NamedTuple):
@@ -83,8 +85,9 @@ class SampleColumns(NamedTuple):
 class SampleArrays(NamedTuple):
     """The samples of one batch as typed memory for Arrow, without an object for each value.
 
-    `tags`, `source_times_ns`, `kinds` and `qualities` have one entry for each fact. Values are separated by kind, in the order of the facts:
-    the n-th byte FLOAT of `kinds` stands for the n-th entry of `floats`, and the same for INT, BOOL and OTHER.
+    `tags`, `source_times_ns`, `kinds` and `qualities` have one entry for each fact. Values are separated by kind, in
+    the order of the facts: the n-th byte FLOAT of `kinds` stands for the n-th entry of `floats`, and the same for INT,
+    BOOL and OTHER.
     """
 
     tags: array[int]  # "I": tag number at the origin, 1 or more
@@ -106,7 +109,7 @@ class Frame(NamedTuple):
     time_max_ns: int
 
 
-# ----------------------------------------------------------------------------------------------------------------- packing
+# -------------------------------------------------------------------------------------------------------------- packing
 
 
 def pack(columns: Sequence[Sequence[Any]], tag_max: int) -> tuple[bytes, int, int]:
@@ -140,7 +143,8 @@ def _packed_tags(tags: Sequence[int], tag_max: int) -> tuple[int, int, int, byte
 
 
 def _packed_times(times: Sequence[int]) -> tuple[tuple[int, int, int, bytes], int]:
-    """Earliest, unit, width and planes of the differences to the earliest; and the latest. The unit is the tick of the clock, us or ms."""
+    """Earliest, unit, width and planes of the differences to the earliest; and the latest. The unit is the tick of the
+    clock, us or ms."""
     earliest, latest = min(times), max(times)
     if earliest < INT64_MIN or latest > INT64_MAX:
         raise ValueError(f"source times {earliest} to {latest}: nanoseconds since 1970 have 64 bits")
@@ -207,7 +211,8 @@ def _where(byte: int, *, is_other: bool = False) -> bytes:
 
 
 def _packed_others(others: Sequence[Any]) -> Sequence[Any]:
-    """Others for MessagePack: one entry where all are equal and of one type; structures and bytes as extension types."""
+    """Others for MessagePack: one entry where all are equal and of one type; structures and bytes as extension
+    types."""
     types = set(map(type, others))
     if wrong := _wrong_others(others, types):
         raise ValueError(wrong)
@@ -263,11 +268,11 @@ def _once(data: bytes, width: int) -> bytes:
     return data[:width] if data == data[:width] * (len(data) // width) else data
 
 
-# --------------------------------------------------------------------------------------------------------------- unpacking
+# ------------------------------------------------------------------------------------------------------------ unpacking
 
-# The types make the decoder refuse invalid content before it allocates what follows: no column longer than a batch, nothing nested. So bytes
-# are an extension type among the others: with text and bytes in one union, msgspec would need Any, and Any builds any tree of empty lists
-# that a peer sends.
+# The types make the decoder refuse invalid content before it allocates what follows: no column longer than a batch,
+# nothing nested. So bytes are an extension type among the others: with text and bytes in one union, msgspec would need
+# Any, and Any builds any tree of empty lists that a peer sends.
 _Bytes = Annotated[bytes, Meta(max_length=FACTS_MAX)]
 _Words = Annotated[bytes, Meta(max_length=FACTS_MAX * 8)]
 _Steps = tuple[int, int, int, _Words]  # tags: first, step, width, planes; times: earliest, unit, width, planes
@@ -280,8 +285,8 @@ _ENCODER = Encoder()
 class Unpacked(NamedTuple):
     """Checked columns in packed form, from which values are built on request.
 
-    `times_above` are differences to the earliest time in units; None where all are equal. `ints` and `qualities` are the least with the
-    differences to it.
+    `times_above` are differences to the earliest time in units; None where all are equal. `ints` and `qualities` are
+    the least with the differences to it.
     """
 
     frame: Frame
@@ -432,8 +437,8 @@ def _unpacked_tags(coded: tuple[int, int, int, bytes], frame: Frame) -> tuple[in
 def _turns(first: int, steps: array[int], planes: bytes) -> list[int]:
     """Some tags that include the least and the greatest: the turns, where the step changes, if these are few.
 
-    A source that is read in the order of its tags has the same step except where it starts again. Checking only its turns takes a tenth of
-    the time of checking all tags, which was a third of the check of a batch.
+    A source that is read in the order of its tags has the same step except where it starts again. Checking only its
+    turns takes a tenth of the time of checking all tags, which was a third of the check of a batch.
     """
     count = len(steps)
     if not count:
@@ -463,7 +468,8 @@ def _places(mask: bytes) -> Iterator[int]:
 
 
 def _unpacked_times(coded: tuple[int, int, int, bytes], frame: Frame) -> array[int] | None:
-    """The differences of the times to the earliest, in units. Raises BatchError unless the bounds match the header, so all fit 64 bits."""
+    """The differences of the times to the earliest, in units. Raises BatchError unless the bounds match the header, so
+    all fit 64 bits."""
     earliest, unit, width, planes = coded
     above = _unpacked("times", width, planes, frame.facts)
     if unit < 1:
@@ -477,8 +483,8 @@ def _unpacked_times(coded: tuple[int, int, int, bytes], frame: Frame) -> array[i
 def _spans(above: array[int], top: int) -> bool:
     """Whether the least of these unsigned integers is 0 and the greatest `top`.
 
-    All are compared at once as digits of one large number, every other digit so that each has room to borrow. That takes a third of the time
-    of max(), which makes an object of each.
+    All are compared at once as digits of one large number, every other digit so that each has room to borrow. That
+    takes a third of the time of max(), which makes an object of each.
     """
     width, data = above.itemsize, above.tobytes()
     if top >> 8 * width or not _holds(data, width, 0) or not _holds(data, width, top):
@@ -490,8 +496,8 @@ def _spans(above: array[int], top: int) -> bool:
 
 @lru_cache(_RULERS_MAX)
 def _ruler(width: int, digits: int) -> tuple[int, int]:
-    """Two large numbers with a 1 in every other digit of `width` bytes, from the first digit and from the second. Cached, because batches
-    of one source have one length and making them took a third of the comparison."""
+    """Two large numbers with a 1 in every other digit of `width` bytes, from the first digit and from the second.
+    Cached, because batches of one source have one length and making them took a third of the comparison."""
     ones = int.from_bytes((b"\1" + bytes(2 * width - 1)) * digits, "little")
     return ones, ones << 8 * width
 
@@ -557,7 +563,8 @@ def _unwrapped(value: Ext) -> Json | bytes:
 
 
 def _wrong_others(others: Sequence[Any], types: set[type]) -> str:
-    """Why these values, of these types, cannot be in a batch; empty where they can. Checks each one only where some may be long."""
+    """Why these values, of these types, cannot be in a batch; empty where they can. Checks each one only where some may
+    be long."""
     if types & {str, bytes, Json}:
         length = max(value_bytes(value) for value in others if type(value) in (str, bytes, Json))
         if length > VALUE_BYTES_MAX:

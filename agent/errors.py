@@ -4,11 +4,12 @@
         ConfigError             node.toml cannot be used                                     (agent.config)
         MessageError            a message, sample or definition breaks a rule               (agent.message)
         BatchError              bytes are not a batch                                        (agent.columns)
-        StoreError              the fact store refused or failed                             (agent.fact_store.log.errors)
-        ReplicationError        a peer or the connection to it failed                        (agent.replication.protocol.errors)
+        StoreError              the fact store refused or failed                             (agent.fact_store)
+        ReplicationError        a peer or the connection to it failed                        (agent.replication)
         IngestError             a source or its tag map cannot be used                       (agent.ingest.errors)
 
-Each package draws its own branch. Mistakes of this program are not in the tree: they are assertions and end the process.
+Each package draws its own branch. Mistakes of this program are not in the tree: they are assertions and end the
+process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Watches files that other programs replace: calls back after events of the file system, and every few minutes without one.
+"""Watches files that other programs replace: calls back after events of the file system, and every few minutes without
+one.
 
-An event is only a hint to check the files; their content decides. The check waits until the files were quiet for a moment, because editors and
-copies write in several steps. It also runs every few minutes without an event, because network and overlay file systems miss events and a
-folder may have been replaced. The caller does the check; this module has only paths and events. Threads of watchdog set one flag here.
+An event is only a hint to check the files; their content decides. The check waits until the files were quiet for a
+moment, because editors and copies write in several steps. It also runs every few minutes without an event, because
+network and overlay file systems miss events and a folder may have been replaced. The caller does the check; this module
+has only paths and events. Threads of watchdog set one flag here.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ async def watch_files(
 ) -> None:
     """Call `look` at once, after events, and every `reread_s`, until cancelled; it returns the seconds to wait at most.
 
-    Each period begins with new watches, because a folder may have been replaced. `deaf` is called with the error where the system gives
-    no watches.
+    Each period begins with new watches, because a folder may have been replaced. `deaf` is called with the error where
+    the system gives no watches.
     """
     while True:
         hints = _Hints()
@@ -156,6 +158,7 @@ class _Hints(FileSystemEventHandler):
 
 
 def _paths(file: Path) -> Iterator[Path]:
-    """The paths of a file: by its name, and its target if it is a link. Folders are resolved: a watch on a link would watch the link."""
+    """The paths of a file: by its name, and its target if it is a link. Folders are resolved: a watch on a link would
+    watch the link."""
     yield Path(os.path.realpath(file.parent)) / file.name
     yield Path(os.path.realpath(file))

@@ -1,21 +1,23 @@
 """Leases with fencing tokens: which of several instances that use one name may continue. Core: no IO.
 
-A name (of a consumer or a producer) is meant for one instance. Where there are two, because a machine was cloned or a process was started
-twice, each instance that starts gets a higher epoch than the one before (decision 0036). The newer continues; the older is *fenced* at its
-next request, which is final. Leases do not expire: an instance that was away for a week continues if no other took its place.
+A name (of a consumer or a producer) is meant for one instance. Where there are two, because a machine was cloned or a
+process was started twice, each instance that starts gets a higher epoch than the one before (decision 0036). The newer
+continues; the older is *fenced* at its next request, which is final. Leases do not expire: an instance that was away
+for a week continues if no other took its place.
 
     claim of an instance               made by            result
     ---------------------------------  -----------------  ------------------------------------------------------------
     any, or none                       the holder         the lease stays in force
     0: requests a lease                another instance   it gets the next epoch
-    0, after an epoch not in force     another instance   no change; it learns the epoch in force and claims again after it
+    0, after an epoch not in force     another instance   no change; it claims again after the epoch in force
     an epoch above the one in force    another instance   it holds that epoch: the keeper was restored and has lost it
     the epoch in force                 another instance   the lease stays in force: one instance on several connections
     a lower epoch, or none             another instance   fenced
     none                               no lease in force  accepted without a lease
 
-A request may arrive when its sender is dead and a successor holds the lease. So an instance that starts first asks which epoch is in force,
-then requests the one *after* it: a late request of its predecessor names an epoch that is not in force any more.
+A request may arrive when its sender is dead and a successor holds the lease. So an instance that starts first asks
+which epoch is in force, then requests the one *after* it: a late request of its predecessor names an epoch that is not
+in force any more.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClaim:
-    """The claim of an instance: its unique name, and the epoch it was given. Epoch 0 requests a lease, None uses none. `after`: the
-    request counts only while this epoch is in force; None for any."""
+    """The claim of an instance: its unique name, and the epoch it was given. Epoch 0 requests a lease, None uses none.
+    `after`: the request counts only while this epoch is in force; None for any."""
 
     holder: str
     epoch: int | None = None

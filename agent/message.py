@@ -1,11 +1,11 @@
 """Messages and samples: the two forms of a fact, their checks, and canonical JSON. Core: no IO.
 
-A *message* is an envelope (producer, time, conversation) and a fact (subject, predicate, object). A *sample* is the compact form of the fact
-"tag T had value V with quality Q at source time S"; it is stored as four columns and presented as a message only on request, so telemetry
-costs no JSON.
+A *message* is an envelope (producer, time, conversation) and a fact (subject, predicate, object). A *sample* is the
+compact form of the fact "tag T had value V with quality Q at source time S"; it is stored as four columns and presented
+as a message only on request, so telemetry costs no JSON.
 
-Promised: one canonical form for JSON (RFC 8785), checks that name the field at fault, and the same presentation of a sample wherever it is
-computed. A value outside the types below is refused, not converted.
+Promised: one canonical form for JSON (RFC 8785), checks that name the field at fault, and the same presentation of a
+sample wherever it is computed. A value outside the types below is refused, not converted.
 
     MessageError            a message, sample or definition breaks a rule; nothing was changed
 """
@@ -60,8 +60,8 @@ class MessageError(BsfgError, ValueError):
 class Json:
     """A structured value (array or object) of a tag, as canonical JSON bytes.
 
-    Neither a dataclass nor a subclass of bytes: the encoder of batches must not know the type, so that it marks the value as JSON
-    instead of storing plain bytes.
+    Neither a dataclass nor a subclass of bytes: the encoder of batches must not know the type, so that it marks the
+    value as JSON instead of storing plain bytes.
     """
 
     __slots__ = ("data",)
@@ -85,7 +85,8 @@ class Json:
 
 
 Value = bool | int | float | str | bytes | Json | None
-"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None only with a bad quality."""
+"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None only with a bad
+quality."""
 
 
 class Sample(NamedTuple):
@@ -101,7 +102,8 @@ class Sample(NamedTuple):
 class TagDefinition:
     """The meaning of a tag number. Immutable: a changed definition gets a new number.
 
-    `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value is read; `data_type` is the name of the type at the source.
+    `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value is read; `data_type` is the name of the
+    type at the source.
     """
 
     subject: str
@@ -149,7 +151,8 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A domain assertion: subject (`kind:id` or `kind:scope/id`), predicate (lower_snake_case), canonical JSON bytes."""
+    """A domain assertion: subject (`kind:id` or `kind:scope/id`), predicate (lower_snake_case), canonical JSON
+    bytes."""
 
     subject: str
     predicate: str
@@ -165,7 +168,8 @@ class Message:
 
 
 def canonical_json(value: Any) -> bytes:
-    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53 and non-JSON types."""
+    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53 and non-JSON
+    types."""
     try:
         return rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
@@ -173,10 +177,11 @@ def canonical_json(value: Any) -> bytes:
 
 
 def parse_json(name: str, data: bytes) -> Any:
-    """A JSON value from UTF-8 bytes. Raises MessageError, also for duplicate keys, NaN and infinities, which have no canonical form.
+    """A JSON value from UTF-8 bytes. Raises MessageError, also for duplicate keys, NaN and infinities, which have no
+    canonical form.
 
-    A number without fraction beyond 2**53 is read as a double, as every JSON reader does: RFC 8785 writes 1e16 as 10000000000000000, and
-    its output must be readable again.
+    A number without fraction beyond 2**53 is read as a double, as every JSON reader does: RFC 8785 writes 1e16 as
+    10000000000000000, and its output must be readable again.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -199,14 +204,16 @@ def parse_json(name: str, data: bytes) -> Any:
 
 
 def check_name(name: str, text: object, pattern: re.Pattern[str], example: str = "") -> None:
-    """Raise MessageError, with an example where there is one, unless `text` is a string that matches the whole pattern."""
+    """Raise MessageError, with an example where there is one, unless `text` is a string that matches the whole
+    pattern."""
     if not isinstance(text, str) or not pattern.fullmatch(text):
         such_as = f"; for example {example}" if example else ""
         raise MessageError(name, f"{text!r} does not match {pattern.pattern}{such_as}")
 
 
 def check_text(name: str, text: object, bytes_max: int) -> None:
-    """Raise MessageError unless `text` is a non-empty string of at most `bytes_max` UTF-8 bytes without control characters."""
+    """Raise MessageError unless `text` is a non-empty string of at most `bytes_max` UTF-8 bytes without control
+    characters."""
     if not isinstance(text, str) or not text:
         raise MessageError(name, "must be a non-empty text")
     if not TEXT.fullmatch(text):
@@ -289,8 +296,9 @@ def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> st
 def sample_message(definition: TagDefinition, sample: Sample, message_id: str, from_zone: str) -> Message:
     """A sample presented as a message.
 
-    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, and `unit` where the tag has
-    one. For values without a JSON form see `json_value`. A source time before 1970 gives `produced_at_unix_ms` 0, which cannot be negative.
+    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, and `unit`
+    where the tag has one. For values without a JSON form see `json_value`. A source time before 1970 gives
+    `produced_at_unix_ms` 0, which cannot be negative.
     """
     content = {
         "quality": sample.quality,
@@ -307,8 +315,8 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
 
 
 def json_value(value: Value) -> Any:
-    """A tag's value in JSON: NaN and infinities as "NaN", "Infinity", "-Infinity"; integers beyond 2**53 as decimal text;
-    bytes as {"base64": text}; structures as themselves."""
+    """A tag's value in JSON: NaN and infinities as "NaN", "Infinity", "-Infinity"; integers beyond 2**53 as decimal
+    text; bytes as {"base64": text}; structures as themselves."""
     match value:
         case Json():
             return parse_json("value", value.data)
@@ -356,10 +364,12 @@ def _check_object(object_json: object) -> None:
 
 
 def _is_plainly_canonical(data: bytes) -> bool:
-    """Whether JSON bytes are canonical, by a check with msgspec that takes a tenth of the time. False means that the full check decides.
+    """Whether JSON bytes are canonical, by a check with msgspec that takes a tenth of the time. False means that the
+    full check decides.
 
-    ASCII text without escapes is its own canonical form, ASCII keys sort the same in every encoding, integers of fewer than 16 digits are
-    below 2**53, a duplicate key is written once, and each float is compared with its form by RFC 8785.
+    ASCII text without escapes is its own canonical form, ASCII keys sort the same in every encoding, integers of fewer
+    than 16 digits are below 2**53, a duplicate key is written once, and each float is compared with its form by RFC
+    8785.
     """
     if not data.isascii() or b"\\" in data or _LONG_NUMBER.search(data):
         return False

@@ -1,6 +1,7 @@
 """Set operations on sorted, disjoint ranges (first, last) of integers, both ends included. Core: no IO.
 
-For offsets and sequences, which come in runs of millions; the cost depends on the number of ranges, not on their length.
+For offsets and sequences, which come in runs of millions; the cost depends on the number of ranges, not on their
+length.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
 """Spans: counts and durations of the steps that carry facts from zone to zone.
 
-A span starts, and ends in one of three ways: it stops (the step succeeded), fails (it was refused, or timed out), or is discarded (its result
-was not used: a page that did not fit, a request replaced by a newer one). Starts and ends are counted, and the durations of spans that
-stopped; time in which a step only waited for new facts is left out where it is measured. Each start and end is also a debug log line, a
-constant event with its fields.
+A span starts, and ends in one of three ways: it stops (the step succeeded), fails (it was refused, or timed out), or is
+discarded (its result was not used: a page that did not fit, a request replaced by a newer one). Starts and ends are
+counted, and the durations of spans that stopped; time in which a step only waited for new facts is left out where it is
+measured. Each start and end is also a debug log line, a constant event with its fields.
 
     span            side      from                                          to
-    --------------  --------  --------------------------------------------  ------------------------------------------------
-    fetch           asking    a request for a page is sent                  its page has come (waiting at the peer included)
+    --------------  --------  --------------------------------------------  --------------------------------------------
+    fetch           asking    a request for a page is sent                  its page has come (waits at the peer included)
     append          asking    a page is passed to the store                 it is durable, or the store refused it
     confirm         asking    a request that confirms is sent               the peer answers that its frontier is there
     confirm         serving   a confirmation is passed to the store         it is durable
-    bootstrap       asking    a stream is read of which nothing is held     no fact is outstanding for the first time
-    bootstrap       serving   a consumer registers                          it has reached the end of the log for the first time
-    anti_entropy    asking    a comparison of digests begins                it ends, and divergent facts were fetched again
-    ask             asking    any request but that of a page in a pull      its answer has come (waiting for bandwidth left out)
-    serve           serving   a request has come                            its answer is with the broker (waiting for facts left out)
+    bootstrap       asking    a stream is read of which nothing is held     no fact is outstanding
+    bootstrap       serving   a consumer registers                          it has first reached the end of the log
+    anti_entropy    asking    a comparison of digests begins                it ends, divergent facts fetched again
+    ask             asking    any request but that of a page in a pull      its answer has come (bandwidth waits left out)
+    serve           serving   a request has come                            its answer is sent (waits for facts left out)
 
-`ask` and `serve` are counted for each operation of the protocol: a `fetch` is served by a `serve` of FetchFacts, an append of another zone
-by one of AppendFact, and `anti_entropy` by those of GetDigests and FetchSequences.
+`ask` and `serve` are counted for each operation of the protocol: a `fetch` is served by a `serve` of FetchFacts, an
+append of another zone by one of AppendFact, and `anti_entropy` by those of GetDigests and FetchSequences.
 
 One `Telemetry` belongs to one event loop and is used from no other thread. A span costs one to two microseconds.
 """
@@ -34,7 +34,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""From a page served from memory to a fetch from a peer in trouble; a fetch that waits at the peer is between the last two."""
+"""From a page served from memory to a fetch from a peer in trouble; a fetch that waits at the peer is between the last
+two."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +91,8 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpanStatistics:
-    """Counts since the process started. `counts[i]` is the number of stopped spans with a duration above BOUNDS_S[i - 1] and up to
-    BOUNDS_S[i], the last one of those above all bounds."""
+    """Counts since the process started. `counts[i]` is the number of stopped spans with a duration above BOUNDS_S[i -
+    1] and up to BOUNDS_S[i], the last one of those above all bounds."""
 
     step: Step
     started: int

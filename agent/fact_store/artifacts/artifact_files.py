@@ -1,12 +1,14 @@
-"""Artifact files: one file for each complete artifact below `artifacts/`, named by digest, and partial ones below `artifacts/partial/`.
+"""Artifact files: one file for each complete artifact below `artifacts/`, named by digest, and partial ones below
+`artifacts/partial/`.
 
-Promised: a file gets its name only when all its bytes are written, have the digest, and are synced; transfers resume where they stopped, also
-in a later life; bytes once stored never change. Reading a chunk checks no digest: the receiver of the last chunk does, and `verify` does here.
-After a power cut a partial file may have fewer bytes than were acknowledged, or other ones: only the last chunk makes an artifact durable, and
-bytes from an earlier life are read again for the digest.
+Promised: a file gets its name only when all its bytes are written, have the digest, and are synced; transfers resume
+where they stopped, also in a later life; bytes once stored never change. Reading a chunk checks no digest: the receiver
+of the last chunk does, and `verify` does here. After a power cut a partial file may have fewer bytes than were
+acknowledged, or other ones: only the last chunk makes an artifact durable, and bytes from an earlier life are read
+again for the digest.
 
-Thread-safe. Writing and removing exclude each other. `claim` waits for neither sync nor digest, because its caller is about to append, maybe in
-an event loop. Errors of the disk are raised as StoreFull and StoreUnavailable.
+Thread-safe. Writing and removing exclude each other. `claim` waits for neither sync nor digest, because its caller is
+about to append, maybe in an event loop. Errors of the disk are raised as StoreFull and StoreUnavailable.
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ class ArtifactFiles:
         self._durable = set[Path]()
 
     def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """Store a chunk; returns how much of the artifact is here. Raises ArtifactRefused, ArtifactTooLarge, ArtifactMismatch, StoreFull,
-        and StoreUnavailable when the disk fails."""
+        """Store a chunk; returns how much of the artifact is here. Raises ArtifactRefused, ArtifactTooLarge,
+        ArtifactMismatch, StoreFull, and StoreUnavailable when the disk fails."""
         name = check_digest(digest)
         partial = self._partial(name, size)
         with self._writing, self._disk():
@@ -99,7 +101,8 @@ class ArtifactFiles:
         return self._held(name, None)
 
     def claim(self, reference: ArtifactReference) -> None:
-        """A fact is about to refer to an artifact: reset its age, so that it is not swept meanwhile. Raises ArtifactMissing."""
+        """A fact is about to refer to an artifact: reset its age, so that it is not swept meanwhile. Raises
+        ArtifactMissing."""
         path = self._path(check_digest(reference.digest))
         with self._naming, self._disk():
             try:
@@ -125,8 +128,8 @@ class ArtifactFiles:
         return self._path(check_digest(digest)).exists()
 
     def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
-        """Size of a complete artifact, and up to `length` of its bytes from `offset` on. Raises ArtifactRefused, ArtifactMissing,
-        StoreUnavailable."""
+        """Size of a complete artifact, and up to `length` of its bytes from `offset` on. Raises ArtifactRefused,
+        ArtifactMissing, StoreUnavailable."""
         if offset < 0 or not 0 < length <= CHUNK_BYTES_MAX:
             raise ArtifactRefused(f"{length} bytes from {offset}", f"a chunk has 1 to {CHUNK_BYTES_MAX}")
         path = self._path(check_digest(digest))
@@ -163,7 +166,8 @@ class ArtifactFiles:
         return used
 
     def bytes_lacking(self) -> int:
-        """Bytes to be removed before the artifact last refused for `total_max` has room; 0 where none waits. Raises StoreUnavailable."""
+        """Bytes to be removed before the artifact last refused for `total_max` has room; 0 where none waits. Raises
+        StoreUnavailable."""
         if self._refused is None or time.monotonic() - self._refused[2] > REFUSED_S:
             return 0
         return max(0, self.bytes_used() + self._refused[1] - self.limits.total_max)
@@ -171,7 +175,8 @@ class ArtifactFiles:
     def sweep(
         self, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float | None = None
     ) -> int:
-        """Remove orphans and abandoned transfers; returns how many. `is_referenced` is called for each complete one that is old enough."""
+        """Remove orphans and abandoned transfers; returns how many. `is_referenced` is called for each complete one
+        that is old enough."""
         now_unix_s = time.time() if now_unix_s is None else now_unix_s
         removed = 0
         for path in self._files():
@@ -179,7 +184,7 @@ class ArtifactFiles:
                 removed += self._sweep_one(path, is_referenced, orphan_after_s, now_unix_s)
         return removed
 
-    # ---------------------------------------------------------------------------------------------------------- internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     def _sweep_one(
         self, path: Path, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float
@@ -326,7 +331,8 @@ def _size(path: Path) -> int:
 
 
 def _sync(descriptor: int, partial: Path) -> None:
-    """Sync a partial file. Raises OSError and removes the file: after a failed sync its bytes on the disk are unknown."""
+    """Sync a partial file. Raises OSError and removes the file: after a failed sync its bytes on the disk are
+    unknown."""
     try:
         os.fsync(descriptor)
     except OSError:

@@ -1,7 +1,8 @@
 """The artifacts of one store: the files, and which held facts refer to them.
 
-The bytes are files beside the log (artifact_files.py). References are stored in the transaction of their fact, so fact and reference are both
-there or neither. Files are removed only by `sweep`, after the table shows no reference (decision 0039).
+The bytes are files beside the log (artifact_files.py). References are stored in the transaction of their fact, so fact
+and reference are both there or neither. Files are removed only by `sweep`, after the table shows no reference (decision
+0039).
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class Artifacts:
         return self._files.read_chunk(digest, offset, length)
 
     def claim(self, message: Message) -> None:
-        """Raise ArtifactMissing unless all artifacts of a message are here; they are kept until the message is stored."""
+        """Raise ArtifactMissing unless all artifacts of a message are here; they are kept until the message is
+        stored."""
         for reference in checked_references(message):
             self._files.claim(reference)
 
     def missing(self, batches: Iterable[Batch]) -> list[ArtifactReference]:
-        """Artifacts of the messages in batches that are not here, each once; the others are kept until the batches are stored."""
+        """Artifacts of the messages in batches that are not here, each once; the others are kept until the batches are
+        stored."""
         found = dict.fromkeys(one for message in messages_in(batches) for one in references_in(message))
         return [one for one in found if not self._files.keep(one)]
 
@@ -87,8 +90,8 @@ class Artifacts:
         self._writer.call(Call("artifact", 0, time.monotonic_ns(), run))
 
     def sweep(self) -> int:
-        """Remove artifacts that no held fact refers to and that are older than `artifact_orphan_hours`; returns how many. Raises
-        StoreError."""
+        """Remove artifacts that no held fact refers to and that are older than `artifact_orphan_hours`; returns how
+        many. Raises StoreError."""
         if not self._files.folder.exists():
             return 0
         forgetting = Call("artifacts", 0, time.monotonic_ns(), Transaction.forget_artifacts)

@@ -1,4 +1,5 @@
-"""Consumers of streams: registration, leases, confirmations, activity, expiry; and the appends that wait for confirmations."""
+"""Consumers of streams: registration, leases, confirmations, activity, expiry; and the appends that wait for
+confirmations."""
 
 from agent.fact_store.consumers.ack_waiters import NEVER_NS, AckWaiters
 from agent.fact_store.consumers.activity import ConsumerActivity

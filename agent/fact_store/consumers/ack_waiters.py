@@ -1,8 +1,9 @@
 """Appends that are durable here and wait until consumers confirm them.
 
-Belongs to the writer's thread, which passes each append here after its commit, calls `settle` after every commit and at `alarm_ns`, and
-never blocks: an append that waits delays nothing else. Each is answered once: acknowledged, or `queued` with the reason when its timeout
-is over, when too many wait, or when the store closes. What to answer is decided in acks.py (decision 0026).
+Belongs to the writer's thread, which passes each append here after its commit, calls `settle` after every commit and at
+`alarm_ns`, and never blocks: an append that waits delays nothing else. Each is answered once: acknowledged, or `queued`
+with the reason when its timeout is over, when too many wait, or when the store closes. What to answer is decided in
+acks.py (decision 0026).
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Group:
-    """Appends that wait on the same terms: by offset, the order of acknowledgement, and by time, the order of timeouts."""
+    """Appends that wait on the same terms: by offset, the order of acknowledgement, and by time, the order of
+    timeouts."""
 
     by_offset: list[_Waiter] = field(default_factory=list)
     by_time: deque[_Waiter] = field(default_factory=deque)  # bounded by WAITING_MAX
@@ -119,8 +121,8 @@ class AckWaiters:
     def _answer_released(self, terms: Terms, group: _Group, released_offset: int) -> None:
         """Answer appends whose facts were released while they waited as `queued`.
 
-        They were not confirmed: frontiers pass over released facts, which is no confirmation. Each commit is settled before the next, so
-        facts that were confirmed before their release have been answered.
+        They were not confirmed: frontiers pass over released facts, which is no confirmation. Each commit is settled
+        before the next, so facts that were confirmed before their release have been answered.
         """
         while group.by_offset and (group.by_offset[0].is_answered or group.by_offset[0].offset <= released_offset):
             waiting = heapq.heappop(group.by_offset)

@@ -1,4 +1,5 @@
-"""Integrity of stored facts: verification of a whole store, the register of damage found by readers, and repair from a peer's copy."""
+"""Integrity of stored facts: verification of a whole store, the register of damage found by readers, and repair from a
+peer's copy."""
 
 from agent.fact_store.integrity.batch_repair import add_peer_incident, damaged_batches, repair_batches
 from agent.fact_store.integrity.damage_registry import DamageRegistry

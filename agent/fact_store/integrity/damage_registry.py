@@ -1,8 +1,9 @@
-"""The register of damaged places found by readers and the scrub: each is reported once, as an incident and as a fact in the stream.
+"""The register of damaged places found by readers and the scrub: each is reported once, as an incident and as a fact in
+the stream.
 
-Readers find damage in any thread and pass over it; the writer records it. A place is reported once in a life of the process, and its fact
-is stored once for ever, because its message id follows from the place. A report that the writer cannot take now (busy, or the disk is full)
-is made again when the place is read again.
+Readers find damage in any thread and pass over it; the writer records it. A place is reported once in a life of the
+process, and its fact is stored once for ever, because its message id follows from the place. A report that the writer
+cannot take now (busy, or the disk is full) is made again when the place is read again.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class DamageRegistry:
             }
 
     def _is_reported(self, place: _Place) -> bool:
-        """Whether a place, or one that covers it, was reported: a hole is cut where a page ends, and grows with damage beside it."""
+        """Whether a place, or one that covers it, was reported: a hole is cut where a page ends, and grows with damage
+        beside it."""
         return place in self._reported or any(one.covers(place) for one in self._reported)
 
     def _forget(self, place: _Place) -> None:

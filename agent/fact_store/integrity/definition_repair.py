@@ -1,10 +1,11 @@
 """Repairs damaged tag definitions with a peer's copies: byte for byte what the origin defined, or not at all.
 
-A damaged definition makes every later batch of its origin unreadable, and this store cannot serve it to peers that lack it. A copy is
-accepted only if a batch of that origin that is held here proves it: the batch has the digest that the table gives for its place, and the
-running digest in its header equals the one over the repaired definitions.
+A damaged definition makes every later batch of its origin unreadable, and this store cannot serve it to peers that lack
+it. A copy is accepted only if a batch of that origin that is held here proves it: the batch has the digest that the
+table gives for its place, and the running digest in its header equals the one over the repaired definitions.
 
-The damaged rows are not touched (see batch_repair.py). The copies go into the table `repaired_definition`, which readers consult first.
+The damaged rows are not touched (see batch_repair.py). The copies go into the table `repaired_definition`, which
+readers consult first.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ INCIDENT = "definitions_repaired"
 def repair_definitions(
     transaction: Transaction, *, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
 ) -> int:
-    """Repair the received definitions that are damaged or missing here, up to the number that the batch names; returns how many.
+    """Repair the received definitions that are damaged or missing here, up to the number that the batch names; returns
+    how many.
 
-    They must be numbered without gaps and reach that number. Raises FactsRefused where the batch is not held or a definition is missing,
-    ForkError where the batch proves other definitions; then nothing has changed.
+    They must be numbered without gaps and reach that number. Raises FactsRefused where the batch is not held or a
+    definition is missing, ForkError where the batch proves other definitions; then nothing has changed.
     """
     try:
         return _repair(transaction, stream, peer, batch, received)

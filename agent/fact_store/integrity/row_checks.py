@@ -1,7 +1,8 @@
 """Checks rows of a store: each batch against its own bytes, its neighbours, and the other tables. Core: no IO.
 
-`verify.py` walks the tables and calls these checks. The sealed bytes are the truth: their digest, their header, and the chain. A column
-that disagrees with them counts as damage too, because columns decide which batches are found; facts are served from the bytes alone.
+`verify.py` walks the tables and calls these checks. The sealed bytes are the truth: their digest, their header, and the
+chain. A column that disagrees with them counts as damage too, because columns decide which batches are found; facts are
+served from the bytes alone.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class BatchRow(NamedTuple):
 def definitions_damage(
     origin: Origin, rows: Sequence[tuple[Any, Any, Any]], before: Definitions
 ) -> tuple[list[Damage], Definitions]:
-    """Check an origin's definitions (number, digest, body) after those `before`: numbered without gaps, each as the running digest says.
+    """Check an origin's definitions (number, digest, body) after those `before`: numbered without gaps, each as the
+    running digest says.
 
     Returns the damage, and the state after the last row.
     """

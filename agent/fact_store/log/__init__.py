@@ -1,4 +1,5 @@
-"""The log as values and decisions: records, errors, settings, the catalog, and the rules for offsets, sequences and consumer states.
+"""The log as values and decisions: records, errors, settings, the catalog, and the rules for offsets, sequences and
+consumer states.
 
 No SQLite and no threads here. All other rooms of the store build on these modules.
 """

@@ -1,8 +1,9 @@
 """The catalog: the writer's state in memory (ends, frontiers, held ranges), small enough to copy for every commit.
 
-It mirrors the tables without the batches, and has the newest batches of each stream (tail_cache.py). A transaction changes a draft of it.
-When the commit is durable, the draft replaces the catalog in one assignment, so other threads read a consistent state without a lock; when
-the commit fails, the draft is dropped. Opening rebuilds it from the tables (recovery.py), with empty tail caches.
+It mirrors the tables without the batches, and has the newest batches of each stream (tail_cache.py). A transaction
+changes a draft of it. When the commit is durable, the draft replaces the catalog in one assignment, so other threads
+read a consistent state without a lock; when the commit fails, the draft is dropped. Opening rebuilds it from the tables
+(recovery.py), with empty tail caches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from agent.fact_store.log.tail_cache import TailCache
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """State of one stream. Released offsets and bytes may be deleted; bytes count sealed bytes since the stream began."""
+    """State of one stream. Released offsets and bytes may be deleted; bytes count sealed bytes since the stream
+    began."""
 
     id: int
     name: str
@@ -37,7 +39,8 @@ class StreamState:
 
 @dataclass(slots=True)
 class Catalog:
-    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; their values are immutable."""
+    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; their values are
+    immutable."""
 
     origin: Origin
     streams: dict[str, StreamState] = field(default_factory=dict)
@@ -63,8 +66,8 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven, self.leases,
-            self.own_origin, self.tails.copy(),
+            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven,
+            self.leases, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -1,6 +1,7 @@
 """Frozen records that the store takes and returns. Core: no IO.
 
-Offsets are positions in this store's stream, sequences are positions at the origin; both start at 1, and 0 means "none yet".
+Offsets are positions in this store's stream, sequences are positions at the origin; both start at 1, and 0 means "none
+yet".
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from agent.lease import NO_LEASE, Lease
 
 
 class Appended(NamedTuple):
-    """The offsets of the samples of one append, durable here. `queued`: not confirmed as `acks` asks; `warning` says why."""
+    """The offsets of the samples of one append, durable here. `queued`: not confirmed as `acks` asks; `warning` says
+    why."""
 
     first_offset: int
     last_offset: int
@@ -27,8 +29,9 @@ Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "s
 
 
 class AppendOutcome(NamedTuple):
-    """The outcome of a message: see admission.py. `offset` is that of the message first stored under its id, 0 where it is not known
-    (acks none). `queued`: durable here, unless acks is none, but not confirmed as `acks` asks; `warning` says why."""
+    """The outcome of a message: see admission.py. `offset` is that of the message first stored under its id, 0 where it
+    is not known (acks none). `queued`: durable here, unless acks is none, but not confirmed as `acks` asks; `warning`
+    says why."""
 
     offset: int
     outcome: Outcome
@@ -45,8 +48,8 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerPosition:
-    """How far a peer's stream has been stored here: an offset in one epoch of that peer, and the last batch at or before it that was
-    taken; None where it is not known."""
+    """How far a peer's stream has been stored here: an offset in one epoch of that peer, and the last batch at or
+    before it that was taken; None where it is not known."""
 
     epoch: bytes
     offset: int
@@ -157,7 +160,8 @@ class BatchHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets asked for that are no longer here: released before they were confirmed, or a batch the disk has damaged."""
+    """Offsets asked for that are no longer here: released before they were confirmed, or a batch the disk has
+    damaged."""
 
     first_offset: int
     last_offset: int
@@ -175,7 +179,8 @@ class OriginRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Whole batches, in order, and where the stream ended when they were read; `holes` are what was passed over on the way.
+    """Whole batches, in order, and where the stream ended when they were read; `holes` are what was passed over on the
+    way.
 
     Batches and holes together cover without a break what lies between the offset asked for and the last of them.
     """
@@ -199,8 +204,8 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete, quarantined files
-    (name, bytes)."""
+    """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete,
+    quarantined files (name, bytes)."""
 
     damages: int
     batches_verified: int
@@ -210,7 +215,8 @@ class Integrity:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of durations: `counts[i]` took at most `bounds_s[i]`; the last count, one more than bounds, took longer."""
+    """Counts of durations: `counts[i]` took at most `bounds_s[i]`; the last count, one more than bounds, took
+    longer."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[int, ...]

@@ -1,13 +1,16 @@
-"""Forecasts when the store is full and when facts are lost to their time to live: from bytes, ages and limits to hours. Core: no IO.
+"""Forecasts when the store is full and when facts are lost to their time to live: from bytes, ages and limits to hours.
+Core: no IO.
 
-It answers two questions. *If all consumers stopped now, when would the store be full?* New facts may replace confirmed ones, so the room is
-the free bytes and the bytes confirmed by all consumers; the inflow is that of the last hour, without backlog that peers had kept. *If nothing
-changes, when are the first facts lost?* The time to live less the age of the oldest fact that a consumer lacks, for the worst consumer.
+It answers two questions. *If all consumers stopped now, when would the store be full?* New facts may replace confirmed
+ones, so the room is the free bytes and the bytes confirmed by all consumers; the inflow is that of the last hour,
+without backlog that peers had kept. *If nothing changes, when are the first facts lost?* The time to live less the age
+of the oldest fact that a consumer lacks, for the worst consumer.
 
-Full means full of unconfirmed facts. Where the time to live makes room before the limit is reached, the store is never full, and the
-forecast is a loss instead.
+Full means full of unconfirmed facts. Where the time to live makes room before the limit is reached, the store is never
+full, and the forecast is a loss instead.
 
-Without a limit, inflow or consumer the answer is None, "not expected". Ages are the store's own (store_age.py), so clock jumps do not matter.
+Without a limit, inflow or consumer the answer is None, "not expected". Ages are the store's own (store_age.py), so
+clock jumps do not matter.
 """
 
 from __future__ import annotations
@@ -44,11 +47,11 @@ class Mark(NamedTuple):
 
 
 def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: int) -> Inflow:
-    """The inflow of the last hour, or since the first mark (`first_ms`) where that is younger. `marks` are those of the last hour, oldest
-    first; the log ends at `bytes_total` now.
+    """The inflow of the last hour, or since the first mark (`first_ms`) where that is younger. `marks` are those of the
+    last hour, oldest first; the log ends at `bytes_total` now.
 
-    A minute with backlog is left out, its bytes and its time: a day of history that comes within minutes does not predict later inflow. A
-    time without marks had no inflow, and counts.
+    A minute with backlog is left out, its bytes and its time: a day of history that comes within minutes does not
+    predict later inflow. A time without marks had no inflow, and counts.
     """
     if not marks:
         return Inflow(0, min(INFLOW_MS, age_ms - first_ms))
@@ -63,8 +66,8 @@ def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: in
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
-    """The lag of one consumer. `bytes_total`: the stream's sealed bytes up to its frontier. `age_ms`: the highest possible age of the
-    oldest fact that it has not confirmed; None where it has confirmed all."""
+    """The lag of one consumer. `bytes_total`: the stream's sealed bytes up to its frontier. `age_ms`: the highest
+    possible age of the oldest fact that it has not confirmed; None where it has confirmed all."""
 
     consumer: str
     bytes_total: int
@@ -73,7 +76,8 @@ class ConsumerLag:
 
 @dataclass(frozen=True, slots=True)
 class StreamUse:
-    """One stream: its sealed bytes ever, the released ones, its limit (0: none), time to live (0: none), inflow and consumers."""
+    """One stream: its sealed bytes ever, the released ones, its limit (0: none), time to live (0: none), inflow and
+    consumers."""
 
     name: str
     bytes_total: int
@@ -97,7 +101,8 @@ class StreamUse:
 
     @property
     def lasting_bytes(self) -> float | None:
-        """The bytes that the stream would hold without confirmations: the inflow of its time to live. None without a rate."""
+        """The bytes that the stream would hold without confirmations: the inflow of its time to live. None without a
+        rate."""
         inflow = self.inflow.bytes_per_s
         if not inflow:
             return inflow
@@ -106,7 +111,8 @@ class StreamUse:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpace:
-    """What one consumer holds back: sealed bytes that it has not confirmed, and the hours that the oldest of them has waited."""
+    """What one consumer holds back: sealed bytes that it has not confirmed, and the hours that the oldest of them has
+    waited."""
 
     name: str
     stream: str
@@ -119,7 +125,8 @@ class ConsumerSpace:
 class StreamSpace:
     """The use and forecast of one stream. None: not expected.
 
-    `fill_percent` is the share of `bytes_max` held by unconfirmed facts: at 100 the next append is refused, or drops the oldest.
+    `fill_percent` is the share of `bytes_max` held by unconfirmed facts: at 100 the next append is refused, or drops
+    the oldest.
     """
 
     name: str
@@ -134,8 +141,8 @@ class StreamSpace:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpace:
-    """The use and forecast of the whole store: `bytes` of its file in use, its limit, its streams and consumers. `fill_percent` as for
-    a stream."""
+    """The use and forecast of the whole store: `bytes` of its file in use, its limit, its streams and consumers.
+    `fill_percent` as for a stream."""
 
     bytes: int
     bytes_max: int | None

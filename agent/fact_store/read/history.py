@@ -1,7 +1,8 @@
 """Reads the facts of one origin by sequences instead of offsets, for comparison with peers and for repair.
 
-A page is assembled as any other (page_assembly.py), with sequences in place of offsets: whole batches, each compared with its digest, and
-holes for the rest: `expired` where retention has released it, `damaged`, or `absent` where it was never held here.
+A page is assembled as any other (page_assembly.py), with sequences in place of offsets: whole batches, each compared
+with its digest, and holes for the rest: `expired` where retention has released it, `damaged`, or `absent` where it was
+never held here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Asked(NamedTuple):
 
 
 def read_history(connection: sqlite3.Connection, asked: Asked) -> Page:
-    """A page of whole batches from the one that holds the first sequence; its holes lie within the sequences asked for."""
+    """A page of whole batches from the one that holds the first sequence; its holes lie within the sequences asked
+    for."""
     held = _held(connection, asked.stream_number, asked.origin_number)
     page = PageAssembly(asked.stream, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence)
     bad = list[Span]()

@@ -1,6 +1,8 @@
-"""Reads the rows of one page from the table `batch`: repaired batches before damaged ones, and past rows that SQLite cannot read.
+"""Reads the rows of one page from the table `batch`: repaired batches before damaged ones, and past rows that SQLite
+cannot read.
 
-What a row must be to be served is decided in page_assembly.py; a row that fails leaves a hole in the page (decision 0029).
+What a row must be to be served is decided in page_assembly.py; a row that fails leaves a hole in the page (decision
+0029).
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ ROWS_TRIED_MAX = 256  # of rows that SQLite cannot read, in one page
 def read_undamaged_rows(
     connection: sqlite3.Connection, stream: int | None, page: PageAssembly, end_offset: int
 ) -> bool:
-    """Read rows into the page with one statement, which needs no read transaction. False where that leaves a hole or finds nothing: then
-    `read_rows` must look for repaired and released batches."""
+    """Read rows into the page with one statement, which needs no read transaction. False where that leaves a hole or
+    finds nothing: then `read_rows` must look for repaired and released batches."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
     try:
         rows = connection.execute(QUERIES["select_page"], asked)

@@ -1,7 +1,7 @@
 """StoreReader: reads a store on read-only connections, from any thread and any process; no writer needs to run.
 
-Promised: it returns whole batches, byte for byte as they were sealed, and opens none. It never writes, never checkpoints, and holds no
-transaction between calls, so it does not keep the writer from reusing its WAL.
+Promised: it returns whole batches, byte for byte as they were sealed, and opens none. It never writes, never
+checkpoints, and holds no transaction between calls, so it does not keep the writer from reusing its WAL.
 
 Used by the store itself, the command line and Spark.
 """
@@ -62,7 +62,8 @@ OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole,
 
 
 class StoreReader:
-    """Read-only view of the store at `path`. Thread-safe. The constructor and all reads raise StoreUnusable, after `close` StoreClosed."""
+    """Read-only view of the store at `path`. Thread-safe. The constructor and all reads raise StoreUnusable, after
+    `close` StoreClosed."""
 
     def __init__(self, path: Path, *, connect_to: Connect = connect, on_damaged: OnDamaged | None = None) -> None:
         self.path = path
@@ -105,11 +106,12 @@ class StoreReader:
         until_offset: int | None = None,
         end_offset: int | None = None,
     ) -> Page:
-        """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least one.
+        """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least
+        one.
 
-        Facts up to `after_offset` do not count against `facts_max`. Batches that begin after `until_offset` are left out. A stream without
-        facts is an empty page. Each batch was compared with its digest; damaged and released offsets are holes of the page. `end_offset`:
-        the end of the stream, where the caller has it.
+        Facts up to `after_offset` do not count against `facts_max`. Batches that begin after `until_offset` are left
+        out. A stream without facts is an empty page. Each batch was compared with its digest; damaged and released
+        offsets are holes of the page. `end_offset`: the end of the stream, where the caller has it.
         """
         if after_offset < 0 or facts_max < 1 or bytes_max < 1:
             raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
@@ -141,15 +143,16 @@ class StoreReader:
     def read_sequences(
         self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
     ) -> Page:
-        """As `read`, for one origin by its sequences: offsets in the page are sequences, `end_offset` is the last one held (history.py)."""
+        """As `read`, for one origin by its sequences: offsets in the page are sequences, `end_offset` is the last one
+        held (history.py)."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = Asked(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
             return read_history(connection, asked)
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
-        """End and digest of the batches that hold these sequences of an origin, from the table, in order, each once; batches that are not
-        held or were released are left out. No body is read."""
+        """End and digest of the batches that hold these sequences of an origin, from the table, in order, each once;
+        batches that are not held or were released are left out. No body is read."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
             return ends_at(connection, number or 0, of or 0, sequences)
@@ -157,8 +160,8 @@ class StoreReader:
     def _end(
         self, connection: sqlite3.Connection, stream: int, page: PageAssembly, known: int | None, *, is_all: bool
     ) -> int:
-        """The end of a stream: as the caller has it, or by the last row. A page without batches then compares it with the held ranges,
-        because a lost last row shows nowhere else. Raises StoreDamaged."""
+        """The end of a stream: as the caller has it, or by the last row. A page without batches then compares it with
+        the held ranges, because a lost last row shows nowhere else. Raises StoreDamaged."""
         if known is not None:
             return known
         end_offset: int = connection.execute(QUERIES["select_end_offset"], (stream,)).fetchone()[0]
@@ -185,13 +188,15 @@ class StoreReader:
         return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
-        """Canonical JSON of an origin's tag definitions after one number up to another, as many as are held. Raises StoreDamaged."""
+        """Canonical JSON of an origin's tag definitions after one number up to another, as many as are held. Raises
+        StoreDamaged."""
         with self._reading() as connection:
             number = self._number(connection, origin)
             return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
-        """The number of the first damaged or missing definition among those that the batch with this sequence needs; None for none.
+        """The number of the first damaged or missing definition among those that the batch with this sequence needs;
+        None for none.
 
         Raises StoreDamaged where SQLite cannot read them.
         """
@@ -238,8 +243,8 @@ class StoreReader:
         return [state.info() for state in self._catalog().streams.values()]
 
     def bounds(self) -> dict[str, tuple[int, int]]:
-        """First and last offset of every stream, also of a file whose other tables are damaged. An end that cannot be read is
-        OFFSET_UNKNOWN, which is beyond any offset ever written."""
+        """First and last offset of every stream, also of a file whose other tables are damaged. An end that cannot be
+        read is OFFSET_UNKNOWN, which is beyond any offset ever written."""
         with self._reading() as connection:
             try:
                 rows = connection.execute(QUERIES["select_streams"]).fetchall()
@@ -257,7 +262,8 @@ class StoreReader:
         return int(row[0]) if row else 0
 
     def row_heads(self, after_row: int, limit: int) -> list[tuple[int, str, BatchHead]]:
-        """As `heads`, but by row and without an index: (row, stream, head) of all streams. For a file whose index is damaged."""
+        """As `heads`, but by row and without an index: (row, stream, head) of all streams. For a file whose index is
+        damaged."""
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_row_heads"], (after_row, limit)).fetchall()
             names = {number: name for number, name, _ in connection.execute(QUERIES["select_stream_names"]).fetchall()}
@@ -320,7 +326,8 @@ class StoreReader:
         catalog: Catalog | None = None,
         age_ms: int | None = None,
     ) -> StoreSpace:
-        """Free space and forecast under these settings. Without the writer's catalog and age, they are as of the last mark."""
+        """Free space and forecast under these settings. Without the writer's catalog and age, they are as of the last
+        mark."""
         catalog = catalog or self._catalog()
         age_ms = catalog.age_ms if age_ms is None else age_ms
         with self._reading() as connection:
@@ -334,7 +341,7 @@ class StoreReader:
         for connection in idle:
             connection.close()
 
-    # ---------------------------------------------------------------------------------------------------------- internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

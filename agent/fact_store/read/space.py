@@ -1,7 +1,7 @@
 """Reads the rows and the free space of the disk on which a forecast (forecast.py) rests.
 
-Cheap enough for every second, however large the store: two look-ups for each consumer, one and the marks of an hour for each stream, all by
-an index. It reads only the tables and the disk's free space, so it works in any process.
+Cheap enough for every second, however large the store: two look-ups for each consumer, one and the marks of an hour for
+each stream, all by an index. It reads only the tables and the disk's free space, so it works in any process.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def _bytes_up_to(connection: sqlite3.Connection, stream: StreamState, frontier: 
 
 
 def _age_of(connection: sqlite3.Connection, stream: StreamState, offset: int, age_ms: int) -> int:
-    """The highest possible age of the fact at an offset in milliseconds; the age of the store where no mark is old enough."""
+    """The highest possible age of the fact at an offset in milliseconds; the age of the store where no mark is old
+    enough."""
     offset = max(offset, stream.released_offset + 1)
     row = connection.execute(QUERIES["select_mark_at"], (stream.id, offset)).fetchone()
     return max(0, age_ms - (row[0] if row else 0))

@@ -1,8 +1,9 @@
 """The ballast: a file that is deleted to get room when the disk is really full.
 
-On a full disk SQLite can neither open a database (its shared memory needs 32 kB) nor delete rows (the WAL must grow first), so a node
-restarted there could not even serve its facts. The ballast is made while there is room above the floor, deleted before a store is opened
-on a full disk and when a commit finds no room, and made again when there is room. Its bytes are allocated; a sparse file would not help.
+On a full disk SQLite can neither open a database (its shared memory needs 32 kB) nor delete rows (the WAL must grow
+first), so a node restarted there could not even serve its facts. The ballast is made while there is room above the
+floor, deleted before a store is opened on a full disk and when a commit finds no room, and made again when there is
+room. Its bytes are allocated; a sparse file would not help.
 """
 
 from __future__ import annotations

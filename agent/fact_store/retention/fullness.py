@@ -1,8 +1,8 @@
 """The limits of a stream, of the store and of the disk, and how near each is. Core: no IO.
 
-A stream is limited in sealed bytes, the store in the bytes of its file, and the disk in the bytes that must stay free. Near a limit the node
-logs once; at the limit appends are refused or the oldest facts dropped, by the stream's `on_full`. Confirmations, deletions and operational
-facts are still stored, because they make room.
+A stream is limited in sealed bytes, the store in the bytes of its file, and the disk in the bytes that must stay free.
+Near a limit the node logs once; at the limit appends are refused or the oldest facts dropped, by the stream's
+`on_full`. Confirmations, deletions and operational facts are still stored, because they make room.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def limits(
     if store_bytes_max:
         found.append(Limit("the store", "raise [store] bytes_max", space.store_used, store_bytes_max))
     if disk_free_min and space.disk_free is not None:
-        # The store may hold its bytes in use, its free pages less a piece, and what is free above the floor. A disk that other programs
-        # filled below the floor takes nothing from that: otherwise the store would drop facts to the last one and the disk would still
-        # be full. The piece is for the commit before rows are deleted.
+        # The store may hold its bytes in use, its free pages less a piece, and what is free above the floor. A disk
+        # that other programs filled below the floor takes nothing from that: otherwise the store would drop facts to
+        # the last one and the disk would still be full. The piece is for the commit before rows are deleted.
         above_floor = max(0, space.disk_free - disk_free_min)
         room = max(1, space.store_used + space.store_free + above_floor - piece_bytes(space.store_used))
         found.append(Limit("the disk", "lower [store] disk_free_bytes_min", space.store_used, room))

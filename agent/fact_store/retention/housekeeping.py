@@ -1,9 +1,11 @@
-"""Keeps the store within its limits: releases facts, deletes their rows, and gives space back, in small pieces inside the writer's commits.
+"""Keeps the store within its limits: releases facts, deletes their rows, and gives space back, in small pieces inside
+the writer's commits.
 
-Releasing and deleting are two steps (decision 0025). A release moves one number, durably and together with the record of a loss; from then
-on no reader is served what lies below it. The rows are deleted later, some with each commit, sharing its fsync: as many as came in and a
-few more, so that deleting keeps up with any inflow and no commit waits for a large one. When the writer is idle, the rest is deleted in
-commits of its own, and free pages that appends will not reuse soon are given back to the file system.
+Releasing and deleting are two steps (decision 0025). A release moves one number, durably and together with the record
+of a loss; from then on no reader is served what lies below it. The rows are deleted later, some with each commit,
+sharing its fsync: as many as came in and a few more, so that deleting keeps up with any inflow and no commit waits for
+a large one. When the writer is idle, the rest is deleted in commits of its own, and free pages that appends will not
+reuse soon are given back to the file system.
 
 Belongs to the writer's thread. What to release is decided in retention.py, the limits in fullness.py.
 """
@@ -78,10 +80,11 @@ class Housekeeping:
         """Monotonic time at which `work` is due without other writes, in nanoseconds."""
         self._is_shrinking = False
 
-    # ---------------------------------------------------------------------------------------------------------- admission
+    # -------------------------------------------------------------------------------------------------------- admission
 
     def refusal(self, transaction: Transaction, stream: str) -> StoreFull | None:
-        """Why an append to a stream must be refused now; None where it fits, perhaps after the oldest facts were released."""
+        """Why an append to a stream must be refused now; None where it fits, perhaps after the oldest facts were
+        released."""
         if not self._is_tight:
             return None
         if self._has_no_room_for_wal():
@@ -104,8 +107,8 @@ class Housekeeping:
         )
 
     def _make_room(self, transaction: Transaction, stream: StreamState) -> None:
-        """Make room for an append to a full stream: release confirmed facts, first of this stream, then of the others; then drop the oldest
-        unconfirmed facts of this stream, if its settings allow that."""
+        """Make room for an append to a full stream: release confirmed facts, first of this stream, then of the others;
+        then drop the oldest unconfirmed facts of this stream, if its settings allow that."""
         others = [one for one in transaction.catalog.streams.values() if one.name != stream.name]
         for one in (stream, *others):
             self._release(transaction, one, may_drop=False)
@@ -115,13 +118,14 @@ class Housekeeping:
         self._release(transaction, transaction.catalog.streams.get(stream.name, stream), may_drop=True)
 
     def _delete_at_once(self, transaction: Transaction) -> None:
-        """Delete rows just released before the append is stored, so that it reuses their pages and not the disk's last ones."""
+        """Delete rows just released before the append is stored, so that it reuses their pages and not the disk's last
+        ones."""
         self._reclaimer.delete_pending(transaction, ROWS_WHEN_IDLE)
         self._measure()
 
     def _has_no_room_for_wal(self) -> bool:
-        """An append that reuses free pages still needs room in the WAL. The last bytes of the disk, such as the ballast's, are reserved for
-        transactions that make room."""
+        """An append that reuses free pages still needs room in the WAL. The last bytes of the disk, such as the
+        ballast's, are reserved for transactions that make room."""
         return self.space.disk_free is not None and self.space.disk_free < min(
             WAL_BYTES, self._settings.disk_free_bytes_min
         )
@@ -137,10 +141,11 @@ class Housekeeping:
             held, self._policy(stream.name).bytes_max, space, settings.bytes_max, settings.disk_free_bytes_min
         )
 
-    # --------------------------------------------------------------------------------------------------------------- work
+    # ------------------------------------------------------------------------------------------------------------- work
 
     def start(self, now_ns: int) -> None:
-        """The writer starts. The ballast is made now, because a store that is busy until its disk is full has no idle moment."""
+        """The writer starts. The ballast is made now, because a store that is busy until its disk is full has no idle
+        moment."""
         self._measure()
         self._ballast.make(self.space.disk_free, self._settings.disk_free_bytes_min)
         self.alarm_ns = now_ns + LOOK_EVERY_NS
@@ -179,10 +184,11 @@ class Housekeeping:
         self.alarm_ns = now_ns + (DELETE_AGAIN_NS if left else LOOK_EVERY_NS)
 
     def look(self, catalog: Catalog, now_ns: int) -> None:
-        """Measure free space between transactions, after the answers; checkpoint the WAL after the file was made smaller.
+        """Measure free space between transactions, after the answers; checkpoint the WAL after the file was made
+        smaller.
 
-        Where there is little room this happens after each commit, because a fast source fills a small disk within a second; otherwise
-        rarely, because measuring takes as long as sealing a fact.
+        Where there is little room this happens after each commit, because a fast source fills a small disk within a
+        second; otherwise rarely, because measuring takes as long as sealing a fact.
         """
         is_stream_near = any(self._is_stream_near(stream) for stream in catalog.streams.values())
         if not self._is_little_left and not self._is_shrinking and now_ns - self._measured_ns < MEASURE_EVERY_NS:
@@ -239,10 +245,11 @@ class Housekeeping:
                 self._near.discard(name)
                 log.info("store_has_room", extra={"stream": name})
 
-    # ------------------------------------------------------------------------------------------------------------ release
+    # ---------------------------------------------------------------------------------------------------------- release
 
     def _release(self, transaction: Transaction, stream: StreamState, *, may_drop: bool) -> None:
-        """Release what the settings allow, and record a loss. Without `may_drop`, no unconfirmed fact is dropped for lack of room."""
+        """Release what the settings allow, and record a loss. Without `may_drop`, no unconfirmed fact is dropped for
+        lack of room."""
         decision = decide_release(self._offsets(transaction.catalog, stream, may_drop=may_drop))
         if decision is None:
             return
@@ -255,7 +262,8 @@ class Housekeeping:
             self._log_loss(stream.name, decision)
 
     def _log_loss(self, stream: str, decision: Release) -> None:
-        """Log the first loss of a stream, then one an hour. Each piece has its own fact, and the incident counts them."""
+        """Log the first loss of a stream, then one an hour. Each piece has its own fact, and the incident counts
+        them."""
         now_ms = self.age_ms()
         if now_ms - self._loss_logged_ms.get(stream, -HOUR_MS) >= HOUR_MS:
             self._loss_logged_ms[stream] = now_ms
@@ -285,7 +293,8 @@ class Housekeeping:
         )
 
     def _excess(self, stream: StreamState) -> int | None:
-        """The offset up to which facts must be released for the stream to be below its nearest limit by a piece; None below the limit."""
+        """The offset up to which facts must be released for the stream to be below its nearest limit by a piece; None
+        below the limit."""
         nearest = fullest(self._limits(stream))
         if nearest is None or not nearest.is_full:
             return None

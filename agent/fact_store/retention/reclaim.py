@@ -1,6 +1,8 @@
-"""Reclaims the space of released facts: deletes their rows in small pieces, and gives free pages back to the file system.
+"""Reclaims the space of released facts: deletes their rows in small pieces, and gives free pages back to the file
+system.
 
-Belongs to the writer's thread and works inside its transactions. Housekeeping decides when and how many rows (decision 0025).
+Belongs to the writer's thread and works inside its transactions. Housekeeping decides when and how many rows (decision
+0025).
 """
 
 from __future__ import annotations

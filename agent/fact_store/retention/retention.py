@@ -6,8 +6,8 @@ A fact is released for one of three reasons, checked in this order:
     ttl         its time to live is over. A loss for each consumer that has not confirmed it
     full        the stream is at its limit, no confirmed fact is left to release, and `on_full` is drop_oldest. A loss
 
-Without a registered consumer no fact is confirmed: facts wait for one until their time to live is over. Whether an append is refused
-instead is decided in housekeeping.py by the limits of fullness.py.
+Without a registered consumer no fact is confirmed: facts wait for one until their time to live is over. Whether an
+append is refused instead is decided in housekeeping.py by the limits of fullness.py.
 
 Each loss writes a fact, so losses come in pieces of a certain size: a hundredth of the time to live, or of the limit.
 """
@@ -32,9 +32,10 @@ class Reason(Enum):
 class StreamOffsets:
     """The offsets of one stream on which a release depends; each is the last one for which its statement holds.
 
-    `confirmed`: confirmed by every consumer (None without consumers). `kept`: recorded longer ago than `keep_hours`. `expired`: recorded
-    longer ago than the time to live (None: for ever). `overdue`: longer ago than that by a piece. `excess`: must be released for the stream
-    to be below its limit by a piece (None: it is not full). `may_drop`: unconfirmed facts may be released for that.
+    `confirmed`: confirmed by every consumer (None without consumers). `kept`: recorded longer ago than `keep_hours`.
+    `expired`: recorded longer ago than the time to live (None: for ever). `overdue`: longer ago than that by a piece.
+    `excess`: must be released for the stream to be below its limit by a piece (None: it is not full). `may_drop`:
+    unconfirmed facts may be released for that.
     """
 
     released: int
@@ -49,7 +50,8 @@ class StreamOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release all facts up to `until`. `lost_from` is the first offset that some consumer had not confirmed, None without a loss."""
+    """Release all facts up to `until`. `lost_from` is the first offset that some consumer had not confirmed, None
+    without a loss."""
 
     until: int
     reason: Reason
