@@ -7,15 +7,15 @@ measured. Each start and end is also a debug log line, a constant event with its
 
     span            side      from                                          to
     --------------  --------  --------------------------------------------  --------------------------------------------
-    fetch           asking    a request for a page is sent                  its page has come (waits at the peer included)
+    fetch           asking    a request for a page is sent                  its page has come (waits there included)
     append          asking    a page is passed to the store                 it is durable, or the store refused it
     confirm         asking    a request that confirms is sent               the peer answers that its frontier is there
     confirm         serving   a confirmation is passed to the store         it is durable
     bootstrap       asking    a stream is read of which nothing is held     no fact is outstanding
     bootstrap       serving   a consumer registers                          it has first reached the end of the log
     anti_entropy    asking    a comparison of digests begins                it ends, divergent facts fetched again
-    ask             asking    any request but that of a page in a pull      its answer has come (bandwidth waits left out)
-    serve           serving   a request has come                            its answer is sent (waits for facts left out)
+    ask             asking    any request but that of a page in a pull      its answer has come (no bandwidth waits)
+    serve           serving   a request has come                            its answer is sent (no waits for facts)
 
 `ask` and `serve` are counted for each operation of the protocol: a `fetch` is served by a `serve` of FetchFacts, an
 append of another zone by one of AppendFact, and `anti_entropy` by those of GetDigests and FetchSequences.

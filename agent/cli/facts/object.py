@@ -24,7 +24,14 @@ from agent.cli import config_option, json_option, table
 from agent.cli.door import ANSWER_S, answer_s_option, to_option
 from agent.config import NodeSettings, load
 from agent.errors import BsfgError
-from agent.fact_store import CHUNK_BYTES_MAX, FOLDER, ArtifactFiles, ArtifactMismatch, ArtifactRefused, check_digest
+from agent.fact_store import (
+    ARTIFACTS_FOLDER,
+    CHUNK_BYTES_MAX,
+    ArtifactFiles,
+    ArtifactMismatch,
+    ArtifactRefused,
+    check_digest,
+)
 
 Send = Callable[[int, bytes], Awaitable[tuple[int, bool]]]
 """Hands over the bytes at an offset: how many are there then, and whether that is the whole."""
@@ -192,4 +199,4 @@ def verify(config_file: Path) -> None:
 
 
 def _files(settings: NodeSettings) -> ArtifactFiles:
-    return ArtifactFiles(settings.store_file.with_name(FOLDER))
+    return ArtifactFiles(settings.store_file.with_name(ARTIFACTS_FOLDER))

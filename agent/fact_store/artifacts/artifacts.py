@@ -29,7 +29,7 @@ from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.message import Message
 
-FOLDER = "artifacts"
+ARTIFACTS_FOLDER = "artifacts"
 
 
 class Artifacts:
@@ -39,7 +39,7 @@ class Artifacts:
         limits = ArtifactLimits(
             settings.artifact_bytes_max, settings.artifacts_total_bytes_max, settings.disk_free_bytes_min
         )
-        self._files = ArtifactFiles(path.with_name(FOLDER), limits)
+        self._files = ArtifactFiles(path.with_name(ARTIFACTS_FOLDER), limits)
         self._orphan_after_s = settings.artifact_orphan_hours * 3600
         self._reader, self._writer = reader, writer
 

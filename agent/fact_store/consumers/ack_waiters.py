@@ -27,14 +27,13 @@ from agent.fact_store.append import (
     reached,
 )
 from agent.fact_store.consumers.activity import ConsumerActivity
-from agent.fact_store.log import Appended, AppendOutcome, Catalog
+from agent.fact_store.log import NEVER_NS, Appended, AppendOutcome, Catalog
 
 WAITING_MAX = 10_000
 """Appends of one stream that may wait at once: ten times the producers one gateway is measured with."""
 ANSWERED_MAX = 1000
 """Answered appends kept in one group, besides twice as many as wait: removing them costs as much as there are."""
 _STORED = frozenset({"applied", "noop_already_applied"})
-NEVER_NS = 2**63 - 1
 _GOES_ON = "the fact is durable here and goes on replicating"
 _GONE = "the fact was released before it was confirmed; the fact facts_expired says what went"
 

@@ -107,15 +107,7 @@ def _record_damage(
         "last_offset": hole.last_offset,
         "count": hole.last_offset - hole.first_offset + 1,
         "why": why,
-        "origins": [
-            {
-                "zone": one.zone,
-                "epoch": one.epoch.hex(),
-                "first_sequence": one.first_sequence,
-                "last_sequence": one.last_sequence,
-            }
-            for one in origins
-        ],
+        "origins": [{**one._asdict(), "epoch": one.epoch.hex()} for one in origins],
     }
     number = transaction.stream(stream).id
     for one in origins:

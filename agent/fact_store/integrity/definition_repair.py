@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import reduce
 
 from agent.batch import Batch, Definitions, Kind
 from agent.fact_store.log import FactsRefused, ForkError, ReceivedDefinition
@@ -46,12 +47,12 @@ def _repair(
     what = f"tag definitions of {header.origin}"
     place = None if known is None or origin is None else transaction.place(known.id, origin, header.first_sequence)
     if origin is None or place is None or place[3] != batch.digest or header.kind is not Kind.SAMPLES:
-        raise FactsRefused(f"{what}: the batch beside them is none that is held here", "see bsfg store verify")
+        raise FactsRefused(f"{what}: the batch beside them is not held here", "see bsfg store verify")
     bodies = {one.number: one.body for one in received if one.origin == header.origin}
     first = min(bodies, default=0)
     if sorted(bodies) != list(range(first, header.definitions.count + 1)) or not bodies:
         raise FactsRefused(f"{what}: not all of {first} to {header.definitions.count} came", "compare again")
-    right = _running(transaction.definition_bodies(origin, 0, first - 1))
+    right = reduce(Definitions.extended, transaction.definition_bodies(origin, 0, first - 1), Definitions())
     offered = list[tuple[int, bytes, bytes]]()
     for number in sorted(bodies):
         right = right.extended(bodies[number])
@@ -77,10 +78,3 @@ def _put_back(transaction: Transaction, origin: int, offered: Sequence[tuple[int
         transaction.catalog.definitions[origin] = end
         transaction.add_definitions(origin, [body for number, _, body in offered if number > known.count])
     return len(lacking)
-
-
-def _running(bodies: Sequence[bytes]) -> Definitions:
-    running = Definitions()
-    for body in bodies:
-        running = running.extended(body)
-    return running

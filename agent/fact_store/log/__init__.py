@@ -83,7 +83,7 @@ from agent.fact_store.log.records import (
     Taken,
 )
 from agent.fact_store.log.settings import Acks, StoreSettings, StreamSettings
-from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, AgeClock, is_mark_due, last_offset_before
+from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, NEVER_NS, AgeClock, is_mark_due, last_offset_before
 from agent.fact_store.log.tail_cache import TailCache
 
 __all__ = [
@@ -91,6 +91,7 @@ __all__ = [
     "CHUNK_BYTES_MAX",
     "HOUR_MS",
     "MARK_EVERY_MS",
+    "NEVER_NS",
     "OPERATIONAL_STREAM",
     "TRANSITIONS",
     "Acks",

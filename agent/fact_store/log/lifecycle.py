@@ -4,8 +4,8 @@ Consumers are registered, not sessions: each holds back what it has not confirme
 consumer that comes back while it is being removed is *ineligible*: it is not abandoned, and its facts are kept until
 its removal is requested again.
 
-Two events come with time alone (`overdue`): one that is present and was not seen for long is lost, and a removal that
-nobody came back to is carried out.
+Time alone brings two events (`next_timeout`): an active consumer that was not seen for long is lost, and a removal is
+completed unless the consumer comes back.
 
     state                event      next
     -------------------  ---------  ------------------

@@ -108,4 +108,4 @@ class StreamSettings:
         if self.write_class == "strong" and self.acks in {"none", "local"}:
             yield "acks", "a strong stream waits for others: quorum or all"
         if self.write_class == "local" and self.acks in {"quorum", "all"}:
-            yield "acks", "nobody else ever has a fact of a local stream: none or local"
+            yield "acks", "a local stream has no consumers in other zones: none or local"

@@ -16,6 +16,8 @@ from itertools import zip_longest
 
 MARK_EVERY_MS = 60_000  # ten thousand rows a week and stream; times to live are hours
 HOUR_MS = 3_600_000
+NEVER_NS = 2**63 - 1
+"""A monotonic time that does not come, for alarms that are not set."""
 
 
 @dataclass(frozen=True, slots=True)

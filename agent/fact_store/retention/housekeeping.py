@@ -20,6 +20,7 @@ from pathlib import Path
 from agent.fact_store.append import append_notice
 from agent.fact_store.log import (
     HOUR_MS,
+    NEVER_NS,
     Catalog,
     StoreFull,
     StoreSettings,
@@ -46,7 +47,6 @@ FREE_SHARE_MAX = 8  # free pages beyond an eighth of the file are given back...
 FREE_BYTES_MIN = 32 * 1024 * 1024  # ...but never the last of these: appends reuse them
 WAL_BYTES = 4 * 1024 * 1024  # SQLite's log grows to this before a checkpoint
 LITTLE_BYTES = 64 * 1024 * 1024  # more than any source writes between two measurements
-NEVER_NS = 2**63 - 1
 
 
 class Housekeeping:

@@ -36,8 +36,9 @@ from agent.fact_store.append import (
     append_samples,
     decide_commit,
 )
-from agent.fact_store.consumers import NEVER_NS, AckWaiters, ConsumerActivity, ConsumerExpiry
+from agent.fact_store.consumers import AckWaiters, ConsumerActivity, ConsumerExpiry
 from agent.fact_store.log import (
+    NEVER_NS,
     AgeClock,
     Catalog,
     ForkError,
