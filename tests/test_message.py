@@ -192,7 +192,8 @@ def changed(name: str, value: Any) -> Message:
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_field_has_its_rule(name: str) -> None:
-    """The allowed values pass, each other is refused with an error that names the field; all fields are in the table."""
+    """The allowed values pass, each other is refused with an error that names the field; all fields are in the
+    table."""
     assert RULES.keys() == Envelope.__dataclass_fields__.keys() | Fact.__dataclass_fields__.keys()
     allowed, refused = RULES[name]
     for value in allowed:

@@ -94,7 +94,8 @@ def sealed_again(data: bytes) -> bytes:
 
 
 def forged(content: Any, *, compress: bool = False, **changes: Any) -> bytes:
-    """A batch of samples with a right digest around any content (bytes, or what MessagePack can encode) and any header."""
+    """A batch of samples with a right digest around any content (bytes, or what MessagePack can encode) and any
+    header."""
     content = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
     body = zstandard.ZstdCompressor(level=1).compress(content) if compress else content
     fields: dict[str, Any] = {

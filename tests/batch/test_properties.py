@@ -135,7 +135,8 @@ def test_a_slice_outside_the_batch_is_the_callers_mistake(positions: tuple[int, 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_a_chain_links(runs: list) -> None:
-    """Each batch starts where its predecessor ended and names its digest; changing one fact early changes every digest after."""
+    """Each batch starts where its predecessor ended and names its digest; changing one fact early changes every digest
+    after."""
 
     def chain(runs: list) -> list[batch.Batch]:
         link, batches = LINK, []
@@ -209,7 +210,8 @@ def test_definitions_digest_depends_on_each_and_their_order(jsons: list[bytes]) 
 
 @pytest.mark.parametrize("count", [1, 2, 1000, batch.FACTS_MAX])
 def test_columns_of_equals_cost_nothing_per_fact(count: int) -> None:
-    """All-equal columns collapse: a batch of equal facts is as small for 16,384 as for one, and at a steady pace hardly larger."""
+    """All-equal columns collapse: a batch of equal facts is as small for 16,384 as for one, and at a steady pace hardly
+    larger."""
     for pace_ns, bytes_max in ((0, 200), (1_000_000_000, 700)):
         rows = [(2, pace_ns * n, -0.0, 0x80000000) for n in range(count)]
         sealed = batch.seal_samples(LINK, rows, DEFINITIONS)

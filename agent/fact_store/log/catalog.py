@@ -49,16 +49,14 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
-    served_offsets: dict[tuple[str, str], int | None] = field(
-        default_factory=dict
-    )  # by stream and zone; None while the zone reads in this life
-    restarted: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # peer, stream: has gone on under another epoch since it was first read
-    unproven: frozenset[tuple[int, int]] = frozenset()  # stream and origin, by their numbers
-    leases: Mapping[tuple[str, str], int] = field(
-        default_factory=dict
-    )  # stream, producer; replaced, so no commit copies it
+    served_offsets: dict[tuple[str, str], int | None] = field(default_factory=dict)
+    """By stream and zone; None while the zone reads in this life."""
+    restarted: frozenset[tuple[str, str]] = frozenset()
+    """Peer and stream: the peer has begun another epoch since its stream was first read."""
+    unproven: frozenset[tuple[int, int]] = frozenset()
+    """Stream and origin numbers: released facts came again and could not be compared."""
+    leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 WARN_PERCENT = 80
 PIECES = 100
-PIECE_BYTES_MAX = (
-    8 * 1024 * 1024
-)  # some hundreds of batches: one commit releases them without a delay that callers notice
+PIECE_BYTES_MAX = 8 * 1024 * 1024
+"""Some hundreds of batches: one commit releases them without a delay that callers notice."""
 
 
 @dataclass(frozen=True, slots=True)

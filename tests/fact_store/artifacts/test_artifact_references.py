@@ -1,4 +1,5 @@
-"""Artifacts and the facts that refer to them, in a real store: the artifact comes first and stays as long as the fact."""
+"""Artifacts and the facts that refer to them, in a real store: the artifact comes first and stays as long as the
+fact."""
 
 import hashlib
 import os
