@@ -7,7 +7,7 @@ from agent.fact_store.append import is_in_sync
 from agent.fact_store.artifacts import ARTIFACTS_FOLDER, ArtifactFiles
 from agent.fact_store.consumers import Start
 from agent.fact_store.divergence import migrate_store
-from agent.fact_store.integrity import Damage, Progress, Verified, verify_store
+from agent.fact_store.integrity import Damage, Progress, VerifyCounts, verify_store
 from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
     Acks,
@@ -89,7 +89,7 @@ __all__ = [
     "StreamIsLocal",
     "StreamSettings",
     "UnknownConsumer",
-    "Verified",
+    "VerifyCounts",
     "check_digest",
     "check_known",
     "connect_reader",

@@ -282,6 +282,7 @@ class ArtifactFiles:
         if found != name:
             self._remove(partial)
             raise ArtifactMismatch(f"the bytes sent as sha256:{name} are sha256:{found}")
+        # Synced before it gets its name, so a power cut leaves the complete file or no such name (decision 0039).
         with partial.open("rb") as file:
             _sync(file.fileno(), partial)
         path = self._path(name)

@@ -104,6 +104,7 @@ class AckWaiters:
         self.alarm_ns = NEVER_NS
         for terms, group in list(self._groups.items()):
             followers = self._activity.followers(catalog, terms.stream)
+            # Released facts first: frontiers pass them, which is no confirmation (decision 0026).
             self._answer_released(terms, group, catalog.streams[terms.stream].released_offset)
             self._settle_group(terms, group, followers, now_ns)
             if not group.by_time:

@@ -75,6 +75,7 @@ def confirm_offsets(
     Raises UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
+    # The lease comes first: a fenced instance must not move the frontier (decision 0036).
     lease = consumer.lease if shown is None else _lease(consumer, shown)
     stream = transaction.catalog.streams[consumer.stream]
     here = skip_released(consumer.confirmed, stream.released_offset)

@@ -132,7 +132,7 @@ def _open(
     except StoreError:
         connection.close()
         raise
-    if is_unattended:
+    if is_unattended:  # after the commit: a witness ahead of the store would begin a new epoch (decision 0030)
         write_witness(path, witness_of(opened.catalog))
     return opened
 

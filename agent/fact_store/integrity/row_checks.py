@@ -85,13 +85,13 @@ class StreamCheck:
     next_offset: int = 0
     bytes_total: int = 0
     links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
-    seen: dict[Origin, list[Range]] = field(default_factory=dict)
+    ranges_seen: dict[Origin, list[Range]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """The first offset is the one after what was released."""
         self.next_offset, self.bytes_total = self.released_offset + 1, self.released_bytes
 
-    def take(self, row: BatchRow) -> Iterator[Damage]:
+    def check_row(self, row: BatchRow) -> Iterator[Damage]:
         """What is wrong with the next row."""
         if isinstance(row.last_offset, int) and row.last_offset <= self.released_offset:
             return  # released; retention will delete it
@@ -129,9 +129,9 @@ class StreamCheck:
 
     def held_damage(self, held: Mapping[Origin, Sequence[Range]]) -> Iterator[Damage]:
         """Compare the rows seen with the held ranges; released facts are in the ranges and were not seen."""
-        for origin in {*held, *self.seen}:
+        for origin in {*held, *self.ranges_seen}:
             ranges = held.get(origin, ())
-            for one in self.seen.get(origin, ()):
+            for one in self.ranges_seen.get(origin, ()):
                 inside = [each for each in ranges if each.first_sequence <= one.first_sequence <= each.last_sequence]
                 if not inside or inside[0].last_sequence < one.last_sequence:
                     what = (
@@ -168,7 +168,7 @@ class StreamCheck:
             yield self._damage(row, "it does not attach to the batch before it: the chain is broken", batch)
         if any(
             one.first_sequence <= header.last_sequence and header.first_sequence <= one.last_sequence
-            for one in self.seen.get(header.origin, ())
+            for one in self.ranges_seen.get(header.origin, ())
         ):
             yield self._damage(row, "its sequences lie in another batch too", batch)
         if header.kind is Kind.SAMPLES:
@@ -187,7 +187,7 @@ class StreamCheck:
             return
         header = batch.header
         self.links[header.origin] = (header.last_sequence + 1, batch.digest)
-        ranges = self.seen.setdefault(header.origin, [])
+        ranges = self.ranges_seen.setdefault(header.origin, [])
         if ranges and ranges[-1].last_sequence + 1 == header.first_sequence:
             ranges[-1] = Range(
                 ranges[-1].first_sequence, header.last_sequence, ranges[-1].first_previous_digest, batch.digest

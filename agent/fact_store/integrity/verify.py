@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]  # stream, offset reached, where the 
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifyCounts:
     """Counts of what a walk has checked."""
 
     batches: int = 0
@@ -36,7 +36,7 @@ class Verified:
     streams: int = 0
 
 
-def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
+def verify_store(path: Path, done: VerifyCounts, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
     """Yield each damage of the store at `path` as it is found; counts into `done`.
 
     `is_quick` checks digests, chains and tables; otherwise each batch is also opened, and SQLite checks its pages.
@@ -54,7 +54,9 @@ def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bo
 class _Walk:
     """One walk on one connection."""
 
-    def __init__(self, connection: sqlite3.Connection, done: Verified, progress: Progress, *, is_opened: bool) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, done: VerifyCounts, progress: Progress, *, is_opened: bool
+    ) -> None:
         self._connection = connection
         self._done = done
         self._progress = progress
@@ -127,7 +129,7 @@ class _Walk:
             for row in rows:
                 if check.next_offset > end_offset >= check.next_offset - 1 and row.first_offset > end_offset:
                     return  # appended since the walk began
-                yield from check.take(self._repaired(number, check.stream, row, repaired))
+                yield from check.check_row(self._repaired(number, check.stream, row, repaired))
                 self._done.batches += 1
                 self._done.facts += row.count if isinstance(row.count, int) else 0
                 self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0

@@ -19,7 +19,7 @@ from agent.ranges import Span
 Reason = Literal["expired", "damaged", "absent"]
 
 
-class Asked(NamedTuple):
+class SequenceRequest(NamedTuple):
     """A request for sequences of an origin in a stream, by name and number (0: unknown here), and its limits."""
 
     stream: str
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     bytes_max: int
 
 
-def read_history(connection: sqlite3.Connection, asked: Asked) -> Page:
+def read_history(connection: sqlite3.Connection, asked: SequenceRequest) -> Page:
     """A page of whole batches from the one that holds the first sequence; its holes lie within the sequences asked
     for."""
     held = _held(connection, asked.stream_number, asked.origin_number)
@@ -46,7 +46,7 @@ def read_history(connection: sqlite3.Connection, asked: Asked) -> Page:
     return Page(page.batches, held[-1][1] if held else 0, tuple(holes))
 
 
-def ends_at(connection: sqlite3.Connection, stream: int, origin: int, sequences: Iterable[int]) -> list[BatchEnd]:
+def batch_ends_at(connection: sqlite3.Connection, stream: int, origin: int, sequences: Iterable[int]) -> list[BatchEnd]:
     """End and digest of the batches that hold these sequences, in order, each once."""
     found = dict[int, bytes]()
     for sequence in sequences:
@@ -62,7 +62,7 @@ def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span
     return rows
 
 
-def _read_rows(connection: sqlite3.Connection, asked: Asked, page: PageAssembly, bad: list[Span]) -> bool:
+def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: PageAssembly, bad: list[Span]) -> bool:
     """Read rows into the page until it is full; damaged ones are added to `bad`. True when no row is left."""
     values = {
         "stream": asked.stream_number,

@@ -37,7 +37,7 @@ from agent.fact_store.log import (
     check_digest,
 )
 from agent.fact_store.read.forecast import StoreSpace
-from agent.fact_store.read.history import Asked, ends_at, read_history
+from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
 from agent.fact_store.read.page_rows import origins_between, read_rows, read_undamaged_rows
 from agent.fact_store.read.space import measure_space
 from agent.fact_store.sqlite import (
@@ -146,7 +146,7 @@ class StoreReader:
         held (history.py)."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
-            asked = Asked(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
+            asked = SequenceRequest(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
             return read_history(connection, asked)
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
@@ -154,7 +154,7 @@ class StoreReader:
         batches that are not held or were released are left out. No body is read."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
-            return ends_at(connection, number or 0, of or 0, sequences)
+            return batch_ends_at(connection, number or 0, of or 0, sequences)
 
     def _end(
         self, connection: sqlite3.Connection, stream: int, page: PageAssembly, known: int | None, *, is_all: bool

@@ -96,6 +96,7 @@ class Housekeeping:
         nearest = fullest(self._limits(known))
         if nearest is None or not nearest.is_full:
             return None
+        # Released and deleted before the decision: an append is refused only where nothing more may go (decision 0025).
         self._make_room(transaction, known)
         nearest = fullest(self._limits(transaction.catalog.streams.get(stream, known)))
         self._delete_at_once(transaction)

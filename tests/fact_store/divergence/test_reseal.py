@@ -12,7 +12,7 @@ import pytest
 from agent.batch import Kind, open_samples, parse
 from agent.fact_store import FactStore
 from agent.fact_store.divergence.high_water import ReadHighWater
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreForked, StoreFull, StoreUnusable
 from agent.fact_store.sqlite.transaction import Transaction
 from tests.fact_store.divergence.test_epochs import fill, notices, pull
@@ -100,7 +100,7 @@ def samples_in(store: FactStore) -> list[object]:
 
 def is_sound(folder: Path) -> bool:
     """Whether verification finds no damage."""
-    return not list(verify_store(folder / "facts.db", Verified(), lambda *_: None, is_quick=False))
+    return not list(verify_store(folder / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False))
 
 
 def test_unread_facts_are_resealed(copy: Path, early: FactStore) -> None:

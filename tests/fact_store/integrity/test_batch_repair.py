@@ -10,7 +10,7 @@ import pytest
 
 from agent.batch import BatchError, open_samples, parse, seal_columns
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError
 from agent.fact_store.log.records import BatchEnd, Hole, OriginRange
 from agent.fact_store.log.settings import StreamSettings
@@ -88,7 +88,7 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
         assert not page.holes
         assert [one.kind for one in store.incidents() if one.kind == "repaired"] == ["repaired"]
         assert done(store.repair(TELEMETRY, "plant", [origin.sealed[2]])) == []  # it is whole
-    assert not list(verify_store(tmp_path / "facts.db", Verified(), lambda *_: None, is_quick=True))
+    assert not list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=True))
 
 
 def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from agent.batch import DIGEST_BYTES, Kind, open_messages, parse
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.fact_store.log.records import Hole, Page, PeerPosition, StoredBatch
 from tests.fact_store.durability.promises import NORTH, origin_of_north
@@ -173,7 +173,7 @@ def look(path: Path, original: Original) -> Found:
 
 def verification(path: Path) -> list[str]:
     """What `bsfg store verify` names."""
-    return [str(damage) for damage in verify_store(path, Verified(), lambda *_: None, is_quick=False)]
+    return [str(damage) for damage in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False)]
 
 
 @patient

@@ -13,7 +13,7 @@ import pytest
 
 from agent.batch import parse
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError, StoreDamaged
 from agent.fact_store.log.records import ReceivedDefinition
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, tag
@@ -85,7 +85,7 @@ def test_what_a_batch_proves_is_repaired(tmp_path: Path, hurt: Hurt, first: int)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         assert store.definitions(origin.origin, 0, 99) == origin.bodies
         assert [one.kind for one in store.incidents()] == ["definitions_repaired"]
-    assert list(verify_store(tmp_path / "facts.db", Verified(), lambda *_: None, is_quick=False)) == []
+    assert list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
 
 
 def test_nothing_else_is_accepted(tmp_path: Path) -> None:

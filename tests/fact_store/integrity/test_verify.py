@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, Elsewhere, done, message, plant, samples, tag
 
 
@@ -31,12 +31,12 @@ def filled(folder: Path) -> Path:
 
 def damages(path: Path, *, is_quick: bool = False) -> list[str]:
     """What verify says."""
-    return [str(one) for one in verify_store(path, Verified(), lambda *_: None, is_quick=is_quick)]
+    return [str(one) for one in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=is_quick)]
 
 
 def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
     """Verification of an undamaged store finds nothing and checks everything."""
-    counted = Verified()
+    counted = VerifyCounts()
     assert not list(verify_store(filled(tmp_path), counted, lambda *_: None, is_quick=False))
     assert (counted.batches, counted.facts, counted.streams, counted.definitions) == (12, 64, 3, 5)
 

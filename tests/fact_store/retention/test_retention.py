@@ -12,7 +12,7 @@ import pytest
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.log.records import Hole, PeerPosition
 from agent.fact_store.writer import writer as writer_module
@@ -117,7 +117,7 @@ def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
         assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
         again = done(store.put_batches("north", TELEMETRY, [late], north.received(), PeerPosition(EPOCH, 8)))
         assert again.duplicate_facts == 3
-        assert not list(verify_store(store.path, Verified(), lambda *_: None, is_quick=False))
+        assert not list(verify_store(store.path, VerifyCounts(), lambda *_: None, is_quick=False))
 
 
 def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: Clock) -> None:

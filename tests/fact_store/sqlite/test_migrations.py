@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.sqlite.connection import connect_writer
 from agent.fact_store.sqlite.migrations import FILES, check_known
 from agent.fact_store.sqlite.queries import statements
@@ -64,4 +64,4 @@ def test_a_store_of_the_first_release_keeps_everything(tmp_path: Path) -> None:
         assert values_in(store) == list(range(1, 111))
     with closing(sqlite3.connect(path)) as found:
         assert check_known(found) == [file.stem for file in FILES]
-    assert not list(verify_store(path, Verified(), lambda *_: None, is_quick=False))
+    assert not list(verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False))
