@@ -1,9 +1,8 @@
-"""What an application is told of its append, and in whose name it may append: the same words at every door of a node.
+"""The contract of an append: preconditions, the fields of its answer, and the names it may use. Core: no IO.
 
-A program of the zone appends through the node's socket (`agent.local_socket`), one of another zone through the broker
-(`agent.replication`). Both doors hand the message to the same store and ask it the same way; what the store says of it becomes
-the fields of an answer here, and what may stand in `from_zone` and `producer` is decided here, so that no door is wider than
-the other. The outcomes themselves are those of the store (`fact_store.admission`).
+Programs of the zone append through the node's socket (`agent.local_socket`), programs of other zones through the broker
+(`agent.replication`). Both use this module, so that their checks of `from_zone` and `producer` and their answers are
+the same. The outcomes are decided by the store (`agent.fact_store.append`).
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Literal, NamedTuple, Protocol, TypedDict
 from agent.message import Message, MessageError
 
 WARNING_CHARACTERS_MAX = 300
-"""Of a warning, to keep answers about many messages small; it names who was not in sync, the first few at least."""
-
+"""Limit of a warning, so that answers about many messages stay small; it leaves room for the first few consumers not in
+sync."""
 
 STORED = frozenset({"applied", "noop_already_applied", "queued"})
-"""Outcomes that are a success; any other, also one that a later version may bring, has stored nothing."""
+"""Outcomes with which the message is stored. With any other, also one of a later version, it is not."""
 
 
 class Precondition(NamedTuple):
-    """On what an application's message depends. `producer` with `lease_epoch`: nobody holds a newer lease under this name.
-    `base_offset`: there is no newer message about the subject than this offset (0: there is none)."""
+    """A condition for storing a message. `producer` with `lease_epoch`: no newer lease under this name is in force.
+    `base_offset`: no message about the subject is newer than this offset (0: there is no message about it)."""
 
     producer: str | None = None
     lease_epoch: int | None = None
@@ -69,7 +68,7 @@ class AppendAnswer(TypedDict):
 
 
 def append_answer(outcome: _Outcome) -> AppendAnswer:
-    """What the appender is told of his message."""
+    """The answer to the append of one message."""
     return {
         "offset": outcome.offset,
         "outcome": outcome.outcome,
@@ -79,14 +78,14 @@ def append_answer(outcome: _Outcome) -> AppendAnswer:
 
 
 def check_from_zone(message: Message, zone: str) -> None:
-    """Raise MessageError unless a message names the zone that appends it as the one it comes from."""
+    """Raise MessageError unless `from_zone` of a message is the zone that appends it."""
     named = message.envelope.from_zone
     if named != zone:
         raise MessageError("from_zone", f"{named!r}; what {zone} appends is from {zone!r}")
 
 
 def check_producer(producer: str | None, zone: str) -> None:
-    """Raise MessageError unless a producer of another zone bears its zone's name: a lease that anybody may take would let one zone
-    shut out another's producers, or this one's."""
+    """Raise MessageError unless the name of another zone's producer begins with that zone. Otherwise a zone could take
+    the lease of another zone's producer, or of this one's, and fence it."""
     if producer is not None and not producer.startswith(f"{zone}."):
         raise MessageError("producer", f"{producer!r}; producers of {zone} are named {zone}.<name>")

@@ -1,18 +1,19 @@
 """The batch: an immutable run of consecutive facts of one stream from one origin, sealed once and carried verbatim.
 
-A batch is encoded where its facts were born and never again: every store, wire and relay after that copies its bytes. It
-carries its own identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of itself, so
-that whoever holds two of them can tell a changed, missing or forked history without asking anybody.
+A batch is encoded once, where its facts are recorded; every store, wire and relay after that copies its bytes (decision
+0001). It has its identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of
+itself, so two batches alone show a changed, missing or forked history.
 
-Promised: `parse` and `open_*` accept what `seal_*` or `cut` could have made, up to the choice of compressor and of forms that
-MessagePack leaves open, and raise BatchError for everything else, before they allocate more than the limits below allow for.
-What a reader would refuse is never sealed. The page docs/reference/batch-format.md describes the same bytes for a second
-implementation, and a test holds its vectors to this code.
+Promised: `parse` and `open_*` accept only bytes that `seal_*` or `cut` could have made, up to the choice of compressor
+and of MessagePack forms, and raise BatchError for all others, before they allocate more than the limits below. Facts
+that a reader would refuse are never sealed. docs/reference/batch-format.md describes the same bytes for a second
+implementation; a test checks its vectors against this code.
 
-Not here: how samples lie in their columns (columns), who may send what (replication), where a batch lies (fact_store), what a tag number means (definitions).
+Not here: the columns of samples (agent.columns), who may send what (agent.replication), where a batch is stored
+(agent.fact_store).
 
-    BatchError              bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
-    BatchTooLarge           a caller's run of facts does not fit one batch; split it (a ValueError: ours to handle)
+    BatchError          bytes that are not a batch: malformed, corrupt, truncated, oversized, forged, of another version
+    BatchTooLarge       the facts do not fit into one batch; the caller must split them
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ __all__ = [
 
 FORMAT_VERSION = 1
 SEALED_BYTES_MAX = 512 * 1024  # fits the 1 MiB packet of the shipped broker configuration with room for the header
-CONTENT_BYTES_MAX = 2 * 1024 * 1024  # decompressed; hostile content grows to about 20 times that as Python objects
+CONTENT_BYTES_MAX = 2 * 1024 * 1024  # decompressed; as Python objects, hostile content takes about 20 times that
 EPOCH_BYTES = 16
 DIGEST_BYTES = 16  # BLAKE2b-128: second preimages cost 2**128; see docs/decisions
 NO_DIGEST = bytes(DIGEST_BYTES)
@@ -114,23 +115,23 @@ MAGIC = b"BSFB"
 _FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
 _EPOCH_AT, _SEQUENCE_AT, _PREVIOUS_AT = 5, 6, 10  # fields of it, counted from 0
 _FLAG_SLICE = 0x01
-_NAMES_MAX = 256  # streams and origins remembered, of at most 255 bytes each, whatever a stranger sends
-_ZSTD_LEVEL = 1  # level 3 wins 3 % of bytes for twice the time
+_NAMES_MAX = 256  # streams and origins cached, of at most 255 bytes each, whatever a peer sends
+_ZSTD_LEVEL = 1  # level 3 saves 3 % of the bytes for twice the time
 
 
 class BatchTooLarge(ValueError):
-    """The facts handed to `seal_*` exceed a limit of the format; hand over fewer at a time."""
+    """The facts given to `seal_*` exceed a limit of the format; seal fewer at a time."""
 
 
 class Kind(IntEnum):
-    """What the facts of a batch are; every batch holds one kind."""
+    """The kind of the facts of a batch; each batch has one kind."""
 
     SAMPLES = 1
     MESSAGES = 2
 
 
 class Codec(IntEnum):
-    """How the content became the body."""
+    """The compression of the body."""
 
     RAW = 0
     ZSTD = 1
@@ -138,7 +139,7 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who first recorded a fact: a zone and the epoch (16 random bytes) of the store it was recorded in."""
+    """Where a fact was first recorded: a zone, and the epoch (16 random bytes) of its store."""
 
     zone: str
     epoch: bytes
@@ -149,7 +150,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The place where the next batch of a chain attaches: next sequence (>= 1) and digest of the last batch sealed."""
+    """The end of a chain, to which its next batch attaches: next sequence (>= 1) and digest of the last batch."""
 
     stream: str
     origin: Origin
@@ -159,9 +160,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """How many tag definitions an origin had made, and the running digest over them: `digest(n) = H(digest(n-1) + json(n))`.
+    """The count of an origin's tag definitions, and the running digest over them: `digest(n) = H(digest(n-1) +
+    json(n))`.
 
-    Every batch of samples carries it, so a relay cannot change what a tag number means without breaking the batch's digest.
+    Every batch of samples has it in its header, so a relay cannot change a definition without breaking the batch's
+    digest.
     """
 
     count: int = 0
@@ -174,7 +177,8 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a batch says of itself. Times are ns since 1970 and enclose every fact (source time, or time of production)."""
+    """The header of a batch. Times are nanoseconds since 1970 and enclose all facts (source time, or time of
+    production)."""
 
     stream: str
     origin: Origin
@@ -197,7 +201,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch whose header and digest have been checked. `sealed` is the whole, as stored and sent; its last 16 bytes are
+    """A batch whose header and digest were checked. `sealed` are all its bytes, as stored and sent; the last 16 are
     `digest`; `body_at` is where the body starts."""
 
     header: Header
@@ -207,25 +211,26 @@ class Batch:
 
     @property
     def link(self) -> Link:
-        """Where the successor of this batch attaches. A slice has none, and asking for it raises BatchError."""
+        """The link for the successor of this batch. Raises BatchError for a slice, which has none."""
         if self.header.is_slice:
             raise BatchError("slice: it is for reading, no batch follows it")
         return Link(self.header.stream, self.header.origin, self.header.last_sequence + 1, self.digest)
 
 
-# --------------------------------------------------------------------------------------------------------------- sealing
+# -------------------------------------------------------------------------------------------------------------- sealing
 
 
 def seal_samples(link: Link, rows: Sequence[tuple[int, int, Value, int]], definitions: Definitions) -> Batch:
     """Seal samples (tag, source_time_ns, value, quality) as the next batch of a chain.
 
-    Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no encoding.
+    Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no
+    encoding.
     """
     return seal_columns(link, SampleColumns.of(rows), definitions)
 
 
 def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions) -> Batch:
-    """As `seal_samples`, for samples that are columns already; the store's queue holds them so."""
+    """As `seal_samples`, for samples that are columns already, as in the store's queue."""
     count = len(columns.tags)
     _check_count(count)
     if any(len(column) != count for column in columns):
@@ -236,15 +241,17 @@ def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions) -
 
 
 def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
-    """Seal messages, already checked by `message.check_message`, as the next batch of a chain. Raises as `seal_samples`."""
+    """Seal messages that `message.check_message` has accepted as the next batch of a chain. Raises as
+    `seal_samples`."""
     _check_count(len(messages))
     return _seal(_Part(link, Kind.MESSAGES, len(messages), Definitions()), *_messages_content(messages))
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
-    """The facts at positions `start` to `stop` (exclusive) of a batch, as a batch of its own for a reader with a small limit.
+    """The facts at positions `start` to `stop` (exclusive) of a batch as a slice, for a reader with a small limit.
 
-    It is marked as a slice and names the batch it was cut from as its predecessor: it can be read, never stored.
+    A slice is a batch with a flag; it names the batch it was cut from as its predecessor. It can be read, but not
+    stored.
     """
     header = batch.header
     if not 0 <= start < stop <= header.count:
@@ -258,8 +265,8 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def resealed(batch: Batch, link: Link) -> Batch:
-    """The facts of a batch as the next batch of another chain of its zone and stream: for the store that sealed it, as long as nobody
-    else has it. The content stays byte for byte; the batch is as long as it was."""
+    """The facts of a batch as the next batch of another chain of the same zone and stream. Only for the store that
+    sealed it, while no reader has it (decision 0041). The content and the length stay the same."""
     header = batch.header
     if header.is_slice or (link.stream, link.origin.zone) != (header.stream, header.origin.zone):
         raise ValueError(f"a batch of {header.stream} of {header.origin} cannot follow {link.stream} of {link.origin}")
@@ -274,11 +281,12 @@ def resealed(batch: Batch, link: Link) -> Batch:
     return Batch(changed, bytes(unsigned) + digest, digest, batch.body_at)
 
 
-# --------------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def split(data: bytes | memoryview) -> list[bytes]:
-    """The sealed batches lying end to end in `data`, each as its own bytes. Raises BatchError when they do not fill it."""
+    """The sealed batches in `data`, which lie end to end, each as its own bytes. Raises BatchError when they do not
+    fill it."""
     batches, at, view = [], 0, memoryview(data)
     while at < len(view):
         length = _sealed_length(view[at:])
@@ -290,7 +298,7 @@ def split(data: bytes | memoryview) -> list[bytes]:
 
 
 def parse(sealed: bytes) -> Batch:
-    """Read a batch's header and check its lengths and digest; the content is not opened. Raises BatchError."""
+    """Read a batch's header, and check its lengths and its digest; the content is not opened. Raises BatchError."""
     if len(sealed) != _sealed_length(memoryview(sealed)):
         raise BatchError(f"length: {len(sealed)} bytes, its header says {_sealed_length(memoryview(sealed))}")
     digest = sealed[-DIGEST_BYTES:]
@@ -301,24 +309,25 @@ def parse(sealed: bytes) -> Batch:
 
 
 def open_samples(batch: Batch) -> SampleColumns:
-    """The samples of a batch as lists, or as rows. Raises BatchError when the content is not what the header promises."""
+    """The samples of a batch as lists, or as rows. Raises BatchError when the content does not match the header."""
     return _unpacked(batch).columns()
 
 
 def open_arrays(batch: Batch) -> SampleArrays:
-    """The samples of a batch as typed arrays, values apart by kind: for Arrow. Raises as `open_samples`."""
+    """The samples of a batch as typed arrays with values separated by kind, for Arrow. Raises as `open_samples`."""
     return _unpacked(batch).arrays()
 
 
 def open_packed(batch: Batch) -> Unpacked:
-    """The samples of a batch, checked but not yet built: for who looks for a few of them. Raises as `open_samples`."""
+    """The samples of a batch, checked but not built, for callers that need only some of them. Raises as
+    `open_samples`."""
     return _unpacked(batch)
 
 
 def open_messages(batch: Batch) -> list[Message]:
-    """The messages of a batch. Raises BatchError when the content is not what the header promises.
+    """The messages of a batch. Raises BatchError when the content does not match the header.
 
-    Messages whose labels were collapsed share one dict; it is for reading.
+    Messages with equal labels may share one dict, which must not be changed.
     """
     header = batch.header
     if header.kind is not Kind.MESSAGES:
@@ -335,10 +344,10 @@ def open_messages(batch: Batch) -> list[Message]:
 
 
 def verify(batch: Batch) -> None:
-    """Check within the limits all that opening would: raises BatchError unless every fact can be read.
+    """Raise BatchError unless every fact of the batch can be read: exactly where `open_*` would, but without building
+    the facts.
 
-    Says no exactly where `open_*` would, but does not build what nobody will look at: this is most of what a receiver's
-    processor does.
+    This is most of the CPU time of a receiver.
     """
     if batch.header.kind is Kind.MESSAGES:
         open_messages(batch)
@@ -346,9 +355,9 @@ def verify(batch: Batch) -> None:
         _unpacked(batch)
 
 
-# --------------------------------------------------------------------------------------------------------------- content
+# -------------------------------------------------------------------------------------------------------------- content
 
-# As in agent.columns, types say what may stand where, so that a stranger is refused before what follows it is allocated.
+# As in agent.columns, the types refuse invalid values before the values after them are allocated.
 _MANY = Meta(max_length=FACTS_MAX)
 
 
@@ -393,7 +402,7 @@ def _content(batch: Batch) -> bytes | memoryview:
     if header.codec is Codec.RAW:
         return body
     try:
-        # The frame's own size is checked first: zstd allocates what the frame says, whatever limit it is given.
+        # The size in the frame is checked first: zstd allocates it, whatever limit it is given.
         if zstandard.frame_content_size(body) != header.content_bytes:
             raise BatchError("content: the compressed frame's length is not the header's")
         return _contexts.decompressor.decompress(body, allow_extra_data=False)
@@ -402,7 +411,7 @@ def _content(batch: Batch) -> bytes | memoryview:
 
 
 class _Contexts(threading.local):
-    """zstd contexts are costly to make and not to be shared between threads."""
+    """zstd contexts, one of each per thread: they are costly to make and not thread-safe."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
@@ -417,7 +426,7 @@ def _messages_content(messages: Sequence[Message]) -> tuple[bytes, int, int]:
     content = encoded([collapsed(column) for column in zip(*map(_message_row, messages), strict=True)])
     if len(content) > CONTENT_BYTES_MAX:
         raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
-    try:  # what a reader would refuse must not get into a store
+    try:  # facts that a reader would refuse must not be sealed
         columns = _MESSAGES.decode(content)
     except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"not checked before sealing: {error}") from error
@@ -446,12 +455,12 @@ def _spread(name: str, column: list[Any], count: int) -> list[Any]:
     return column if len(column) == count else column * count
 
 
-# ----------------------------------------------------------------------------------------------------------------- bytes
+# ---------------------------------------------------------------------------------------------------------------- bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a batch to be sealed is, apart from its content."""
+    """The properties of a batch to be sealed, without its content."""
 
     link: Link
     kind: Kind
@@ -465,7 +474,7 @@ def _digest(data: bytes | memoryview) -> bytes:
 
 
 def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Batch:
-    """Compress, put the header before and the digest behind."""
+    """Compress the content, and add header and digest. Raises BatchTooLarge, ValueError."""
     if len(content) > CONTENT_BYTES_MAX:
         raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
     link = part.link
@@ -492,7 +501,8 @@ def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Ba
 
 
 def _sealed_length(data: memoryview) -> int:
-    """How long the batch at the start of `data` says it is; raises BatchError when it cannot say or says too much."""
+    """The length of the batch at the start of `data` by its header. Raises BatchError where there is none, or it is
+    above the limit."""
     if len(data) < _FIXED.size:
         raise BatchError(f"truncated: {len(data)} bytes, a header has {_FIXED.size}")
     if data[:4] != MAGIC:
@@ -507,7 +517,7 @@ def _sealed_length(data: memoryview) -> int:
 
 
 def _read_header(sealed: bytes) -> tuple[Header, int]:
-    """Header and position of the body, of bytes whose length and digest are known to be right; raises BatchError."""
+    """Header and position of the body, of bytes whose length and digest were checked. Raises BatchError."""
     (_, _, kind, codec, flags, epoch, first_sequence, count, time_min_ns, time_max_ns, previous_digest,
      definition_count, definitions_digest, content_bytes, body_bytes, zone_bytes, stream_bytes) = _FIXED.unpack_from(sealed)  # fmt: skip
     zone_at, stream_at = _FIXED.size, _FIXED.size + zone_bytes
@@ -529,7 +539,7 @@ def _read_header(sealed: bytes) -> tuple[Header, int]:
 
 @lru_cache(_NAMES_MAX)
 def _names(stream: bytes, zone: bytes, epoch: bytes) -> tuple[str, Origin]:
-    """Stream and origin: the batches of a page name the same ones, so they are made once."""
+    """Stream and origin, cached: most batches of a page have the same."""
     return stream.decode("latin-1"), Origin(zone.decode("latin-1"), epoch)
 
 
@@ -539,7 +549,7 @@ def _are_names(stream: str, zone: str) -> bool:
 
 
 def _wrong_header(header: Header) -> str:
-    """Why no batch may say this of itself, or nothing. Asked by the writer before sealing and by every reader."""
+    """Why a header is invalid; empty where it is valid. Checked before sealing and by every reader."""
     origin, definitions = header.origin, header.definitions
     starts_chain = header.first_sequence == 1 and not header.is_slice
     if not _are_names(header.stream, origin.zone):

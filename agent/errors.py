@@ -1,20 +1,21 @@
-"""The root of what can go wrong, so that the face of the product meets one tree.
+"""The root of the exception tree, for callers such as the command line that catch all errors of the product.
 
-    BsfgError               anything an operator, a peer or a disk did that this program could not accept
+    BsfgError               an operator, a peer or a disk did something that this program cannot accept
         ConfigError             node.toml cannot be used                                     (agent.config)
         MessageError            a message, sample or definition breaks a rule               (agent.message)
-        BatchError              bytes are not a batch                                        (agent.batch)
-        StoreError              the fact store refused or failed                             (agent.fact_store.log.errors)
-        ReplicationError        a peer, or the way to it                                     (agent.replication.protocol.errors)
-        IngestError             a source or its tag map                                      (agent.ingest.errors)
+        BatchError              bytes are not a batch                                        (agent.columns)
+        StoreError              the fact store refused or failed                             (agent.fact_store)
+        ReplicationError        a peer or the connection to it failed                        (agent.replication)
+        IngestError             a source or its tag map cannot be used                       (agent.ingest.errors)
 
-Each package draws its own branch. Our own mistakes are not here: they are assertions, and end the process.
+Each package draws its own branch. Mistakes of this program are not in the tree: they are assertions and end the
+process.
 """
 
 from __future__ import annotations
 
 
 class BsfgError(Exception):
-    """Root of the tree; never raised itself. `hint` says what to do where the text alone does not."""
+    """Root of the tree; never raised itself. `hint` says what the operator can do, where the text does not."""
 
     hint: str = ""

@@ -1,9 +1,10 @@
-"""When to look at files that others replace: hints of the file system, and the clock where there are none.
+"""Watches files that other programs replace: calls back after events of the file system, and every few minutes without
+one.
 
-An event is only a hint that it is time to look; what counts is what the files hold then. Looking waits until the files have
-been quiet for a moment, because editors and copies write in several steps, and every few minutes it is done without a hint,
-because network and overlay file systems miss events and a folder may have been replaced. What a look finds, and what to do
-about it, is the caller's; here only paths and hints are known. The watchdog's threads see no more of us than one bit.
+An event is only a hint to check the files; their content decides. The check waits until the files were quiet for a
+moment, because editors and copies write in several steps. It also runs every few minutes without an event, because
+network and overlay file systems miss events and a folder may have been replaced. The caller does the check; this module
+has only paths and events. Threads of watchdog set one flag here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-# Opening and reading are left out: our own look at a file must not be a reason to look again.
+# Opening and reading are left out: our own check of a file must not cause the next one.
 _EVENTS: list[type[FileSystemEvent]] = [
     FileClosedEvent,  # after writing
     FileCreatedEvent,
@@ -40,12 +41,12 @@ _EVENTS: list[type[FileSystemEvent]] = [
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """How patient a watch is."""
+    """Times of a watch, in seconds."""
 
-    settle_s: float = 1.0  # files must have been quiet for this long
-    settle_max_s: float = 10.0  # a file that is written all the time is looked at this often
-    missing_s: float = 5.0  # a file may be away for this long before that is a problem
-    reread_s: float = 180.0  # without any hint
+    settle_s: float = 1.0  # files must be quiet for this long before a check
+    settle_max_s: float = 10.0  # a file that is written all the time is checked this often
+    missing_s: float = 5.0  # a file may be missing for this long before that is a problem
+    reread_s: float = 180.0  # between two checks without an event
 
 
 PATIENT = WatchTimes()
@@ -57,9 +58,10 @@ async def watch_files(
     deaf: Callable[[OSError], None],
     times: WatchTimes,
 ) -> None:
-    """Call `look` at once, after hints, and by the clock, until cancelled; it returns the seconds it can wait at most.
+    """Call `look` at once, after events, and every `reread_s`, until cancelled; it returns the seconds to wait at most.
 
-    Each period begins with new watches, for a folder may have been replaced. `deaf` is told when the system gives none.
+    Each period begins with new watches, because a folder may have been replaced. `deaf` is called with the error where
+    the system gives no watches.
     """
     while True:
         hints = _Hints()
@@ -78,7 +80,7 @@ async def watch_files(
 
 
 async def _settle(hints: _Hints, times: WatchTimes) -> None:
-    """Return when the files have been quiet for a moment, or busy for too long."""
+    """Return when the files were quiet for `settle_s`, or after `settle_max_s`."""
     end_s = time.monotonic() + times.settle_max_s
     while time.monotonic() < end_s:
         if not await hints.wait(times.settle_s):
@@ -86,7 +88,7 @@ async def _settle(hints: _Hints, times: WatchTimes) -> None:
 
 
 def _observe(hints: _Hints, wanted: list[Path], deaf: Callable[[OSError], None]) -> None:
-    """Start watching. Where the system gives no watches, looking by the clock must do."""
+    """Start watching. Without watches of the system, only the checks by the clock remain."""
     observer: BaseObserver | None = None
     files = {path for file in wanted for path in _paths(file)}
     hints.paths = frozenset(str(file) for file in files)
@@ -98,14 +100,14 @@ def _observe(hints: _Hints, wanted: list[Path], deaf: Callable[[OSError], None])
         observer.start()
     except OSError as error:
         if observer is not None:
-            observer.on_thread_stop()  # it is not running, but its reader of events is
+            observer.on_thread_stop()  # the observer is not running, but its thread that reads events is
         deaf(error)
         return
     hints.attach(observer)
 
 
 class _Hints(FileSystemEventHandler):
-    """One bit from the observer's thread to the event loop: something happened to one of these files."""
+    """A flag set by the observer's thread for the event loop: one of these files has changed."""
 
     def __init__(self) -> None:
         self.paths: frozenset[str] = frozenset()
@@ -117,14 +119,14 @@ class _Hints(FileSystemEventHandler):
         self._is_on_its_way = False
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        """In the observer's thread. However many events come, at most one call is queued at the loop."""
+        """Runs in the observer's thread. At most one call is queued in the event loop, however many events come."""
         if self._is_on_its_way or self.paths.isdisjoint((os.fsdecode(event.src_path), os.fsdecode(event.dest_path))):
             return
         self._is_on_its_way = True
         self._loop.call_soon_threadsafe(self._arrive)
 
     async def wait(self, limit_s: float) -> bool:
-        """Wait for a hint, and use it up. False when none came in time."""
+        """Wait for a hint and clear it; False when none came within `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._event.wait()
@@ -134,7 +136,7 @@ class _Hints(FileSystemEventHandler):
         return True
 
     def attach(self, observer: BaseObserver) -> None:
-        """The observer whose events these are; ended with them, at once if that has happened already."""
+        """Take over the observer: `end` stops it, at once where `end` was called already."""
         with self._lock:
             self._observer = observer
             is_over = self._is_over
@@ -142,7 +144,7 @@ class _Hints(FileSystemEventHandler):
             self.end()
 
     def end(self) -> None:
-        """No hints any more."""
+        """Stop the observer; no hints come after it."""
         with self._lock:
             self._is_over = True
             observer, self._observer = self._observer, None
@@ -156,7 +158,7 @@ class _Hints(FileSystemEventHandler):
 
 
 def _paths(file: Path) -> Iterator[Path]:
-    """Where a file is: under its name, and where that leads to if it is a link. Folders free of links: a watch on a link
-    would see the link."""
+    """The paths of a file: by its name, and its target if it is a link. Folders are resolved: a watch on a link would
+    watch the link."""
     yield Path(os.path.realpath(file.parent)) / file.name
     yield Path(os.path.realpath(file))

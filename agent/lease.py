@@ -1,22 +1,23 @@
-"""Leases: which of several instances that use one name may go on. Core, without IO; the same rule for whoever keeps the lease.
+"""Leases with fencing tokens: which of several instances that use one name may continue. Core: no IO.
 
-A name (a consumer, a producer) is one reader or writer by intent. Where there are two after all, a machine that was cloned or a
-process that was started twice, whoever keeps the name's state gives each that begins a higher epoch than the one before: the
-newer goes on, and the older is *fenced* at its next request, which is final for it. No clock is involved and nothing runs out:
-an instance that was away for a week goes on if nobody took its place.
+A name (of a consumer or a producer) is meant for one instance. Where there are two, because a machine was cloned or a
+process was started twice, each instance that starts gets a higher epoch than the one before (decision 0036). The newer
+continues; the older is *fenced* at its next request, which is final. Leases do not expire: an instance that was away
+for a week continues if no other took its place.
 
-    shown                              who shows it     becomes of it
-    ---------------------------------  ---------------  ------------------------------------------------------
-    anything, nothing too              the holder       goes on, the lease stands
-    0: asks for a lease                somebody else    the next epoch is his
-    0, after another than is in force  somebody else    nothing changes; he is told which is, and asks after that
-    an epoch above the one in force    somebody else    his, as he shows it: the keeper has forgotten (restored)
-    the epoch in force                 somebody else    goes on, the lease stands: one that asks by several ways
-    a lower epoch, or none             somebody else    fenced
-    none                               nobody has one   goes on without
+    claim of an instance               made by            result
+    ---------------------------------  -----------------  ------------------------------------------------------------
+    any, or none                       the holder         the lease stays in force
+    0: requests a lease                another instance   it gets the next epoch
+    0, after an epoch not in force     another instance   no change; it claims again after the epoch in force
+    an epoch above the one in force    another instance   it holds that epoch: the keeper was restored and has lost it
+    the epoch in force                 another instance   the lease stays in force: one instance on several connections
+    a lower epoch, or none             another instance   fenced
+    none                               no lease in force  accepted without a lease
 
-A request may arrive long after it was sent, when whoever sent it is dead and his successor holds the lease. So who begins first asks
-which epoch is in force and then for the one *after* it: what he sent before he died names an epoch that his successor has passed.
+A request may arrive when its sender is dead and a successor holds the lease. So an instance that starts first asks
+which epoch is in force, then requests the one *after* it: a late request of its predecessor names an epoch that is not
+in force any more.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from dataclasses import dataclass
 from agent.message import JSON_INTEGER_MAX
 
 LEASE_EPOCH_MAX = JSON_INTEGER_MAX
-"""Above it JSON's readers disagree about a number."""
+"""Larger integers are not exact in all JSON readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease in force under a name; epoch 0 where nobody ever asked for one."""
+    """The lease in force under a name; epoch 0 where none was ever requested."""
 
     epoch: int = 0
     holder: str = ""
@@ -39,8 +40,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClaim:
-    """What an instance shows: its own name, which no other instance has, and the epoch it was given. 0 asks for one, None knows
-    nothing of leases. `after` is the epoch after which it asks, None for any."""
+    """The claim of an instance: its unique name, and the epoch it was given. Epoch 0 requests a lease, None uses none.
+    `after`: the request counts only while this epoch is in force; None for any."""
 
     holder: str
     epoch: int | None = None
@@ -50,23 +51,25 @@ class LeaseClaim:
 NO_LEASE = Lease()
 
 
-def decide_lease(held: Lease, shown: LeaseClaim) -> Lease | None:
-    """The lease in force from now on, `held` itself where nothing changes; None for whoever is fenced. Who asks after another epoch than
-    the one in force has none yet (`must_claim_again`)."""
-    epoch = shown.epoch
+def decide_lease(held: Lease, claim: LeaseClaim) -> Lease | None:
+    """The lease in force after a claim, `held` itself where nothing changes; None where the claim is fenced.
+
+    A claim after an epoch that is not in force changes nothing, and must be made again (`must_claim_again`).
+    """
+    epoch = claim.epoch
     if held == NO_LEASE and epoch is None:
         return held
-    if shown.holder == held.holder:
+    if claim.holder == held.holder:
         return held
-    if epoch == 0 and shown.after not in {None, held.epoch}:
+    if epoch == 0 and claim.after not in {None, held.epoch}:
         return held
     if epoch == 0 and held.epoch < LEASE_EPOCH_MAX:
-        return Lease(held.epoch + 1, shown.holder)
+        return Lease(held.epoch + 1, claim.holder)
     if epoch is None or epoch < held.epoch:
         return None
-    return held if epoch == held.epoch else Lease(epoch, shown.holder)
+    return held if epoch == held.epoch else Lease(epoch, claim.holder)
 
 
-def must_claim_again(lease: Lease, shown: LeaseClaim) -> bool:
-    """Whether the lease that is in force now is not his who asked for one, because he asked after another epoch."""
-    return shown.epoch == 0 and shown.after is not None and lease.holder != shown.holder
+def must_claim_again(lease: Lease, claim: LeaseClaim) -> bool:
+    """Whether a request for a lease was not granted because it came after an epoch that is not in force."""
+    return claim.epoch == 0 and claim.after is not None and lease.holder != claim.holder

@@ -1,13 +1,13 @@
-"""Messages and samples: what a fact is before anybody stores or sends it.
+"""Messages and samples: the two forms of a fact, their checks, and canonical JSON. Core: no IO.
 
-A *message* is an envelope (who said it, when, in which conversation) and a fact (subject, predicate, object). A *sample* is
-the compact form of the fact "tag T had value V with quality Q at source time S"; it is stored as four columns and presented
-as a message only when somebody asks, so that a plant's telemetry never pays for JSON it does not need.
+A *message* is an envelope (producer, time, conversation) and a fact (subject, predicate, object). A *sample* is the
+compact form of the fact "tag T had value V with quality Q at source time S"; it is stored as four columns and presented
+as a message only on request, so telemetry costs no JSON.
 
-This module promises: one canonical form for JSON (RFC 8785), checks that name the field at fault, and a presentation of
-samples that is the same wherever it is computed. It will not guess: a value outside the types below is refused, not coerced.
+Promised: one canonical form for JSON (RFC 8785), checks that name the field at fault, and the same presentation of a
+sample wherever it is computed. A value outside the types below is refused, not converted.
 
-    MessageError            somebody handed us a message, sample or definition that breaks the rules; nothing was changed
+    MessageError            a message, sample or definition breaks a rule; nothing was changed
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
 PREDICATE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")  # neither control characters nor lone surrogates
 
-MESSAGE_ID_BYTES_MAX = 256  # a UUID has 36, a SHA-256 in hex 64; room for readable ids, none for documents
+MESSAGE_ID_BYTES_MAX = 256  # a UUID has 36, a SHA-256 in hex 64; enough for readable ids, too little for documents
 SUBJECT_BYTES_MAX = 512
 TEXT_BYTES_MAX = 256  # any other text field of an envelope
 LABELS_MAX = 32  # labels are policy hints, not a second object
-OBJECT_BYTES_MAX = 256 * 1024  # one fact must fit one page of the broker beside others; larger things are artifacts
+OBJECT_BYTES_MAX = 256 * 1024  # a fact must fit into one page together with others; larger objects are artifacts
 VALUE_BYTES_MAX = 64 * 1024  # a string or bytes value of a tag; an array of 8,192 doubles as JSON stays below
 UNIX_MS_MAX = 2**43 - 1  # the year 2248: as nanoseconds inside int64
-JSON_INTEGER_MAX = 2**53 - 1  # RFC 8785 keeps to what every JSON reader holds exactly
+JSON_INTEGER_MAX = 2**53 - 1  # RFC 8785 allows only integers that every JSON reader holds exactly
 
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1
 QUALITY_GOOD = 0  # OPC UA StatusCode, also for Modbus
@@ -49,7 +49,7 @@ QUALITY_MAX = 2**32 - 1
 
 
 class MessageError(BsfgError, ValueError):
-    """A message, sample or definition breaks a rule of this module. `field` names what, the text says why."""
+    """A message, sample or definition breaks a rule of this module. `field` names the field, the text says why."""
 
     def __init__(self, field_name: str, why: str) -> None:
         super().__init__(f"{field_name}: {why}")
@@ -60,8 +60,8 @@ class MessageError(BsfgError, ValueError):
 class Json:
     """A structured value (array or object) of a tag, as canonical JSON bytes.
 
-    Deliberately neither a dataclass nor a subclass of bytes: the batch encoder must meet a type it does not know, so that it
-    marks the value as JSON instead of storing it as plain bytes.
+    Neither a dataclass nor a subclass of bytes: the encoder of batches must not know the type, so that it marks the
+    value as JSON instead of storing plain bytes.
     """
 
     __slots__ = ("data",)
@@ -85,7 +85,8 @@ class Json:
 
 
 Value = bool | int | float | str | bytes | Json | None
-"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None only beside a bad quality."""
+"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None only with a bad
+quality."""
 
 
 class Sample(NamedTuple):
@@ -99,9 +100,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TagDefinition:
-    """What a tag number stands for. Immutable: a changed definition gets a new number.
+    """The meaning of a tag number. Immutable: a changed definition gets a new number.
 
-    `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value was read; `data_type` is the source's word.
+    `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value is read; `data_type` is the name of the
+    type at the source.
     """
 
     subject: str
@@ -113,12 +115,12 @@ class TagDefinition:
     description: str = ""
 
     def to_json(self) -> bytes:
-        """Canonical JSON; empty fields are left out, so that adding a field later changes no old definition's bytes."""
+        """Canonical JSON without empty fields, so that a field added later changes no old definition's bytes."""
         return canonical_json({f.name: text for f in fields(self) if (text := getattr(self, f.name))})
 
     @classmethod
     def from_json(cls, data: bytes) -> TagDefinition:
-        """Read what `to_json` wrote. Fields this version does not know are ignored; a wrong type raises MessageError."""
+        """Read the result of `to_json`. Unknown fields are ignored; a wrong type raises MessageError."""
         known = {f.name for f in fields(cls)}
         found = parse_json("definition", data)
         if not isinstance(found, dict) or not isinstance(found.get("subject"), str):
@@ -134,7 +136,7 @@ class TagDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """System metadata of a message; names and meaning as the specification's message model."""
+    """System metadata of a message, as in the specification's message model. Times are milliseconds since 1970."""
 
     message_id: str
     from_zone: str
@@ -149,7 +151,8 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A domain assertion: subject (`kind:id` or `kind:scope/id`), predicate (lower_snake_case), canonical JSON bytes."""
+    """A domain assertion: subject (`kind:id` or `kind:scope/id`), predicate (lower_snake_case), canonical JSON
+    bytes."""
 
     subject: str
     predicate: str
@@ -165,7 +168,8 @@ class Message:
 
 
 def canonical_json(value: Any) -> bytes:
-    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53 and non-JSON types."""
+    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53 and non-JSON
+    types."""
     try:
         return rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
@@ -173,10 +177,11 @@ def canonical_json(value: Any) -> bytes:
 
 
 def parse_json(name: str, data: bytes) -> Any:
-    """A JSON value from UTF-8 bytes; duplicate keys, NaN and infinities are refused, for they have no canonical form.
+    """A JSON value from UTF-8 bytes. Raises MessageError, also for duplicate keys, NaN and infinities, which have no
+    canonical form.
 
-    A number without fraction beyond 2**53 is read as the double it is to every JSON reader: RFC 8785 writes 1e16 as
-    10000000000000000, and what was written must be readable again.
+    A number without fraction beyond 2**53 is read as a double, as every JSON reader does: RFC 8785 writes 1e16 as
+    10000000000000000, and its output must be readable again.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -199,14 +204,16 @@ def parse_json(name: str, data: bytes) -> Any:
 
 
 def check_name(name: str, text: object, pattern: re.Pattern[str], example: str = "") -> None:
-    """Raise MessageError, with an example where there is one, unless `text` is a string that matches the whole pattern."""
+    """Raise MessageError, with an example where there is one, unless `text` is a string that matches the whole
+    pattern."""
     if not isinstance(text, str) or not pattern.fullmatch(text):
         such_as = f"; for example {example}" if example else ""
         raise MessageError(name, f"{text!r} does not match {pattern.pattern}{such_as}")
 
 
 def check_text(name: str, text: object, bytes_max: int) -> None:
-    """Raise MessageError unless `text` is a non-empty string of at most `bytes_max` UTF-8 bytes without control characters."""
+    """Raise MessageError unless `text` is a non-empty string of at most `bytes_max` UTF-8 bytes without control
+    characters."""
     if not isinstance(text, str) or not text:
         raise MessageError(name, "must be a non-empty text")
     if not TEXT.fullmatch(text):
@@ -226,7 +233,7 @@ def check_definition(definition: TagDefinition) -> None:
 
 
 def check_message(message: Message) -> None:
-    """Raise MessageError naming the first field at fault. The object must already be canonical: the producer canonicalises."""
+    """Raise MessageError naming the first field at fault. The object must be canonical JSON already."""
     envelope, fact = message.envelope, message.fact
     check_text("message_id", envelope.message_id, MESSAGE_ID_BYTES_MAX)
     check_name("from_zone", envelope.from_zone, ZONE)
@@ -245,7 +252,7 @@ def check_message(message: Message) -> None:
 
 
 def check_sample(sample: Sample) -> None:
-    """Raise MessageError naming the column unless the sample may be sealed. Used at the edges, not once per fact on hot paths."""
+    """Raise MessageError naming the column unless the sample may be sealed. Too slow for each fact on hot paths."""
     tag, source_time_ns, value, quality = sample
     if type(tag) is not int or tag < 1:
         raise MessageError("tag", f"{tag!r} is not a tag number")
@@ -271,7 +278,7 @@ def check_value(value: object) -> None:
 
 
 def value_bytes(value: str | bytes | Json) -> int:
-    """Length of a text (as UTF-8), of bytes or of a structure, as VALUE_BYTES_MAX counts it."""
+    """Length in bytes of a text (as UTF-8), of bytes or of a structure, as limited by VALUE_BYTES_MAX."""
     match value:
         case str():
             return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
@@ -282,16 +289,16 @@ def value_bytes(value: str | bytes | Json) -> int:
 
 
 def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> str:
-    """The message id of a sample: its identity spelled out, so it costs no byte at rest and is the same everywhere."""
+    """The message id of a sample, computed from its identity, so that it is not stored and is the same everywhere."""
     return f"{stream}/{zone}/{epoch.hex()}/{sequence}"
 
 
 def sample_message(definition: TagDefinition, sample: Sample, message_id: str, from_zone: str) -> Message:
-    """A sample presented as the message it stands for.
+    """A sample presented as a message.
 
-    The object has `quality` (number), `source_time` (ISO 8601, UTC, as many digits as the source gave), `value`, and `unit`
-    where the tag has one. JSON has no NaN, infinities, bytes or integers beyond 2**53: see `json_value`. A source time before
-    1970 is produced at 0, for that field cannot be negative.
+    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, and `unit`
+    where the tag has one. For values without a JSON form see `json_value`. A source time before 1970 gives
+    `produced_at_unix_ms` 0, which cannot be negative.
     """
     content = {
         "quality": sample.quality,
@@ -308,8 +315,8 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
 
 
 def json_value(value: Value) -> Any:
-    """A tag's value in JSON: NaN and infinities as "NaN", "Infinity", "-Infinity"; integers beyond 2**53 as decimal text;
-    bytes as {"base64": text}; structures as themselves."""
+    """A tag's value in JSON: NaN and infinities as "NaN", "Infinity", "-Infinity"; integers beyond 2**53 as decimal
+    text; bytes as {"base64": text}; structures as themselves."""
     match value:
         case Json():
             return parse_json("value", value.data)
@@ -357,10 +364,12 @@ def _check_object(object_json: object) -> None:
 
 
 def _is_plainly_canonical(data: bytes) -> bool:
-    """Whether JSON bytes are canonical, as far as msgspec can tell in a tenth of the time; False only means: look closely.
+    """Whether JSON bytes are canonical, by a check with msgspec that takes a tenth of the time. False means that the
+    full check decides.
 
-    ASCII text without escapes is its own canonical form, ASCII keys sort alike in every encoding, integers of fewer than 16 digits
-    are below 2**53, a key given twice is written once, and of floats each is compared with what RFC 8785 makes of it.
+    ASCII text without escapes is its own canonical form, ASCII keys sort the same in every encoding, integers of fewer
+    than 16 digits are below 2**53, a duplicate key is written once, and each float is compared with its form by RFC
+    8785.
     """
     if not data.isascii() or b"\\" in data or _LONG_NUMBER.search(data):
         return False

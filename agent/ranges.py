@@ -1,6 +1,7 @@
-"""Sets of whole numbers as sorted, disjoint ranges (first, last), both ends included: what they have in common, and what is left.
+"""Set operations on sorted, disjoint ranges (first, last) of integers, both ends included. Core: no IO.
 
-For offsets and sequences, which come in runs of millions; nothing here is ever counted out. Core: no IO.
+For offsets and sequences, which come in runs of millions; the cost depends on the number of ranges, not on their
+length.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ Span = tuple[int, int]
 
 
 def intersect(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
-    """What both hold. Each piece lies within one span of either."""
+    """The numbers in both. Each resulting span lies within one span of either."""
     found, rights = [], list(right)
     at = 0
     for first, last in left:
@@ -25,12 +26,12 @@ def intersect(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
 
 
 def subtract(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
-    """What `spans` hold and `taken` do not."""
+    """The numbers in `spans` that are not in `taken`."""
     return list(_subtract(spans, list(taken)))
 
 
 def count(spans: Iterable[Span]) -> int:
-    """How many numbers they hold."""
+    """How many numbers are in the spans."""
     return sum(last - first + 1 for first, last in spans)
 
 

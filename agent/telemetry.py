@@ -1,26 +1,26 @@
-"""Spans: how often the steps that carry facts from zone to zone begin, how they end, and how long they take.
+"""Spans: counts and durations of the steps that carry facts from zone to zone.
 
-A span starts, and ends in one of three ways: it stops (what it was for has happened), fails (somebody refused, or nothing came), or is
-discarded (it came to an end of no use: a page that did not fit, a request that a newer one replaced). Starts and ends are counted,
-and the durations of those that stopped; time in which a step only waited for facts to be written is left out where the step
-can tell. Each is also a log line at level debug, a constant event with its fields, so that an idle node's log stays quiet.
+A span starts, and ends in one of three ways: it stops (the step succeeded), fails (it was refused, or timed out), or is
+discarded (its result was not used: a page that did not fit, a request replaced by a newer one). Starts and ends are
+counted, and the durations of spans that stopped; time in which a step only waited for new facts is left out where it is
+measured. Each start and end is also a debug log line, a constant event with its fields.
 
     span            side      from                                          to
-    --------------  --------  --------------------------------------------  ------------------------------------------------
-    fetch           asking    a request for a page is sent                  its page has come (waiting at the peer included)
-    append          asking    a page is handed to the store                 it is durable, or the store refused it
-    confirm         asking    a request that confirms is sent               the peer says that its frontier is there
-    confirm         serving   a confirmation is handed to the store         it is durable
-    bootstrap       asking    a stream is read of which nothing is held     for the first time nothing is outstanding
-    bootstrap       serving   a consumer registers itself                   for the first time it has reached the end of the log
-    anti_entropy    asking    a comparison of digests begins                it ends, with what was divergent fetched again
-    ask             asking    anything but a page of a pull is asked for    its answer has come (waiting for bandwidth left out)
-    serve           serving   a request has come                            its answer is with the broker (waiting for facts left out)
+    --------------  --------  --------------------------------------------  --------------------------------------------
+    fetch           asking    a request for a page is sent                  its page has come (waits there included)
+    append          asking    a page is passed to the store                 it is durable, or the store refused it
+    confirm         asking    a request that confirms is sent               the peer answers that its frontier is there
+    confirm         serving   a confirmation is passed to the store         it is durable
+    bootstrap       asking    a stream is read of which nothing is held     no fact is outstanding
+    bootstrap       serving   a consumer registers                          it has first reached the end of the log
+    anti_entropy    asking    a comparison of digests begins                it ends, divergent facts fetched again
+    ask             asking    any request but that of a page in a pull      its answer has come (no bandwidth waits)
+    serve           serving   a request has come                            its answer is sent (no waits for facts)
 
-The last two are counted for each operation of the protocol: what serves a `fetch` is a `serve` of FetchFacts, what is appended here by other
-zones one of AppendFact, and the other side of `anti_entropy` those of GetDigests and FetchSequences.
+`ask` and `serve` are counted for each operation of the protocol: a `fetch` is served by a `serve` of FetchFacts, an
+append of another zone by one of AppendFact, and `anti_entropy` by those of GetDigests and FetchSequences.
 
-One `Telemetry` belongs to one event loop and is used from no other thread. It costs one to two microseconds a span.
+One `Telemetry` belongs to one event loop and is used from no other thread. A span costs one to two microseconds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from enum import StrEnum
 from typing import NamedTuple
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""From a page out of memory to a fetch whose peer is in trouble; a fetch that waits at the peer lies between the last two."""
+"""From a page served from memory to a fetch from a peer in trouble; a fetch that waits at the peer is between the last
+two."""
 
 _log = logging.getLogger(__name__)
 
 
 class Span(StrEnum):
-    """What is measured, by its name in logs and metrics. Strings, whose hash is known: they are looked up with every step."""
+    """The spans, by their names in logs and metrics. Strings have a cached hash, and each step looks one up."""
 
     FETCH = "fetch"
     APPEND = "append"
@@ -52,7 +53,7 @@ class Span(StrEnum):
 
 
 class Side(StrEnum):
-    """Who takes the step: the node that asks, or the one that is asked."""
+    """The node that takes the step: the one that sends the request, or the one that serves it."""
 
     ASKING = "asking"
     SERVING = "serving"
@@ -69,11 +70,11 @@ STEPS: tuple[tuple[Span, Side], ...] = (
     (Span.ASK, Side.ASKING),
     (Span.SERVE, Side.SERVING),
 )
-"""What there is to measure, as in the table above."""
+"""All spans and sides of the table above."""
 
 
 class Step(NamedTuple):
-    """What is counted by itself. `operation` is one of the protocol's names, so there are few; "" where there is none."""
+    """The key of a counter. `operation` is an operation of the protocol, "" for none, so there are few."""
 
     span: Span
     side: Side
@@ -81,7 +82,7 @@ class Step(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A span that has begun: when, on the clock of its telemetry, and what its log lines say of it."""
+    """A span that has started: when, by the clock of its telemetry, and the fields of its log lines."""
 
     step: Step
     at_ns: int
@@ -90,8 +91,8 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpanStatistics:
-    """Counted since the start. `counts[i]` durations of stopped ones lay above BOUNDS_S[i - 1] and not above BOUNDS_S[i]; the
-    last, above them all."""
+    """Counts since the process started. `counts[i]` is the number of stopped spans with a duration above BOUNDS_S[i -
+    1] and up to BOUNDS_S[i], the last one of those above all bounds."""
 
     step: Step
     started: int
@@ -118,39 +119,39 @@ class Telemetry:
         self._counted = {Step(*step): _Counted() for step in STEPS}
 
     def start(self, span: Span, side: Side = Side.ASKING, operation: str = "", **fields: object) -> Started:
-        """A span begins; whoever holds what is returned ends it once, in one of the three ways."""
+        """Start a span. The caller must end it exactly once, with `stop`, `fail` or `discard`."""
         step = Step(span, side, operation)
         if (counted := self._counted.get(step)) is None:
             assert (span, side) in STEPS, step
             counted = self._counted[step] = _Counted()
         counted.started += 1
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("span_start", extra={**_named(step), **fields})
+            _log.debug("span_start", extra={**_log_fields(step), **fields})
         return Started(step, self._clock_ns(), fields)
 
     def stop(self, started: Started, waited_ns: int = 0, **fields: object) -> None:
-        """What it was for has happened; `waited_ns` of its time it had nothing to do."""
+        """The step succeeded; `waited_ns` of its time are not counted."""
         took_ns = self._clock_ns() - started.at_ns - waited_ns
         counted = self._counted[started.step]
         counted.counts[bisect_left(BOUNDS_S, took_ns / 1e9)] += 1
         counted.sum_ns += took_ns
         if _log.isEnabledFor(logging.DEBUG):
-            self._told("span_stop", started, took_ns, fields)
+            self._log_end("span_stop", started, took_ns, fields)
 
     def fail(self, started: Started, reason: str) -> None:
-        """Somebody refused, or nothing came."""
+        """The step was refused, or timed out."""
         self._counted[started.step].failed += 1
         if _log.isEnabledFor(logging.DEBUG):
-            self._told("span_exception", started, self._clock_ns() - started.at_ns, {"reason": reason})
+            self._log_end("span_exception", started, self._clock_ns() - started.at_ns, {"reason": reason})
 
     def discard(self, started: Started, reason: str) -> None:
-        """It ended and was of no use."""
+        """The step ended and its result was not used."""
         self._counted[started.step].discarded += 1
         if _log.isEnabledFor(logging.DEBUG):
-            self._told("span_discarded", started, self._clock_ns() - started.at_ns, {"reason": reason})
+            self._log_end("span_discarded", started, self._clock_ns() - started.at_ns, {"reason": reason})
 
     def statistics(self) -> tuple[SpanStatistics, ...]:
-        """Every step, in the order of `STEPS`; operations follow as they first came."""
+        """The counts of every step, in the order of `STEPS`; operations follow in the order of their first use."""
         return tuple(
             SpanStatistics(
                 *(step, one.started, sum(one.counts), one.failed, one.discarded, tuple(one.counts), one.sum_ns / 1e9)
@@ -159,12 +160,12 @@ class Telemetry:
         )
 
     @staticmethod
-    def _told(event: str, started: Started, took_ns: int, fields: Mapping[str, object]) -> None:
+    def _log_end(event: str, started: Started, took_ns: int, fields: Mapping[str, object]) -> None:
         took_ms = round(took_ns / 1e6, 3)
-        _log.debug(event, extra={**_named(started.step), "took_ms": took_ms, **started.fields, **fields})
+        _log.debug(event, extra={**_log_fields(started.step), "took_ms": took_ms, **started.fields, **fields})
 
 
-def _named(step: Step) -> dict[str, object]:
-    """As log lines say it."""
+def _log_fields(step: Step) -> dict[str, object]:
+    """The fields of a step in log lines."""
     named: dict[str, object] = {"span": step.span, "side": step.side}
     return named | {"operation": step.operation} if step.operation else named

@@ -1,4 +1,4 @@
-"""Which of several instances under one name may go on: the rule as a table, and what it adds up to."""
+"""Leases: the rule as a table, and its properties."""
 
 import pytest
 from hypothesis import given, settings
@@ -37,14 +37,14 @@ OURS = Lease(3, "one")
     ],
 )
 def test_every_row(held: Lease, shown: LeaseClaim, after: Lease | None) -> None:
-    """The rows of the module's table, and that the last epoch there is cannot be passed."""
+    """The rows of the module's table; the last possible epoch cannot be passed."""
     assert decide_lease(held, shown) == after
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=40))
 def test_epochs_only_rise_and_nobody_returns(turns: list[str]) -> None:
-    """Instances that ask once and then show what they were given, in any order: epochs never go back, and one whose place was
-    taken is fenced each time it shows its lease."""
+    """Instances request a lease once and then claim it, in any order: epochs never fall, and an instance whose place
+    was taken is fenced at each claim."""
     held = NO_LEASE
     given_to: dict[str, int] = {}
     replaced: set[str] = set()
@@ -63,7 +63,8 @@ def test_epochs_only_rise_and_nobody_returns(turns: list[str]) -> None:
 
 
 class Process:
-    """One life of an asker, as the receiver asks: after 0 first, then after what it was told, until it has a lease."""
+    """One life of an instance, as the receiver claims: first after 0, then after the epoch it learned, until it has a
+    lease."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -71,11 +72,11 @@ class Process:
         self.is_fenced = False
 
     def asks(self) -> LeaseClaim:
-        """Its next request."""
+        """Its next claim."""
         return LeaseClaim(self.name, self.epoch, None if self.epoch else self.after)
 
     def hears(self, answer: Lease | None, asked: LeaseClaim) -> None:
-        """What became of one."""
+        """Take the answer to a claim."""
         if answer is None:
             self.is_fenced = True
         elif must_claim_again(answer, asked):
@@ -92,10 +93,11 @@ class Process:
     )
 )
 def test_what_the_dead_have_sent_takes_nothing_from_the_living(happens: list[tuple[str, int]]) -> None:
-    """One process after the other under one name; what any of them has sent arrives whenever it likes, in any order, also twice and after
-    its death. Who lives is never fenced, and has its lease as soon as its requests come through.
+    """One process after the other under one name; their requests arrive at any time, in any order, also twice and after
+    their death. The living process is never fenced, and gets its lease as soon as its requests arrive.
 
-    Seen to catch: a first request that names no epoch, and a keeper that does not look at it."""
+    Catches a first request without `after`, and a keeper that ignores it.
+    """
     held, under_way, living = NO_LEASE, list[LeaseClaim](), Process("0")
     for event, which in [*happens, *[("arrives", -1)] * 3]:
         if event == "dies":

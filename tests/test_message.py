@@ -36,7 +36,7 @@ RFC_NUMBERS = """
 
 @pytest.mark.parametrize("bits, text", list(zip(RFC_NUMBERS[::2], RFC_NUMBERS[1::2], strict=True)))
 def test_numbers_as_in_the_rfc(bits: str, text: str) -> None:
-    """Each number of the RFC's table is written as there, and what is written can be read and written again."""
+    """Each number of the RFC's table has the RFC's form, and can be read and written again."""
     number = struct.unpack(">d", bytes.fromhex(bits))[0]
     assert canonical_json(number) == text.encode()
     assert canonical_json(message.parse_json("object_json", text.encode())) == text.encode()
@@ -79,7 +79,7 @@ JSONS = st.recursive(
 
 @given(JSONS)
 def test_canonical_json_is_read_back_as_itself(value: Any) -> None:
-    """One value, one text: written, read and written again it is the same, and every reader finds the same value."""
+    """A value has one text: written, read and written again it is the same, and every reader finds the same value."""
     text = canonical_json(value)
     assert canonical_json(message.parse_json("object_json", text)) == text
     assert json.loads(text, parse_int=float) == value
@@ -106,8 +106,8 @@ WRITINGS = st.builds(
 
 
 @given(WRITINGS, st.integers(0, 200), st.sampled_from(["", "0", ".0", "e0", "-", " ", "\\u0041", ',"a":1', "E", "+"]))
-def test_the_quick_look_never_says_more_than_the_close_one(text: str, at: int, inserted: str) -> None:
-    """Whatever passes as canonical at a glance is canonical; what is canonical, ASCII and plain does pass."""
+def test_the_quick_check_accepts_only_canonical_json(text: str, at: int, inserted: str) -> None:
+    """Whatever passes the quick check is canonical; canonical plain ASCII passes it."""
     data = (text[:at] + inserted + text[at:]).encode(errors="replace")
     try:
         canonical = canonical_json(message.parse_json("object_json", data))
@@ -122,7 +122,7 @@ def test_the_quick_look_never_says_more_than_the_close_one(text: str, at: int, i
 
 @pytest.mark.parametrize("value", [2**53, -(2**53), b"x", {1: 2}, {"a": {1}}, "\ud800", {"\ud800": 1}, object()])
 def test_what_has_no_canonical_form(value: Any) -> None:
-    """Refused with the one error, never coerced."""
+    """Refused with MessageError, never converted."""
     with pytest.raises(MessageError, match="canonical"):
         canonical_json(value)
 
@@ -192,7 +192,8 @@ def changed(name: str, value: Any) -> Message:
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_field_has_its_rule(name: str) -> None:
-    """The allowed values pass, each other is refused with an error that names the field; all fields are in the table."""
+    """The allowed values pass, each other is refused with an error that names the field; all fields are in the
+    table."""
     assert RULES.keys() == Envelope.__dataclass_fields__.keys() | Fact.__dataclass_fields__.keys()
     allowed, refused = RULES[name]
     for value in allowed:
@@ -204,7 +205,7 @@ def test_every_field_has_its_rule(name: str) -> None:
 
 
 def test_definitions_survive_and_are_stable() -> None:
-    """Empty fields are not written, unknown ones are ignored when read, and what is wrong is named."""
+    """Empty fields are not written, unknown ones are ignored when read, and invalid ones are named."""
     full = TagDefinition("tag:l1/flow", "flow_measured", "m3/h", "plc-1", "ns=2;s=F", "Double", "Durchfluß")
     assert TagDefinition.from_json(full.to_json()) == full
     assert TagDefinition("tag:l1/flow").to_json() == b'{"predicate":"value_sampled","subject":"tag:l1/flow"}'
@@ -283,12 +284,12 @@ TIMES = {
 
 @pytest.mark.parametrize("time_ns", TIMES)
 def test_times_keep_every_digit(time_ns: int) -> None:
-    """Exact from the first to the last nanosecond that 64 bits hold, on both sides of 1970, with no digit more."""
+    """Exact from the first to the last nanosecond of 64 bits, before and after 1970, without extra digits."""
     assert message.time_text(time_ns) == TIMES[time_ns]
 
 
 def test_a_sample_without_unit_and_before_1970() -> None:
-    """No unit, no field; a time of production cannot be negative, the source time can."""
+    """Without a unit there is no such field; the time of production is not negative, the source time may be."""
     presented = message.sample_message(TagDefinition("tag:a"), Sample(1, -1, 5), "id", "plant")
     assert presented.fact.object_json == b'{"quality":0,"source_time":"1969-12-31T23:59:59.999999999Z","value":5}'
     assert presented.envelope.produced_at_unix_ms == 0
@@ -305,7 +306,7 @@ def test_sample_ids_spell_out_the_identity() -> None:
 
 
 def test_check_sample_names_the_column() -> None:
-    """Each column's edges pass, one beyond is refused by name."""
+    """The limits of each column pass, a value beyond is refused by name."""
     good = Sample(1, 0, 1.5, 0)
     for edge in (Sample(2**32, 2**63 - 1, 2**64 - 1, 2**32 - 1), Sample(1, -(2**63), -(2**63), 0), good):
         message.check_sample(edge)

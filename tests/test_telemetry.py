@@ -1,4 +1,4 @@
-"""Spans counted and timed, on a clock that the test turns."""
+"""Spans are counted and timed, on a clock moved by the test."""
 
 import logging
 
@@ -10,7 +10,7 @@ MS = 1_000_000
 
 
 class Clock:
-    """Nanoseconds, when somebody says so."""
+    """A clock in nanoseconds, moved by the test."""
 
     def __init__(self) -> None:
         self.now_ns = 5
@@ -20,12 +20,12 @@ class Clock:
 
 
 def of(telemetry: Telemetry, span: Span) -> SpanStatistics:
-    """What was counted of one span of who asks."""
+    """The counts of one span of the asking side."""
     return next(one for one in telemetry.statistics() if one.step == (span, Side.ASKING, ""))
 
 
 def test_ends_are_told_apart_and_only_stops_are_timed() -> None:
-    """Each start ends in its own column or is still open; a duration without what it waited falls into its bucket."""
+    """Each start ends in its own column or is still open; a duration without its waits is counted in its bucket."""
     clock = Clock()
     telemetry = Telemetry(clock)
     spans = [telemetry.start(Span.FETCH) for _ in range(5)]
@@ -44,7 +44,7 @@ def test_ends_are_told_apart_and_only_stops_are_timed() -> None:
 
 
 def test_a_duration_beyond_every_bound_is_counted() -> None:
-    """The last bucket takes what took longer than all of them."""
+    """The last bucket counts longer durations."""
     clock = Clock()
     telemetry = Telemetry(clock)
     started = telemetry.start(Span.BOOTSTRAP)
@@ -54,7 +54,7 @@ def test_a_duration_beyond_every_bound_is_counted() -> None:
 
 
 def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
-    """Four events with span, fields and duration for who asks for them; at info there is nothing."""
+    """Four events with span, fields and duration at debug; none at info."""
     clock = Clock()
     telemetry = Telemetry(clock)
 
@@ -85,7 +85,8 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
 
 
 def test_sides_and_operations_are_counted_by_themselves() -> None:
-    """Every step is there from the start, at nothing; an operation when it first comes; no step that is not in the table."""
+    """Every step of the table is there from the start with zero counts, an operation from its first use, and no other
+    step."""
     telemetry = Telemetry()
     assert [one.step[:2] for one in telemetry.statistics()] == list(STEPS)
     telemetry.stop(telemetry.start(Span.CONFIRM, Side.SERVING))

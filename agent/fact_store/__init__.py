@@ -4,10 +4,10 @@ See DESIGN.md beside this file. `FactStore` is for the process that owns the sto
 """
 
 from agent.fact_store.append import is_in_sync
-from agent.fact_store.artifacts import FOLDER, ArtifactFiles
+from agent.fact_store.artifacts import ARTIFACTS_FOLDER, ArtifactFiles
 from agent.fact_store.consumers import Start
 from agent.fact_store.divergence import migrate_store
-from agent.fact_store.integrity import Damage, Progress, Verified, verify_store
+from agent.fact_store.integrity import Damage, Progress, VerifyCounts, verify_store
 from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
     Acks,
@@ -43,9 +43,9 @@ from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_st
 from agent.fact_store.store import FactStore
 
 __all__ = [
+    "ARTIFACTS_FOLDER",
     "CHUNK_BYTES_MAX",
     "FILES",
-    "FOLDER",
     "INCIDENTS_MAX",
     "Acks",
     "AcksRefused",
@@ -81,7 +81,7 @@ __all__ = [
     "StreamIsLocal",
     "StreamSettings",
     "UnknownConsumer",
-    "Verified",
+    "VerifyCounts",
     "check_digest",
     "check_known",
     "connect_reader",

@@ -1,6 +1,6 @@
 """Facts of every kind for hypothesis, comparison bit by bit, and a forger that writes batches the product never would.
 
-The forger packs bytes by itself, from the page docs/reference/batch-format.md, so that it can lie in every field.
+The forger packs bytes itself, by docs/reference/batch-format.md, so it can forge every field.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def row_bits(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def packed(**changes: Any) -> list[Any]:
-    """Content of three honest facts (tags 1 to 3, times 10 to 30, three floats), but for the columns named."""
+    """Content of three valid facts (tags 1 to 3, times 10 to 30, three floats), except for the columns named."""
     columns: dict[str, Any] = {
         "tags": [1, 1, 0, b""], "times": [10, 10, 1, b"\x00\x01\x02"], "kinds": b"\x00",
         "floats": struct.pack("<3d", 1.5, 2.5, 3.5), "ints": [0, 0, b""], "bools": b"", "others": [],
@@ -84,17 +84,18 @@ def packed(**changes: Any) -> list[Any]:
 
 
 def others(*values: Any, kinds: bytes = b"\x03") -> list[Any]:
-    """The same three facts with these for values."""
+    """The same three facts with these values."""
     return packed(kinds=kinds, floats=b"", others=list(values))
 
 
 def sealed_again(data: bytes) -> bytes:
-    """The bytes with a digest that is right for them: what somebody can make who knows the format."""
+    """The bytes with a valid digest, as anyone who has the format can make it."""
     return data[:-16] + hashlib.blake2b(data[:-16], digest_size=16).digest()
 
 
 def forged(content: Any, *, compress: bool = False, **changes: Any) -> bytes:
-    """A batch of samples with a right digest around any content (bytes, or what MessagePack can encode) and any header."""
+    """A batch of samples with a right digest around any content (bytes, or what MessagePack can encode) and any
+    header."""
     content = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
     body = zstandard.ZstdCompressor(level=1).compress(content) if compress else content
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The short ways that packing and checking take lead where the long ones do."""
+"""The fast paths of packing and checking give the same results as the simple ones."""
 
 import math
 from array import array
@@ -39,7 +39,7 @@ def test_turns_enclose_every_tag(first: int, steps: list[int], width: int) -> No
 
 
 def test_turns_are_few_where_the_step_is_steady() -> None:
-    """Two scans of 500 tags have one turn, and are not looked at tag by tag."""
+    """Two scans of 500 tags have one turn, and are not checked tag by tag."""
     steps = array("h", [*[1] * 499, -499] * 2)
     assert len(columns._turns(1, steps, planes(steps))) < 10
 
@@ -55,7 +55,7 @@ def unsigned(draw: st.DrawFn) -> array:
 
 @given(unsigned(), st.data())
 def test_spans_is_minimum_and_maximum(above: array, data: st.DataObject) -> None:
-    """For any width, number of integers and supposed greatest, also those that are among them and not the greatest."""
+    """For any width, number of integers and supposed greatest, also one that is among them but not the greatest."""
     tops = [*above, max(above) + 1, max(above) - 1, 0, 2**64, 2 ** (8 * above.itemsize) - 1]
     top = data.draw(st.sampled_from([top for top in tops if top >= 0]))
     assert columns._spans(above, top) == ((min(above), max(above)) == (0, top))
@@ -63,7 +63,7 @@ def test_spans_is_minimum_and_maximum(above: array, data: st.DataObject) -> None
 
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_a_number_across_two_integers_is_none_of_them(width: int) -> None:
-    """Bytes that would be the number at a place between two integers are not it."""
+    """Bytes that would be the number across two integers do not count as it."""
     data = array(UNSIGNED[width], [1, 1 << 8 * (width - 1), 5])
     assert bytes(width) in data.tobytes()
     assert not columns._holds(data.tobytes(), width, 0)
@@ -78,7 +78,7 @@ def test_a_number_across_two_integers_is_none_of_them(width: int) -> None:
 @example([0, 12] * 20 + [8] * 2, 1, 5)
 @example([0] * 40 + [2, 3], 1, 5)
 def test_unit_is_the_largest_that_divides(parts: list[int], unit: int, earliest: int) -> None:
-    """However few of the times it is found from at first."""
+    """However few times it is first computed from."""
     times = [earliest + unit * part for part in parts]
     count = len(times)
     content, *_ = columns.pack(([1] * count, times, [0.5] * count, [0] * count), 1)
@@ -87,7 +87,7 @@ def test_unit_is_the_largest_that_divides(parts: list[int], unit: int, earliest:
 
 @given(st.lists(VALUES, min_size=1, max_size=30))
 def test_values_lie_where_the_page_says(values: list[Value]) -> None:
-    """Each kind in its column; an integer beyond 64 bits with a sign among the others."""
+    """Each kind is in its column; an integer above int64 is among the others."""
     count = len(values)
     content, *_ = columns.pack(([1] * count, [5] * count, values, [0] * count), 1)
     arrays = columns.unpack(content, columns.Frame(count, 1, 5, 5)).arrays()

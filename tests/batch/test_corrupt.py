@@ -1,4 +1,4 @@
-"""Bytes that were damaged on the way are refused, each of them, with the one error."""
+"""Corrupted bytes are always refused, with BatchError."""
 
 import random
 
@@ -32,7 +32,7 @@ def large() -> batch.Batch:
 
 
 def test_the_small_ones_are_of_both_codecs() -> None:
-    """Otherwise the tests below would prove less than they say."""
+    """The tests below need batches of both codecs."""
     assert SMALL["raw"].header.codec is batch.Codec.RAW
     assert SMALL["zstd"].header.codec is batch.Codec.ZSTD
 
@@ -50,7 +50,7 @@ def test_every_corrupted_byte_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_truncation_and_extension_is_refused(name: str) -> None:
-    """A batch is exactly as long as it says: no shorter, no longer, also where the rest of it would still make sense."""
+    """A batch has exactly the length in its header, also where the rest would still be valid."""
     sealed = SMALL[name].sealed
     for length in range(len(sealed)):
         with pytest.raises(batch.BatchError):
@@ -84,7 +84,7 @@ def test_damage_anywhere_in_a_large_batch_is_refused(large: batch.Batch) -> None
 
 
 def accept_or_refuse(data: bytes) -> None:
-    """Read as far as it goes; any other exception than BatchError fails the test."""
+    """Read as far as possible; any other exception than BatchError fails the test."""
     try:
         for sealed in batch.split(data):
             batch.verify(batch.parse(sealed))
@@ -95,7 +95,7 @@ def accept_or_refuse(data: bytes) -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda tail: b"BSFB\x01" + tail))
 def test_garbage_is_refused_in_one_way(data: bytes) -> None:
-    """Whatever arrives, the answer is BatchError: a caller needs no other except."""
+    """Any other bytes raise BatchError, so a caller needs no other except."""
     with pytest.raises(batch.BatchError):
         batch.parse(data)
     accept_or_refuse(data)
@@ -104,7 +104,7 @@ def test_garbage_is_refused_in_one_way(data: bytes) -> None:
 @settings(deadline=None, max_examples=500)
 @given(st.sampled_from(sorted(SMALL)), st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4))
 def test_changed_bytes_with_a_right_digest_are_read_or_refused(name: str, changes: list[tuple[int, int]]) -> None:
-    """Somebody who can compute digests reaches every check behind it, and none of them fails in another way."""
+    """Changed bytes with a valid digest reach every later check, and none fails with another error."""
     data = bytearray(SMALL[name].sealed)
     for at, byte in changes:
         data[at % (len(data) - 16)] = byte
@@ -114,7 +114,7 @@ def test_changed_bytes_with_a_right_digest_are_read_or_refused(name: str, change
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(sorted(SMALL)), st.integers(0, 10_000), st.integers(0, 8), st.binary(max_size=8))
 def test_spliced_bodies_with_right_lengths_are_read_or_refused(name: str, at: int, gone: int, new: bytes) -> None:
-    """As above, with the header's lengths following the splice, so that MessagePack and zstd meet it."""
+    """As above, with the lengths in the header adjusted, so that MessagePack and zstd get the bytes."""
     whole = SMALL[name]
     body = whole.sealed[whole.body_at : -16]
     at %= len(body)

@@ -1,4 +1,5 @@
-"""Batches with a right digest and a lie inside: refused by name, within bounded memory. Then our own callers' mistakes."""
+"""Batches with a valid digest and forged content are refused by name, within bounded memory; callers' mistakes are
+refused too."""
 
 import datetime as dt
 import random
@@ -65,7 +66,7 @@ HEADERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_the_forger_can_be_honest() -> None:
-    """What the forger writes without changes is a batch: so each refusal below has the reason it names."""
+    """Without changes the forger writes a valid batch, so each refusal below has the reason it names."""
     for compress in (False, True):
         rows = batch.open_samples(batch.parse(forged(HONEST, compress=compress))).rows()
         assert list(rows) == [(1, 10, 1.5, 0), (2, 20, 2.5, 0), (3, 30, 3.5, 0)]
@@ -73,7 +74,7 @@ def test_the_forger_can_be_honest() -> None:
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_forged_headers_are_refused(name: str) -> None:
-    """A header that says what no batch may say is refused before the content is opened, and the error names the field."""
+    """An invalid header is refused before the content is opened, and the error names the field."""
     changes, why = HEADERS[name]
     with pytest.raises(batch.BatchError, match=why):
         batch.parse(forged(HONEST, **changes))
@@ -175,7 +176,7 @@ CONTENTS["text that is no UTF-8"] = (
 @pytest.mark.parametrize("compress", [False, True], ids=["raw", "zstd"])
 @pytest.mark.parametrize("name", CONTENTS)
 def test_forged_contents_are_refused(name: str, *, compress: bool) -> None:
-    """Content that is not what the header promises is refused by opening and by verifying, and the error says why."""
+    """Content that does not match the header is refused by opening and by verifying, and the error says why."""
     content, why = CONTENTS[name]
     parsed = batch.parse(forged(content, compress=compress))
     with pytest.raises(batch.BatchError, match=why):
@@ -227,7 +228,7 @@ def test_forged_messages_are_refused() -> None:
 
 
 def bombs() -> dict[str, bytes]:
-    """Small batches that ask for much memory: by compression, by declared lengths, by cheap objects, by depth."""
+    """Small batches that need much memory: by compression, by declared lengths, by many small objects, by depth."""
     room = batch.CONTENT_BYTES_MAX
     start = b"\x98" + b"".join(map(msgspec.msgpack.encode, others()[:6]))
     zeros = bytes(room)
@@ -282,9 +283,9 @@ def bombs() -> dict[str, bytes]:
 
 
 def test_bombs_are_refused_in_bounded_memory() -> None:
-    """Refused before anything is built from them, so within the content itself and half as much again.
+    """Refused before anything is built from them, so within 1.5 times the content.
 
-    Only labels, which a batch may have in plenty, are built first: 25 times the limit of content, 50 MB.
+    Only labels, of which a batch may have many, are built first: 25 times the limit of content, 50 MB.
     """
     for name, sealed in bombs().items():
         assert len(sealed) < batch.SEALED_BYTES_MAX
@@ -344,14 +345,14 @@ SAMPLE_MISTAKES: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("name", SAMPLE_MISTAKES)
 def test_callers_mistakes_are_not_sealed(name: str) -> None:
-    """What a reader would refuse never becomes a batch: ValueError, not BatchError, for nothing was received."""
+    """Facts that a reader would refuse are not sealed: ValueError, not BatchError, because nothing was received."""
     with pytest.raises(ValueError, match=r".") as caught:
         batch.seal_samples(LINK, SAMPLE_MISTAKES[name], DEFINITIONS)
     assert not isinstance(caught.value, batch.BatchError)
 
 
 def test_a_bool_further_down_counts_as_its_integer() -> None:
-    """To look at the type of every number costs as much as packing it; what is sealed is read by everybody all the same."""
+    """Checking the type of every number would cost as much as packing it; the sealed batch can be read all the same."""
     rows = [(1, 5, 1.5, 3), (True, True, 1.5, True), (2, 9, 1.5, 7)]
     assert list(batch.open_samples(batch.seal_samples(LINK, rows, DEFINITIONS)).rows()) == rows
     assert batch.open_samples(batch.seal_samples(LINK, rows[:2], DEFINITIONS)).source_times_ns == [5, 1]
@@ -371,13 +372,13 @@ def test_a_bool_further_down_counts_as_its_integer() -> None:
     ],
 )
 def test_a_link_that_no_chain_has_is_not_sealed(link: batch.Link) -> None:
-    """The header's rules hold for the writer as for the reader."""
+    """The rules of the header hold for the writer as for the reader."""
     with pytest.raises(ValueError, match=r"stream|zone|epoch|sequence|digest"):
         batch.seal_samples(link, [(1, 1, 1, 0)], DEFINITIONS)
 
 
 def test_messages_not_checked_are_not_sealed() -> None:
-    """A caller that forgot check_message is told, and the store keeps clean."""
+    """Messages that were not checked by check_message are refused."""
     for envelope, fact in (
         (Envelope("", "plant", "*", 5), Fact("k:1", "p", b"1")),
         (Envelope("a", "plant", "*", -1), Fact("k:1", "p", b"1")),
@@ -390,7 +391,8 @@ def test_messages_not_checked_are_not_sealed() -> None:
 
 
 def test_too_much_for_a_batch_is_told_apart() -> None:
-    """BatchTooLarge says: fewer at a time. By facts, by content, by sealed bytes; for samples and for messages."""
+    """BatchTooLarge means that fewer facts would fit: by facts, by content, by sealed bytes; for samples and for
+    messages."""
     row = (1, 1, 1, 0)
     content = [(1, 1, struct.pack("<d", n / 7) * 8000, 0) for n in range(40)]
     incompressible = [(1, 1, random.Random(n).randbytes(60_000), 0) for n in range(10)]

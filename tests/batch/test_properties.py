@@ -1,4 +1,4 @@
-"""What goes in comes out, whole or sliced, whatever the facts are."""
+"""Facts are read as they were sealed, whole or sliced."""
 
 from itertools import pairwise
 
@@ -47,8 +47,9 @@ def seal(rows: list[tuple], link: batch.Link = LINK) -> batch.Batch:
 
 @settings(deadline=None)
 @given(ROWS)
-def test_sealed_anew_it_is_the_same_in_another_chain(rows: list) -> None:
-    """The facts to the bit and the bytes' number are what they were; the header is that of the other chain, and the next batch follows."""
+def test_a_resealed_batch_has_the_same_facts_in_another_chain(rows: list) -> None:
+    """The facts to the bit and the number of bytes stay the same; the header is that of the other chain, and the next
+    batch follows."""
     other = batch.Origin(ORIGIN.zone, b"other epoch, yes")
     first, second = seal(rows), seal(rows, batch.Link(LINK.stream, ORIGIN, 77, b"d" * 16))
     moved = batch.resealed(second, batch.resealed(first, batch.Link(LINK.stream, other)).link)
@@ -69,7 +70,7 @@ def test_sealed_anew_it_is_the_same_in_another_chain(rows: list) -> None:
 @settings(deadline=None)
 @given(ROWS)
 def test_samples_come_out_as_they_went_in(rows: list) -> None:
-    """Every value type to the bit, any order of times, and a header that tells the truth about them."""
+    """Every value type to the bit, any order of times, and a header that matches them."""
     sealed = seal(rows)
     parsed = batch.parse(sealed.sealed)
     assert parsed == sealed
@@ -88,7 +89,7 @@ def test_samples_come_out_as_they_went_in(rows: list) -> None:
 @settings(deadline=None)
 @given(ROWS)
 def test_sealing_what_was_opened_gives_the_same_bytes(rows: list) -> None:
-    """The encoding has no hidden input: not the identity of an object, not the route the values came, rows or columns."""
+    """The encoding depends only on the values: not on the identity of objects, nor on rows or columns."""
     sealed = seal(rows)
     columns = batch.open_samples(sealed)
     assert seal(list(columns.rows())).sealed == sealed.sealed
@@ -97,7 +98,7 @@ def test_sealing_what_was_opened_gives_the_same_bytes(rows: list) -> None:
 
 @pytest.mark.parametrize("columns", [([1], [5], [1.5], []), ([1, 1], [5], [1.5], [0]), ([], [], [], [])])
 def test_uneven_columns_are_the_callers_mistake(columns: tuple[list, ...]) -> None:
-    """No sample is made up or left out to make them fit."""
+    """Columns of different lengths raise ValueError."""
     with pytest.raises(ValueError, match=r"columns of|0 facts"):
         batch.seal_columns(LINK, batch.SampleColumns(*columns), MANY_DEFINITIONS)
 
@@ -126,7 +127,7 @@ def test_a_slice_is_the_rows_between(rows: list, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("positions", [(0, 0), (2, 1), (-1, 1), (0, 4), (3, 4)])
 def test_a_slice_outside_the_batch_is_the_callers_mistake(positions: tuple[int, int]) -> None:
-    """Nothing is clamped: a slice is what was asked for or an error."""
+    """Positions outside the batch raise ValueError; they are not clamped."""
     with pytest.raises(ValueError, match="positions"):
         batch.cut(seal([(1, 5, 1.5, 0)] * 3), *positions)
 
@@ -134,7 +135,8 @@ def test_a_slice_outside_the_batch_is_the_callers_mistake(positions: tuple[int, 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_a_chain_links(runs: list) -> None:
-    """Each batch starts where its predecessor ended and names its digest; changing one fact early changes every digest after."""
+    """Each batch starts where its predecessor ended and names its digest; changing one fact early changes every digest
+    after."""
 
     def chain(runs: list) -> list[batch.Batch]:
         link, batches = LINK, []
@@ -193,7 +195,7 @@ def test_messages_come_out_as_they_went_in(messages: list[Message], data: st.Dat
 
 @given(st.lists(TEXTS.map(str.encode), max_size=5))
 def test_definitions_digest_depends_on_each_and_their_order(jsons: list[bytes]) -> None:
-    """Two origins with the same running digest have made the same definitions in the same order."""
+    """Two origins with the same running digest have the same definitions in the same order."""
     state = batch.Definitions()
     seen = {state.digest}
     for count, definition_json in enumerate(jsons, 1):
@@ -208,7 +210,8 @@ def test_definitions_digest_depends_on_each_and_their_order(jsons: list[bytes]) 
 
 @pytest.mark.parametrize("count", [1, 2, 1000, batch.FACTS_MAX])
 def test_columns_of_equals_cost_nothing_per_fact(count: int) -> None:
-    """All-equal columns collapse: a batch of equal facts is as small for 16,384 as for one, and at a steady pace hardly larger."""
+    """All-equal columns collapse: a batch of equal facts is as small for 16,384 as for one, and at a steady pace hardly
+    larger."""
     for pace_ns, bytes_max in ((0, 200), (1_000_000_000, 700)):
         rows = [(2, pace_ns * n, -0.0, 0x80000000) for n in range(count)]
         sealed = batch.seal_samples(LINK, rows, DEFINITIONS)
@@ -217,7 +220,7 @@ def test_columns_of_equals_cost_nothing_per_fact(count: int) -> None:
 
 
 def test_a_full_batch_of_the_largest_values() -> None:
-    """The longest value a tag may have goes through, one byte more is refused, and so is a value that is short in characters."""
+    """The longest value of a tag is accepted, one byte more is refused, also where it has few characters."""
     for value in ("x" * 65536, "\u20ac" * 21845, b"x" * 65536, Json(b'"' + b"x" * 65534 + b'"')):
         sealed = batch.seal_samples(LINK, [(1, 0, value, 0)], DEFINITIONS)
         assert bits(batch.open_samples(sealed).values[0]) == bits(value)

@@ -1,6 +1,7 @@
-"""The vectors of docs/reference/batch-format.md, read by the product and by a second decoder written from that page alone.
+"""The vectors of docs/reference/batch-format.md, read by the product and by a second decoder written from that page
+alone.
 
-The second decoder knows nothing of `agent.batch`: if it reads every vector, the page is enough to write another implementation.
+The second decoder does not use `agent.batch`: if it reads every vector, the page suffices for another implementation.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ PAGE = TESTS.parent / "docs/reference/batch-format.md"
 
 @cache
 def vectors() -> dict[str, Any]:
-    """The file, once."""
+    """The vectors of the file, read once."""
     found: dict[str, Any] = json.loads((TESTS / "vectors/batches.json").read_text())
     return found
 
@@ -40,7 +41,7 @@ def named(kind: str) -> list[Any]:
 
 
 class Refused(Exception):
-    """The page says that a reader must refuse this."""
+    """The page requires a reader to refuse this."""
 
 
 def demand(condition: object, rule: int) -> None:
@@ -204,7 +205,7 @@ def test_the_page_is_enough_to_read_a_batch(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", named("batches"))
 def test_the_product_reads_the_vectors(vector: dict[str, Any]) -> None:
-    """The same for the product: a batch sealed by version 1 is readable for ever."""
+    """A batch sealed by version 1 can be read for ever."""
     parsed = batch.parse(bytes.fromhex(vector["sealed"]))
     header, expected = parsed.header, vector["header"]
     assert (header.kind.name.lower(), header.codec.name.lower()) == (expected["kind"], expected["codec"])
@@ -231,7 +232,7 @@ def test_the_product_reads_the_vectors(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", [v for v in named("batches") if not v.values[0]["header"]["slice"]])
 def test_the_product_still_writes_the_vectors(vector: dict[str, Any]) -> None:
-    """The same facts give the same content, and uncompressed the same bytes; what zstd makes of it may change with zstd."""
+    """The same facts give the same content, and uncompressed the same bytes; compressed bytes may change with zstd."""
     expected = vector["header"]
     origin = batch.Origin(expected["zone"], bytes.fromhex(expected["epoch"]))
     link = batch.Link(
@@ -286,7 +287,7 @@ def test_definitions_have_the_running_digest_of_the_page() -> None:
 
 @pytest.mark.parametrize("vector", named("refused"))
 def test_what_must_be_refused_is_refused(vector: dict[str, Any]) -> None:
-    """By the product with its one error, and by the page's rules or the libraries under the second decoder."""
+    """By the product with BatchError, and by the page's rules or the libraries of the second decoder."""
     sealed = bytes.fromhex(vector["sealed"])
     with pytest.raises(batch.BatchError):
         batch.verify(batch.parse(sealed))

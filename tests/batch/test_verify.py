@@ -1,4 +1,4 @@
-"""`verify` and `open_samples` are two ways through one door: what one lets pass, the other does, and both refuse alike."""
+"""`verify` and `open_*` accept and refuse the same batches, with the same errors."""
 
 import struct
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ NEARLY = st.lists(st.tuples(st.integers(0, 7), CONTENT), max_size=2)  # honest f
 
 
 def refusal(check: Any, sealed: bytes) -> str:
-    """Why `check` refuses the batch, or nothing."""
+    """Why `check` refuses the batch; empty where it does not."""
     try:
         check(batch.parse(sealed))
     except batch.BatchError as error:
@@ -53,7 +53,7 @@ def refusal(check: Any, sealed: bytes) -> str:
 
 
 def check_agreement(content: Sequence[Any], *, compress: bool) -> None:
-    """`verify` and both ways of opening say the same, to the word."""
+    """`verify` and both ways of opening have the same result, with the same text."""
     sealed = forged(list(content), compress=compress)
     why = refusal(batch.verify, sealed)
     assert refusal(batch.open_samples, sealed) == refusal(batch.open_arrays, sealed) == why
@@ -63,13 +63,13 @@ def check_agreement(content: Sequence[Any], *, compress: bool) -> None:
 @example(content=tuple(packed()), compress=True)
 @example(content=tuple(packed(tags=[1, 0, 1, b"\x01\x00"], times=[10, 1, 1, b"\x14\x00\x05"])), compress=True)
 def test_verify_refuses_what_opening_refuses(content: tuple[Any, ...], *, compress: bool) -> None:
-    """Whatever stands in the columns, honest or not, `verify` and `open_*` agree."""
+    """Whatever is in the columns, `verify` and `open_*` agree."""
     check_agreement(content, compress=compress)
 
 
 @given(NEARLY)
 def test_verify_refuses_what_opening_refuses_of_nearly_honest_facts(changes: list[tuple[int, tuple[Any, ...]]]) -> None:
-    """As above where all but a column or two are honest, so that every check is the first to fail."""
+    """As above where all but one or two columns are valid, so that every check is the first to fail."""
     content = packed()
     for column, strange in changes:
         content[column] = strange[column]
@@ -92,8 +92,8 @@ WIDE = {
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_a_reader_takes_forms_that_no_writer_chooses(name: str) -> None:
-    """Wider than need be, or whole where one would do: read all the same, and to the same facts as sealed anew."""
+def test_a_reader_accepts_forms_that_no_writer_makes(name: str) -> None:
+    """Wider integers than needed, or full columns where one entry would do, are read to the same facts."""
     parsed = batch.parse(forged(packed(**WIDE[name])))
     batch.verify(parsed)
     columns = batch.open_samples(parsed)
@@ -102,7 +102,7 @@ def test_a_reader_takes_forms_that_no_writer_chooses(name: str) -> None:
 
 
 def test_wide_forms_are_what_they_say() -> None:
-    """The facts of some of the above, spelled out."""
+    """The facts of some of these forms, written out."""
 
     def opened(name: str) -> batch.SampleColumns:
         return batch.open_samples(batch.parse(forged(packed(**WIDE[name]))))

@@ -26,7 +26,14 @@ from agent.cli import config_option, json_option, table
 from agent.cli.local_node import ANSWER_S, answer_s_option, to_option
 from agent.config import NodeSettings, load
 from agent.errors import BsfgError
-from agent.fact_store import CHUNK_BYTES_MAX, FOLDER, ArtifactFiles, ArtifactMismatch, ArtifactRefused, check_digest
+from agent.fact_store import (
+    ARTIFACTS_FOLDER,
+    CHUNK_BYTES_MAX,
+    ArtifactFiles,
+    ArtifactMismatch,
+    ArtifactRefused,
+    check_digest,
+)
 
 Send = Callable[[int, bytes], Awaitable[tuple[int, bool]]]
 """send(offset, data) returns how many bytes the receiver has, and whether the artifact is complete."""
@@ -197,4 +204,4 @@ def verify(config_file: Path) -> None:
 
 
 def _files(settings: NodeSettings) -> ArtifactFiles:
-    return ArtifactFiles(settings.store_file.with_name(FOLDER))
+    return ArtifactFiles(settings.store_file.with_name(ARTIFACTS_FOLDER))

@@ -16,7 +16,7 @@ import click
 from agent.cli import config_option, json_option
 from agent.cli.store_file import file_option
 from agent.config import load
-from agent.fact_store import Damage, Progress, Verified, verify_store
+from agent.fact_store import Damage, Progress, VerifyCounts, verify_store
 
 PROGRESS_S = 0.2
 SHOWN_MAX = 100
@@ -36,7 +36,7 @@ WHAT_TO_DO = (
 def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Compare every batch with its digest, its predecessor and the tables."""
     path = store_file or load(config_file).store_file
-    done, damages, began_s = Verified(), list[Damage](), time.monotonic()
+    done, damages, began_s = VerifyCounts(), list[Damage](), time.monotonic()
     for damage in verify_store(path, done, _progress() if sys.stderr.isatty() else _silent, is_quick=quick):
         damages.append(damage)
         if not as_json and len(damages) <= SHOWN_MAX:
@@ -57,7 +57,7 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
     sys.exit(1 if damages else 0)
 
 
-def _figures(path: Path, done: Verified, damages: list[Damage], took_s: float) -> dict[str, object]:
+def _figures(path: Path, done: VerifyCounts, damages: list[Damage], took_s: float) -> dict[str, object]:
     return {
         "file": str(path),
         "batches": done.batches,

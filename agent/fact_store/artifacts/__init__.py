@@ -1,10 +1,10 @@
-"""Artifacts: files beside the log, named by digest, and the messages that refer to them."""
+"""Artifacts: the files beside the log, named by digest, and which facts refer to them."""
 
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
-from agent.fact_store.artifacts.artifacts import FOLDER, Artifacts
+from agent.fact_store.artifacts.artifacts import ARTIFACTS_FOLDER, Artifacts
 
 __all__ = [
-    "FOLDER",
+    "ARTIFACTS_FOLDER",
     "ArtifactFiles",
     "Artifacts",
 ]

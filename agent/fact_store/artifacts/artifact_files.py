@@ -1,13 +1,14 @@
-"""Where artifacts lie: one file each below `artifacts/`, named by digest; what is still coming in, below `artifacts/partial/`.
+"""Artifact files: one file for each complete artifact below `artifacts/`, named by digest, and partial ones below
+`artifacts/partial/`.
 
-Promised: a file has its name only when all its bytes were written, checked against the digest and synced; chunks may come
-again, in any process's life, and go on where they stopped; bytes once stored never change. Reading checks nothing (a chunk is
-no whole): the reader of the last chunk compares the digest, and `verify` does here. What a power cut leaves below `partial/`
-may hold less than was acknowledged, or other bytes; a chunk is acknowledged as received, never as durable, until the last one is, and
-whatever an earlier life left is read and counted into the digest.
+Promised: a file gets its name only when all its bytes are written, have the digest, and are synced; transfers resume
+where they stopped, also in a later life; bytes once stored never change. Reading a chunk checks no digest: the receiver
+of the last chunk does, and `verify` does here. After a power cut a partial file may have fewer bytes than were
+acknowledged, or other ones: only the last chunk makes an artifact durable, and bytes from an earlier life are read
+again for the digest.
 
-Thread-safe. Who writes and who removes take turns; claiming what is here waits for neither a disk nor a digest, for whoever claims is
-about to append, perhaps in an event loop. What the disk refuses is raised in the store's words.
+Thread-safe. Writing and removing exclude each other. `claim` waits for neither sync nor digest, because its caller is
+about to append, maybe in an event loop. Errors of the disk are raised as StoreFull and StoreUnavailable.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from agent.pages import ArtifactProgress, ArtifactReference
 
 PARTIAL = "partial"
 SYNC_BYTES = 8 * 1024 * 1024
-"""Synced at least so often: what a power cut takes back, and what the last chunk still has to wait for."""
+"""Bytes between two syncs: what a power cut can lose, and what the last chunk must still sync."""
 RUNNING_MAX = 16
-"""Transfers whose digest is kept while they run; of any other the bytes that are here are read again with the next chunk."""
+"""Transfers whose running digest is kept; another one's bytes are read again with its next chunk."""
 REFUSED_S = 600
-"""Who waits for room asks again within seconds (a pull) or minutes (a program); who has not for so long does not wait."""
+"""Seconds until a refused artifact counts as given up: a pull retries within seconds, a program within minutes."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -58,18 +59,18 @@ class ArtifactFiles:
         self.folder = folder
         self.limits = limits
         self._writing = threading.Lock()
-        # Between a claim and a removal; taken inside the other, held for a look and a word.
+        # Excludes claim and removal from each other; taken inside `_writing`, held for a stat and one change.
         self._naming = threading.Lock()
         self._running: OrderedDict[Path, tuple[int, hashlib._Hash]] = OrderedDict()
         self._used: int | None = None
         self._refused: tuple[str, int, float] | None = (
-            None  # what last had no room below the limit, its bytes, and when
+            None  # the last artifact refused for the limit: its name, missing bytes, and when
         )
-        # Folders whose names are on the disk: an earlier life may have ended before it synced them.
+        # Folders synced in this life: an earlier life may have ended before it synced them.
         self._durable = set[Path]()
 
     def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """Take a chunk; the answer says how much is here. Raises ArtifactRefused, ArtifactTooLarge,
+        """Store a chunk; returns how much of the artifact is here. Raises ArtifactRefused, ArtifactTooLarge,
         ArtifactMismatch, StoreFull, and StoreUnavailable when the disk fails."""
         name = check_digest(digest)
         partial = self._partial(name, size)
@@ -92,14 +93,15 @@ class ArtifactFiles:
             return ArtifactProgress(size, size, is_complete=True)
 
     def held(self, digest: str) -> ArtifactProgress | None:
-        """What is here of an artifact, None where nothing is."""
+        """How much of an artifact is here; None for nothing."""
         name = check_digest(digest)
         for partial in self._partials(name):
             return self._held(name, int(partial.suffix[1:]))
         return self._held(name, None)
 
     def claim(self, reference: ArtifactReference) -> None:
-        """A fact is about to refer to an artifact: it is young again, so that nobody sweeps it meanwhile. Raises ArtifactMissing."""
+        """A fact is about to refer to an artifact: reset its age, so that it is not swept meanwhile. Raises
+        ArtifactMissing."""
         path = self._path(check_digest(reference.digest))
         with self._naming, self._disk():
             try:
@@ -113,7 +115,7 @@ class ArtifactFiles:
             raise ArtifactMissing(why, "correct the size in the fact, or the digest if another artifact is meant")
 
     def keep(self, reference: ArtifactReference) -> bool:
-        """Whether the whole of it is here; then it is young again."""
+        """Whether the complete artifact is here; then its age is reset."""
         try:
             self.claim(reference)
         except ArtifactMissing:
@@ -121,12 +123,12 @@ class ArtifactFiles:
         return True
 
     def has(self, digest: str) -> bool:
-        """Whether the whole of it is here."""
+        """Whether the complete artifact is here."""
         return self._path(check_digest(digest)).exists()
 
     def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
-        """Size of a complete artifact, and up to `length` of its bytes from `offset` on. Raises ArtifactRefused, ArtifactMissing,
-        StoreUnavailable."""
+        """Size of a complete artifact, and up to `length` of its bytes from `offset` on. Raises ArtifactRefused,
+        ArtifactMissing, StoreUnavailable."""
         if offset < 0 or not 0 < length <= CHUNK_BYTES_MAX:
             raise ArtifactRefused(f"{length} bytes from {offset}", f"a chunk has 1 to {CHUNK_BYTES_MAX}")
         path = self._path(check_digest(digest))
@@ -140,7 +142,7 @@ class ArtifactFiles:
                 raise ArtifactMissing(f"{digest} is not here") from None
 
     def verify(self, digest: str) -> bool:
-        """Whether the bytes stored are those the digest names. Raises ArtifactMissing, StoreUnavailable."""
+        """Whether the stored bytes have the digest. Raises ArtifactMissing, StoreUnavailable."""
         name = check_digest(digest)
         with self._disk():
             try:
@@ -150,12 +152,12 @@ class ArtifactFiles:
                 raise ArtifactMissing(f"{digest} is not here") from None
 
     def digests(self) -> Iterator[str]:
-        """Every complete artifact."""
+        """The digests of all complete artifacts."""
         for path in sorted(self._complete_files()):
             yield f"sha256:{path.name}"
 
     def bytes_used(self) -> int:
-        """Bytes of all artifacts and of what is coming in; counted from the files once, in the calling thread. Raises StoreUnavailable."""
+        """Bytes of all complete and partial artifacts; the first call counts the files. Raises StoreUnavailable."""
         used = self._used
         if used is None:
             with self._disk():
@@ -163,7 +165,8 @@ class ArtifactFiles:
         return used
 
     def bytes_lacking(self) -> int:
-        """How much is to go before the artifact that the limit of all last refused has room; 0 where none waits. Raises StoreUnavailable."""
+        """Bytes to be removed before the artifact last refused for `total_max` has room; 0 where none waits. Raises
+        StoreUnavailable."""
         if self._refused is None or time.monotonic() - self._refused[2] > REFUSED_S:
             return 0
         return max(0, self.bytes_used() + self._refused[1] - self.limits.total_max)
@@ -171,15 +174,16 @@ class ArtifactFiles:
     def sweep(
         self, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float | None = None
     ) -> int:
-        """Remove orphans, and transfers that never ended; returns how many. `is_referenced` is asked for each one that is old."""
+        """Remove orphans and abandoned transfers; returns how many. `is_referenced` is called for each complete one
+        that is old enough."""
         now_unix_s = time.time() if now_unix_s is None else now_unix_s
         removed = 0
         for path in self._files():
-            with self._writing, self._disk():  # not around the whole: a chunk that comes meanwhile makes its file young
+            with self._writing, self._disk():  # for each file alone, so that chunks can come between
                 removed += self._sweep_one(path, is_referenced, orphan_after_s, now_unix_s)
         return removed
 
-    # ---------------------------------------------------------------------------------------------------------- internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     def _sweep_one(
         self, path: Path, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float
@@ -213,7 +217,7 @@ class ArtifactFiles:
         return (self.folder / PARTIAL).glob(f"{name}.*")
 
     def _held(self, name: str, size: int | None) -> ArtifactProgress | None:
-        """The whole, or what has come of so many bytes."""
+        """The complete artifact, or the partial one announced with `size` bytes."""
         with suppress(FileNotFoundError):
             found = self._path(name).stat().st_size
             return ArtifactProgress(found, found, is_complete=True)
@@ -223,7 +227,7 @@ class ArtifactFiles:
         return None
 
     def _is_claimed(self, name: str) -> bool:
-        """Make it young again, as whoever puts it is about to refer to it; False where it was just swept."""
+        """Reset the age of an artifact that was put again; False where it was just swept."""
         with self._naming, suppress(FileNotFoundError):
             self._touch(self._path(name))
             return True
@@ -245,10 +249,10 @@ class ArtifactFiles:
             self._refused = None
 
     def _append(self, partial: Path, offset: int, data: bytes) -> None:
-        """Write a chunk at the end of what has come."""
+        """Write a chunk at the end of the partial file."""
         end = offset + len(data)
         running = self._digest_of(partial, offset) if offset else hashlib.sha256()
-        self._running.pop(partial, None)  # until the bytes are there: what a failed write leaves is read again
+        self._running.pop(partial, None)  # until the bytes are written: after a failed write the file is read again
         self._make_folders(partial.parent)
         used = self.bytes_used()
         with partial.open("ab") as file:
@@ -264,7 +268,7 @@ class ArtifactFiles:
             self._running.popitem(last=False)
 
     def _digest_of(self, partial: Path, length: int) -> hashlib._Hash:
-        """The running digest of what has come; read from the disk where an earlier life brought it."""
+        """The running digest of a partial file; computed from the file where it is not kept."""
         known, running = self._running.get(partial, (0, None))
         if running is not None and known == length:
             return running
@@ -272,18 +276,19 @@ class ArtifactFiles:
             return hashlib.file_digest(file, "sha256")
 
     def _complete(self, name: str, partial: Path) -> None:
-        """All bytes are there: an artifact if they are the right ones, else nothing, and the sender begins anew."""
+        """Check the digest of all bytes; complete the artifact, or remove the file so that the sender starts again."""
         found = self._digest_of(partial, _size(partial)).hexdigest()
         if found != name:
             self._remove(partial)
             raise ArtifactMismatch(f"the bytes sent as sha256:{name} are sha256:{found}")
+        # Synced before it gets its name, so a power cut leaves the complete file or no such name (decision 0039).
         with partial.open("rb") as file:
             _sync(file.fileno(), partial)
         path = self._path(name)
         self._make_folders(path.parent)
         partial.rename(path)
         self._running.pop(partial, None)
-        for other in list(self._partials(name)):  # announced with another size by somebody who was wrong
+        for other in list(self._partials(name)):  # announced with a wrong size
             self._remove(other)
         try:
             _sync_folder(path.parent)  # the name is durable before it is answered
@@ -300,7 +305,7 @@ class ArtifactFiles:
             self._used -= size
 
     def _make_folders(self, folder: Path) -> None:
-        """Each durable in the one above it."""
+        """Make the folders, each durable in its parent."""
         for one in (self.folder, folder):
             if not one.is_dir():
                 one.mkdir(mode=0o700, exist_ok=True)
@@ -308,7 +313,7 @@ class ArtifactFiles:
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """What the disk refuses, in the store's words. It may pass; what was written is looked at anew."""
+        """Raise errors of the disk as StoreFull or StoreUnavailable, and count the files again."""
         try:
             yield
         except OSError as error:
@@ -326,7 +331,8 @@ def _size(path: Path) -> int:
 
 
 def _sync(descriptor: int, partial: Path) -> None:
-    """Raises OSError, and leaves nothing of the file: after a failed sync nobody knows what the disk has of it."""
+    """Sync a partial file. Raises OSError and removes the file: after a failed sync its bytes on the disk are
+    unknown."""
     try:
         os.fsync(descriptor)
     except OSError:

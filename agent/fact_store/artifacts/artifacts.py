@@ -1,7 +1,8 @@
-"""Artifacts and the facts that refer to them: what may be referred to, what is still missing, what nobody refers to any more.
+"""The artifacts of one store: the files, and which held facts refer to them.
 
-The bytes lie in files beside the log (artifact_store.py), the references in the log's own transaction, so that a fact and what
-keeps its artifact are there together or not at all. Files are only ever removed here, after the table was asked.
+The bytes are files beside the log (artifact_files.py). References are stored in the transaction of their fact, so fact
+and reference are both there or neither. Files are removed only by `sweep`, after the table shows no reference (decision
+0039).
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from agent.fact_store.writer import Writer
 from agent.message import Message
 from agent.pages import ArtifactProgress, ArtifactReference
 
-FOLDER = "artifacts"
+ARTIFACTS_FOLDER = "artifacts"
 
 
 class Artifacts:
-    """The artifacts of one store. Thread-safe; everything waits for the disk in the calling thread."""
+    """The artifacts of one store. Thread-safe; all methods wait for the disk in the calling thread."""
 
     def __init__(self, path: Path, settings: StoreSettings, reader: StoreReader, writer: Writer) -> None:
         limits = ArtifactLimits(
             settings.artifact_bytes_max, settings.artifacts_total_bytes_max, settings.disk_free_bytes_min
         )
-        self._files = ArtifactFiles(path.with_name(FOLDER), limits)
+        self._files = ArtifactFiles(path.with_name(ARTIFACTS_FOLDER), limits)
         self._orphan_after_s = settings.artifact_orphan_hours * 3600
         self._reader, self._writer = reader, writer
 
@@ -44,26 +45,28 @@ class Artifacts:
         return self._files.read_chunk(digest, offset, length)
 
     def claim(self, message: Message) -> None:
-        """Raise ArtifactMissing unless everything that a message refers to is here; then it stays until the message is stored."""
+        """Raise ArtifactMissing unless all artifacts of a message are here; they are kept until the message is
+        stored."""
         for reference in checked_references(message):
             self._files.claim(reference)
 
     def missing(self, batches: Iterable[Batch]) -> list[ArtifactReference]:
-        """To which artifacts the messages of batches refer that are not here, each once; the others stay until they are stored."""
+        """Artifacts of the messages in batches that are not here, each once; the others are kept until the batches are
+        stored."""
         found = dict.fromkeys(one for message in messages_in(batches) for one in references_in(message))
         return [one for one in found if not self._files.keep(one)]
 
     def absent(self, stream: str) -> list[str]:
-        """Digests of artifacts to which held facts of a stream refer and that are not here."""
+        """Digests of artifacts that held facts of a stream refer to and that are not here."""
         return [digest for digest in self._reader.artifacts_of(stream) if not self._files.has(digest)]
 
     def bytes_used(self) -> int:
-        """Bytes of all artifacts, and of what is coming in."""
+        """As `ArtifactFiles.bytes_used`."""
         return self._files.bytes_used()
 
     @property
     def bytes_max(self) -> int | None:
-        """The limit of all together, None where only the disk is one."""
+        """The limit of all artifacts together; None where only the disk limits them."""
         return self._files.limits.total_max or None
 
     def bytes_lacking(self) -> int:
@@ -75,12 +78,13 @@ class Artifacts:
         return self._reader.artifact_streams(digest)
 
     def unavailable(self, peer: str, digest: str, why: str) -> None:
-        """A peer's fact refers to what will not come: an incident. Raises StoreUnavailable."""
-        run = partial(_say_unavailable, peer=peer, digest=digest, why=why)
+        """Record the incident that an artifact of a peer's fact will not come. Raises StoreUnavailable."""
+        run = partial(_record_unavailable, peer=peer, digest=digest, why=why)
         self._writer.call(Call("artifact", 0, time.monotonic_ns(), run))
 
     def sweep(self) -> int:
-        """Remove what no held fact has referred to for the hours that the settings say; how many. Raises StoreError."""
+        """Remove artifacts that no held fact refers to and that are older than `artifact_orphan_hours`; returns how
+        many. Raises StoreError."""
         if not self._files.folder.exists():
             return 0
         forgetting = Call("artifacts", 0, time.monotonic_ns(), Transaction.forget_artifacts)
@@ -89,5 +93,5 @@ class Artifacts:
         return self._files.sweep(lambda digest: bool(self.streams(digest)), self._orphan_after_s)
 
 
-def _say_unavailable(transaction: Transaction, *, peer: str, digest: str, why: str) -> None:
+def _record_unavailable(transaction: Transaction, *, peer: str, digest: str, why: str) -> None:
     transaction.add_incident("artifact_missing", digest, f"a fact from {peer} refers to it: {why}")

@@ -1,6 +1,7 @@
-"""Consumers of streams: registration, leases, confirmations, activity, expiry; and the appends that wait for confirmations."""
+"""Consumers of streams: registration, leases, confirmations, activity, expiry; and the appends that wait for
+confirmations."""
 
-from agent.fact_store.consumers.ack_waiters import NEVER_NS, AckWaiters
+from agent.fact_store.consumers.ack_waiters import AckWaiters
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import (
     Start,
@@ -15,7 +16,6 @@ from agent.fact_store.consumers.consumers import (
 from agent.fact_store.consumers.expiry import ConsumerExpiry
 
 __all__ = [
-    "NEVER_NS",
     "AckWaiters",
     "ConsumerActivity",
     "ConsumerExpiry",

@@ -1,8 +1,9 @@
 """Appends that are durable here and wait until consumers confirm them.
 
-Belongs to the writer's thread, which passes each append here after its commit, calls `settle` after every commit and at `alarm_ns`, and
-never blocks: an append that waits delays nothing else. Each is answered once: acknowledged, or `queued` with the reason when its timeout
-is over, when too many wait, or when the store closes. What to answer is decided in acks.py (decision 0026).
+Belongs to the writer's thread, which passes each append here after its commit, calls `settle` after every commit and at
+`alarm_ns`, and never blocks: an append that waits delays nothing else. Each is answered once: acknowledged, or `queued`
+with the reason when its timeout is over, when too many wait, or when the store closes. What to answer is decided in
+acks.py (decision 0026).
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ from agent.fact_store.append import (
     out_of_sync_ns,
 )
 from agent.fact_store.consumers.activity import ConsumerActivity
-from agent.fact_store.log import Catalog
+from agent.fact_store.log import NEVER_NS, Catalog
 
 WAITING_MAX = 10_000
 """Appends of one stream that may wait at once: ten times the producers one gateway is measured with."""
 ANSWERED_MAX = 1000
 """Answered appends kept in one group, besides twice as many as wait: removing them costs as much as there are."""
 _STORED = frozenset({"applied", "noop_already_applied"})
-NEVER_NS = 2**63 - 1
 _GOES_ON = "the fact is durable here and goes on replicating"
 _GONE = "the fact was released before it was confirmed; the fact facts_expired says what went"
 
@@ -52,7 +52,8 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Group:
-    """Appends that wait on the same terms: by offset, the order of acknowledgement, and by time, the order of timeouts."""
+    """Appends that wait on the same terms: by offset, the order of acknowledgement, and by time, the order of
+    timeouts."""
 
     by_offset: list[_Waiter] = field(default_factory=list)
     by_time: deque[_Waiter] = field(default_factory=deque)  # bounded by WAITING_MAX
@@ -101,6 +102,7 @@ class AckWaiters:
         self.alarm_ns = NEVER_NS
         for terms, group in list(self._groups.items()):
             followers = self._activity.followers(catalog, terms.stream)
+            # Released facts first: frontiers pass them, which is no confirmation (decision 0026).
             self._answer_released(terms, group, catalog.streams[terms.stream].released_offset)
             self._settle_group(terms, group, followers, now_ns)
             if not group.by_time:
@@ -117,8 +119,8 @@ class AckWaiters:
     def _answer_released(self, terms: AckTerms, group: _Group, released_offset: int) -> None:
         """Answer appends whose facts were released while they waited as `queued`.
 
-        They were not confirmed: frontiers pass over released facts, which is no confirmation. Each commit is settled before the next, so
-        facts that were confirmed before their release have been answered.
+        They were not confirmed: frontiers pass over released facts, which is no confirmation. Each commit is settled
+        before the next, so facts that were confirmed before their release have been answered.
         """
         while group.by_offset and (group.by_offset[0].is_answered or group.by_offset[0].offset <= released_offset):
             waiting = heapq.heappop(group.by_offset)

@@ -1,8 +1,9 @@
-"""Activity of consumers in this life of the process: when each last fetched or confirmed, and when it was last at the end of the log.
+"""Activity of consumers in this life of the process: when each last fetched or confirmed, and when it was last at the
+end of the log.
 
-The serving side records it from any thread for every fetch, so it is kept in memory and costs no commit. It decides whether a consumer is
-in sync (acks.py) and when it counts as lost or is removed (lifecycle.py). A restart clears it; `seen_unix_ms` in the table `consumer` keeps
-an older time for operators.
+The serving side records it from any thread for every fetch, so it is kept in memory and costs no commit. It decides
+whether a consumer is in sync (acks.py) and when it counts as lost or is removed (lifecycle.py). A restart clears it;
+`seen_unix_ms` in the table `consumer` keeps an older time for operators.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from agent.fact_store.log import Catalog, Lifecycle
 
 @dataclass(frozen=True, slots=True)
 class LastActivity:
-    """Times of one consumer. `caught_up_ns`: when it was last at the end of the log, in the future while its fetch waits there."""
+    """Times of one consumer. `caught_up_ns`: when it was last at the end of the log, in the future while its fetch
+    waits there."""
 
     seen_ns: int
     seen_unix_ms: int
@@ -33,7 +35,8 @@ class ConsumerActivity:
         self._lock = threading.Lock()
 
     def record_fetch(self, name: str, *, is_at_end: bool, waits_ns: int, now_ns: int, now_unix_ms: int) -> None:
-        """Record a fetch. At the end of the log it may wait there for `waits_ns`; otherwise an earlier wait there is over."""
+        """Record a fetch. At the end of the log it may wait there for `waits_ns`; otherwise an earlier wait there is
+        over."""
         with self._lock:
             before = self._last.get(name)
             caught_up_ns = before.caught_up_ns if before else None
@@ -59,7 +62,8 @@ class ConsumerActivity:
                 del self._last[name]
 
     def begin_recording(self, name: str) -> bool:
-        """Whether the caller may queue the commit that this consumer was seen: False while another commit of it is queued.
+        """Whether the caller may queue the commit that this consumer was seen: False while another commit of it is
+        queued.
 
         The caller must call `end_recording` when its commit is done.
         """

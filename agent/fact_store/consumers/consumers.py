@@ -39,7 +39,8 @@ def register_consumer(
 ) -> ConsumerState:
     """The consumer of this name, registered where it is new. A removal that has begun is cancelled.
 
-    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for a consumer of another zone where the stream `is_local`.
+    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for a consumer of another zone where the stream
+    `is_local`.
     """
     if (known := transaction.catalog.consumers.get(name)) is not None:
         if known.zone != zone:
@@ -74,6 +75,7 @@ def confirm_offsets(
     Raises UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
+    # The lease comes first: a fenced instance must not move the frontier (decision 0036).
     lease = consumer.lease if shown is None else _lease(consumer, shown)
     stream = transaction.catalog.streams[consumer.stream]
     here = skip_released(consumer.confirmed, stream.released_offset)
@@ -92,7 +94,8 @@ def begin_serving(transaction: Transaction, stream: str, zone: str) -> None:
 
 
 def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bool) -> Lifecycle:
-    """Begin to remove a consumer, so that retention stops waiting for it; with `now`, remove it at once. Returns its state.
+    """Begin to remove a consumer, so that retention stops waiting for it; with `now`, remove it at once. Returns its
+    state.
 
     Raises UnknownConsumer, and without `force` ConsumerInUse for one that is active.
     """
@@ -112,7 +115,8 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
 def apply_events(
     transaction: Transaction, events: Mapping[str, Event], seen_unix_ms: Callable[[str], int | None]
 ) -> None:
-    """Apply events to consumers. An event that the consumer's state does not allow any more, because it came back, is dropped."""
+    """Apply events to consumers. An event that the consumer's state does not allow any more, because it came back, is
+    dropped."""
     for name, event in events.items():
         consumer = transaction.catalog.consumers.get(name)
         if consumer is not None and (consumer.lifecycle, event) in TRANSITIONS:
@@ -136,7 +140,8 @@ def _apply(transaction: Transaction, consumer: ConsumerState, event: Event) -> N
 
 
 def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -> int:
-    """The frontier that a new consumer starts with. A time is rounded down to the mark of its minute, so it never starts too late."""
+    """The frontier that a new consumer starts with. A time is rounded down to the mark of its minute, so it never
+    starts too late."""
     if start == "end" or (isinstance(start, int) and start > transaction.now_unix_ms):
         return stream.end_offset
     if start == "oldest":

@@ -1,22 +1,23 @@
 """Expires consumers: one that was not seen for long is lost, one that is being removed is gone ten minutes later.
 
-Belongs to the writer's thread, which asks after each commit and at `alarm_ns`, and queues what is due as a call. The times are decided in
-lifecycle.py; they count from the opening of the store at the earliest, because a consumer cannot come while the store is closed.
+Belongs to the writer's thread, which asks after each commit and at `alarm_ns`, and queues what is due as a call. The
+times are decided in lifecycle.py; they count from the opening of the store at the earliest, because a consumer cannot
+come while the store is closed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.fact_store.consumers.ack_waiters import NEVER_NS
 from agent.fact_store.consumers.activity import ConsumerActivity
-from agent.fact_store.log import Catalog, Event, Lifecycle, next_timeout
+from agent.fact_store.log import NEVER_NS, Catalog, Event, Lifecycle, next_timeout
 
 RETRY_NS = 1_000_000_000  # an event that could not be committed (a full disk) is due again after this
 
 
 class ConsumerExpiry:
-    """Finds the consumers whose time is over. `lost_ns_of` gives for a stream after how many nanoseconds unseen a consumer is lost."""
+    """Finds the consumers whose time is over. `lost_ns_of` gives for a stream after how many nanoseconds unseen a
+    consumer is lost."""
 
     def __init__(self, activity: ConsumerActivity, lost_ns_of: Callable[[str], int]) -> None:
         self._activity = activity

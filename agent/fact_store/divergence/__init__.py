@@ -1,6 +1,8 @@
-"""Detects and repairs divergence: a file too damaged to use, and a store restored from an old copy that its peers have read past.
+"""Detects and repairs divergence: a file too damaged to use, and a store restored from an old copy that its peers have
+read past.
 
-Opening, epochs, witness, quarantine, high-water marks, comparison with a peer's claims, resealing, and the background scrub.
+Opening, epochs, witness, quarantine, high-water marks, comparison with a peer's claims, resealing, and the background
+scrub.
 """
 
 from agent.fact_store.divergence.high_water import ReadHighWater, ServedHighWater

@@ -1,9 +1,10 @@
-"""Two high-water marks of what has left the store: the highest offset read in this life, and the highest offset served to each zone.
+"""Two high-water marks of what has left the store: the highest offset read in this life, and the highest offset served
+to each zone.
 
-    ReadHighWater       per stream, in this life of the process, to any reader. Facts above it are in nobody's hands, so they can be
-                        resealed under a new epoch (reseal.py)
-    ServedHighWater     per stream and zone, over all lives of this epoch. A zone that has read further than it was served has read
-                        another, later life of this store: this one was restored from an old copy
+    ReadHighWater       per stream, in this life of the process, by any reader. No reader has got the facts above it, so
+                        they can be resealed under a new epoch (reseal.py)
+    ServedHighWater     per stream and zone, over all lives of this epoch. A zone that has read further than it was
+                        served has read a later state of this store: this one was restored from an old copy
 
 Both are kept in memory and cost no commit. Programs that open the file themselves are counted by neither.
 """
@@ -41,7 +42,8 @@ class ReadHighWater:
             self._offsets[stream] = max(last_offset, self._offsets.get(stream, 0))
 
     def freeze(self) -> dict[str, int]:
-        """Refuse all further reads; returns the highest offset read of each stream. Facts above it stay unread (decision 0041)."""
+        """Refuse all further reads; returns the highest offset read of each stream. Facts above it stay unread
+        (decision 0041)."""
         with self._lock:
             self._is_frozen = True
             return dict(self._offsets)
@@ -55,9 +57,10 @@ class ReadHighWater:
 class ServedHighWater:
     """The highest offset of each stream that was served to each zone under this epoch. Thread-safe.
 
-    Promised: a mark is never lower than what the zone was served in all lives, and in this life it is exact. While a zone reads, its row
-    in the table says only so, and no page costs a commit; the next opening sets such a row to the end that the stream had then. An old copy
-    therefore has marks no higher than the end of the log it was copied from, however often it is opened.
+    Promised: a mark is never lower than what the zone was served in all lives, and in this life it is exact. While a
+    zone reads, its row in the table says only so, and no page costs a commit; the next opening sets such a row to the
+    end that the stream had then. An old copy therefore has marks no higher than the end of the log it was copied from,
+    however often it is opened.
     """
 
     def __init__(self, stored: Mapping[tuple[str, str], int | None]) -> None:
@@ -77,7 +80,8 @@ class ServedHighWater:
                 self._page_ends.setdefault((stream, zone), deque(maxlen=PAGE_ENDS)).append(end)
 
     def is_recent_page_end(self, stream: str, zone: str, end: End) -> bool:
-        """Whether one of the last pages served to a zone ended so. Then the zone's claim to have read it needs no look-up on disk."""
+        """Whether one of the last pages served to a zone ended so. Then the zone's claim to have read it needs no
+        look-up on disk."""
         with self._lock:
             return end in self._page_ends.get((stream, zone), ())
 

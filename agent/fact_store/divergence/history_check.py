@@ -1,11 +1,13 @@
-"""Compares what a peer claims to have read of this store with the store: a contradiction means that this store is an old copy.
+"""Compares what a peer claims to have read of this store with the store: a contradiction means that this store is an
+old copy.
 
-A copy that was restored and has grown since holds other facts where the peer has read on, and looks consistent to itself. A peer's
-offset alone shows it only while the copy is the shorter log. So a peer sends the end of a batch that it read with the digest there,
-which covers all facts of that origin before it, and the last of this store's own facts that it holds by whatever path (decision 0041).
+A copy that was restored and has grown since holds other facts where the peer has read on, and looks consistent to
+itself. A peer's offset alone shows it only while the copy is the shorter log. So a peer sends the end of a batch that
+it read with the digest there, which covers all facts of that origin before it, and the last of this store's own facts
+that it holds by whatever path (decision 0041).
 
-Only facts that are held here and are undamaged can contradict a peer. A batch that was released or is damaged proves nothing, unless the
-batch after it is held, which names its digest.
+Only facts that are held here and are undamaged can contradict a peer. A batch that was released or is damaged proves
+nothing, unless the batch after it is held, which names its digest.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ def find_contradiction(
 ) -> str | None:
     """How a peer's claim about this epoch contradicts the store; None where it does not.
 
-    `last_read`: the end of a batch that the peer read here, by offset. `last_held`: the last of this store's own facts that it holds, by
-    sequence. Costs two look-ups on disk at most, none where both are the ends of the log. Raises what StoreReader raises.
+    `last_read`: the end of a batch that the peer read here, by offset. `last_held`: the last of this store's own facts
+    that it holds, by sequence. Costs two look-ups on disk at most, none where both are the ends of the log. Raises what
+    StoreReader raises.
     """
     known = catalog.streams.get(stream)
     ranges = catalog.held.get((known.id, catalog.own_origin), ()) if known else ()
@@ -65,7 +68,8 @@ def _predecessor(page: Page, last_sequence: int) -> End | None:
 
 
 def _difference(found: End | None, claimed: End) -> str | None:
-    """How a claimed end differs from the one found; None where it does not, or where nothing was found to compare it with."""
+    """How a claimed end differs from the one found; None where it does not, or where nothing was found to compare it
+    with."""
     if found is None or found == claimed:
         return None
     if found[0] != claimed[0]:

@@ -1,8 +1,9 @@
-"""Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch it continues in.
+"""Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch it
+continues in.
 
-Unattended, as a node opens it, a file that cannot be used is quarantined and a new store begins in its place, and a store that is found
-to be an old copy begins a new epoch. Otherwise the caller gets the exception, and nothing has changed. Opening reads no batch's body,
-and its time does not grow with the file.
+Unattended, as a node opens it, a file that cannot be used is quarantined and a new store begins in its place, and a
+store that is found to be an old copy begins a new epoch. Otherwise the caller gets the exception, and nothing has
+changed. Opening reads no batch's body, and its time does not grow with the file.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def witness_of(catalog: Catalog) -> Witness:
 
 
 def require_new_epoch(transaction: Transaction, why: str, read: ReadHighWater) -> None:
-    """Call of the writer: the store begins a new epoch when it is opened next, and ends with this commit (decision 0030)."""
+    """Call of the writer: the store begins a new epoch when it is opened next, and ends with this commit (decision
+    0030)."""
     transaction.require_new_epoch(why, read.freeze())
 
 
@@ -111,8 +113,8 @@ def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighW
 def _open(
     path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, quarantined: str | None = None
 ) -> Opened:
-    """`quarantined`: the file just quarantined, which the new store reports. Without it a new store reports the newest one: the life that
-    quarantined it ended before it could."""
+    """`quarantined`: the file just quarantined, which the new store reports. Without it a new store reports the newest
+    one: the life that quarantined it ended before it could."""
     connection = connect_writer(path, connect_to)
     try:
         _migrate(connection, path)
@@ -130,7 +132,7 @@ def _open(
     except StoreError:
         connection.close()
         raise
-    if is_unattended:
+    if is_unattended:  # after the commit: a witness ahead of the store would begin a new epoch (decision 0030)
         write_witness(path, witness_of(opened.catalog))
     return opened
 
@@ -186,7 +188,8 @@ def _load_and_begin(
         now = Origin(before.zone, os.urandom(EPOCH_BYTES))
         beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
         beginning.origin(now)
-        # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision 0041).
+        # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision
+        # 0041).
         resealed = reseal_unread(beginning, now) if is_resealing else resealed
         connection.execute(QUERIES["forget_unseen"])
         connection.execute(QUERIES["update_epoch"], (now.epoch,))
@@ -202,7 +205,8 @@ def _load_and_begin(
 
 
 def _keep_filters(connection: sqlite3.Connection) -> None:
-    """Commit the filters of message ids that loading had to build. Without room for them the next opening builds them again."""
+    """Commit the filters of message ids that loading had to build. Without room for them the next opening builds them
+    again."""
     try:
         if connection.in_transaction:
             connection.execute(QUERIES["commit"])
@@ -213,8 +217,8 @@ def _keep_filters(connection: sqlite3.Connection) -> None:
 
 
 def _close_served_rows(opened: Opened) -> None:
-    """Set the mark of each zone that read in the last life to the end of the stream. Without room for it the next opening does so, and the
-    marks are higher."""
+    """Set the mark of each zone that read in the last life to the end of the stream. Without room for it the next
+    opening does so, and the marks are higher."""
     connection, streams = opened.connection, opened.catalog.streams.values()
     try:
         connection.execute(QUERIES["begin"])

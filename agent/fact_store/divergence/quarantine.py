@@ -1,7 +1,8 @@
 """Quarantine: a store's file that cannot be used is renamed, kept, and reported; a new store begins in its place.
 
 facts.db.suspect            the last life met damage while writing: the file is quarantined before it is opened again
-facts.db.damaged-<time>     a quarantined file, with its -wal, -shm and .witness, and .why; this program never deletes it
+facts.db.damaged-<time>     a quarantined file, with its -wal, -shm and .witness, and .why; this program never deletes
+it
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def suspect_reason(path: Path) -> str | None:
 
 
 def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
-    """Rename the store's files; returns the new path of the database. A call that was interrupted is completed by the next one.
+    """Rename the store's files; returns the new path of the database. A call that was interrupted is completed by the
+    next one.
 
     Raises OSError; then the file is still marked as suspect.
     """
@@ -51,8 +53,8 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
         target = target.with_name(target.name + "x")
     if "as" not in known:
         write_json(suspect, {"why": why, "as": target.name})
-    # The -wal holds committed pages, so it is moved and never deleted. The database goes last: while it has its old name, an interrupted
-    # call is repeated and moves the rest (decision 0029).
+    # The -wal holds committed pages, so it is moved and never deleted. The database goes last: while it has its old
+    # name, an interrupted call is repeated and moves the rest (decision 0029).
     for part in _PARTS:
         with suppress(FileNotFoundError):
             sidecar_path(path, part).rename(sidecar_path(target, part))

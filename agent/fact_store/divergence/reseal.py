@@ -1,12 +1,13 @@
 """Reseals own facts that no reader has got under the new epoch that the store begins (decision 0041).
 
-A store restored from an old copy has given facts the sequences that other facts had before, and a peer that holds those cannot take
-these. As long as no reader has got them, only their names are wrong: at the same offsets, with the same content, they become the first
-facts of the new epoch, so none is lost and none is there twice. Facts that a reader may have keep their names.
+A store restored from an old copy has given facts the sequences that other facts had before, and a peer that holds those
+cannot take these. As long as no reader has got them, only their names are wrong: at the same offsets, with the same
+content, they become the first facts of the new epoch, so none is lost and none is there twice. Facts that a reader may
+have keep their names.
 
-Runs when the store is opened, in the transaction that begins the epoch, so all of it happens or none. Only headers change (epoch, sequence,
-digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream with a damaged batch is left as it is: a new
-digest over damaged bytes would declare them good.
+Runs when the store is opened, in the transaction that begins the epoch, so all of it happens or none. Only headers
+change (epoch, sequence, digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream
+with a damaged batch is left as it is: a new digest over damaged bytes would declare them good.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from agent.pages import HeldRange
 
 
 class Resealed(NamedTuple):
-    """Facts of one stream that were resealed: first and last offset (facts of other origins may lie between), and how many."""
+    """Facts of one stream that were resealed: first and last offset (facts of other origins may lie between), and how
+    many."""
 
     stream: str
     first_offset: int
@@ -30,7 +32,8 @@ class Resealed(NamedTuple):
 
 
 def reseal_unread(transaction: Transaction, origin: Origin) -> list[Resealed]:
-    """Reseal the unread facts of each stream under `origin`, the new epoch's. Which they are was recorded when the epoch became due."""
+    """Reseal the unread facts of each stream under `origin`, the new epoch's. Which they are was recorded when the
+    epoch became due."""
     found = list[Resealed]()
     for name, unread_after in transaction.unseen_after().items():
         state = transaction.catalog.streams[name]
@@ -55,7 +58,7 @@ def _confirmed(transaction: Transaction, stream: str) -> Iterator[int]:
 def _batches(transaction: Transaction, state: StreamState, after: int) -> Iterator[tuple[int, int, Batch | str]]:
     """Own batches that begin after an offset: row, first offset, and the batch or what is wrong with it."""
     for number, row in transaction.own_rows(state.id, after):
-        yield number, int(row[0]), parse_row(state.name, row)  # type: ignore[call-overload]  # the column by which it was found
+        yield number, int(row[0]), parse_row(state.name, row)  # type: ignore[call-overload]
 
 
 def _is_sound(transaction: Transaction, state: StreamState, after: int) -> bool:

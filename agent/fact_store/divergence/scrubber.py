@@ -1,7 +1,8 @@
-"""The background thread of a node's store: scrubs all batches slowly, keeps the witness up to date, and sweeps unreferenced artifacts.
+"""The background thread of a node's store: scrubs all batches slowly, keeps the witness up to date, and sweeps
+unreferenced artifacts.
 
-Each batch is compared with its digest, and damage is reported like damage that a reader meets. The position is kept in memory only, so
-a restart begins at the first stream again.
+Each batch is compared with its digest, and damage is reported like damage that a reader meets. The position is kept in
+memory only, so a restart begins at the first stream again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from agent.fact_store.writer import Writer
 from agent.pages import Page
 
 BYTES_PER_S = 64 * 1024
-"""40 GB a week, 10 GB in two days: damage is found while peers still hold the original, and scrubbing takes a thousandth of the slowest
-gateway's disk bandwidth and 0.1 % of one core."""
+"""40 GB a week, 10 GB in two days: damage is found while peers still hold the original, and scrubbing takes a
+thousandth of the slowest gateway's disk bandwidth and 0.1 % of one core."""
 STEP_S = 10.0
 WITNESS_S = 300.0  # if store and witness are restored together, only peers notice the facts that are missing
 SWEEP_S = 3600.0
@@ -64,7 +65,8 @@ class Scrubber:
         write_witness(self._path, witness_of(self._writer.catalog))
 
     def step(self, bytes_max: int) -> int:
-        """Scrub at least one batch, up to `bytes_max` bytes; returns the bytes read, 0 at the end of a pass. Raises StoreError."""
+        """Scrub at least one batch, up to `bytes_max` bytes; returns the bytes read, 0 at the end of a pass. Raises
+        StoreError."""
         if not self._streams:
             self._streams, self._after_offset, self._is_complete_pass = list(self._writer.catalog.streams), 0, True
         if not self._streams:

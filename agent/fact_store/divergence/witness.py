@@ -27,7 +27,8 @@ def read_witness(path: Path) -> Witness | None:
 def write_witness(path: Path, witness: Witness) -> None:
     """Replace the witness of the store at `path`. What it says must be durable in the store already.
 
-    Where the disk has no room for it, a witness of another epoch is removed: it would begin a new epoch at each opening.
+    Where the disk has no room for it, a witness of another epoch is removed: it would begin a new epoch at each
+    opening.
     """
     write_json(sidecar_path(path, ".witness"), {"epoch": witness.epoch, "ends": dict(witness.ends)})
     left = read_witness(path)

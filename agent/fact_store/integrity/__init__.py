@@ -1,16 +1,17 @@
-"""Integrity of stored facts: verification of a whole store, the register of damage found by readers, and repair from a peer's copy."""
+"""Integrity of stored facts: verification of a whole store, the register of damage found by readers, and repair from a
+peer's copy."""
 
 from agent.fact_store.integrity.batch_repair import add_peer_incident, damaged_batches, repair_batches
 from agent.fact_store.integrity.damage_registry import DamageRegistry
 from agent.fact_store.integrity.definition_repair import repair_definitions
 from agent.fact_store.integrity.row_checks import Damage
-from agent.fact_store.integrity.verify import Progress, Verified, verify_store
+from agent.fact_store.integrity.verify import Progress, VerifyCounts, verify_store
 
 __all__ = [
     "Damage",
     "DamageRegistry",
     "Progress",
-    "Verified",
+    "VerifyCounts",
     "add_peer_incident",
     "damaged_batches",
     "repair_batches",

@@ -1,11 +1,12 @@
 """Repairs damaged batches with a peer's copies: byte for byte what was sealed, at the same offsets, or not at all.
 
-The peer is not trusted. A copy is accepted only if this store can prove it: its digest is the one in the table, or, where the disk has
-changed that too, the one that the next batch names as its predecessor or that a held range ends with. Any other batch is another history
-(ForkError).
+The peer is not trusted. A copy is accepted only if this store can prove it: its digest is the one in the table, or,
+where the disk has changed that too, the one that the next batch names as its predecessor or that a held range ends
+with. Any other batch is another history (ForkError).
 
-The damaged row is not touched and `batch` stays append-only: a write where the disk has changed something would follow pointers that may
-be changed as well (decision 0038). The copy goes into the table `repaired`, which readers consult first.
+The damaged row is not touched and `batch` stays append-only: a write where the disk has changed something would follow
+pointers that may be changed as well (decision 0038). The copy goes into the table `repaired`, which readers consult
+first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRang
 def repair_batches(
     transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch]
 ) -> list[RepairedRange]:
-    """Repair the batches that are damaged here; batches that are undamaged or released are only removed from the list of damage.
+    """Repair the batches that are damaged here; batches that are undamaged or released are only removed from the list
+    of damage.
 
     Returns the offsets whose facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
     """
@@ -58,7 +60,8 @@ def add_peer_incident(transaction: Transaction, *, kind: str, stream: str, peer:
 
 
 def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
-    """The offset at which a batch must be repaired; None where there is nothing to repair. Raises FactsRefused, ForkError."""
+    """The offset at which a batch must be repaired; None where there is nothing to repair. Raises FactsRefused,
+    ForkError."""
     header, known = batch.header, transaction.catalog.streams.get(stream)
     origin = transaction.catalog.origins.get(header.origin)
     what = f"{stream} of {header.origin}: {header.first_sequence} to {header.last_sequence}"

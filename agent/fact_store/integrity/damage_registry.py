@@ -1,8 +1,9 @@
-"""The register of damaged places found by readers and the scrub: each is reported once, as an incident and as a fact in the stream.
+"""The register of damaged places found by readers and the scrub: each is reported once, as an incident and as a fact in
+the stream.
 
-Readers find damage in any thread and pass over it; the writer records it. A place is reported once in a life of the process, and its fact
-is stored once for ever, because its message id follows from the place. A report that the writer cannot take now (busy, or the disk is full)
-is made again when the place is read again.
+Readers find damage in any thread and pass over it; the writer records it. A place is reported once in a life of the
+process, and its fact is stored once for ever, because its message id follows from the place. A report that the writer
+cannot take now (busy, or the disk is full) is made again when the place is read again.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class DamageRegistry:
             }
 
     def _is_reported(self, place: _Place) -> bool:
-        """Whether a place, or one that covers it, was reported: a hole is cut where a page ends, and grows with damage beside it."""
+        """Whether a place, or one that covers it, was reported: a hole is cut where a page ends, and grows with damage
+        beside it."""
         return place in self._reported or any(one.covers(place) for one in self._reported)
 
     def _forget(self, place: _Place) -> None:
@@ -106,15 +108,7 @@ def _record_damage(
         "last_offset": hole.last_offset,
         "count": hole.last_offset - hole.first_offset + 1,
         "why": why,
-        "origins": [
-            {
-                "zone": one.zone,
-                "epoch": one.epoch.hex(),
-                "first_sequence": one.first_sequence,
-                "last_sequence": one.last_sequence,
-            }
-            for one in origins
-        ],
+        "origins": [{**one._asdict(), "epoch": one.epoch.hex()} for one in origins],
     }
     number = transaction.stream(stream).id
     for one in origins:

@@ -1,16 +1,18 @@
 """Repairs damaged tag definitions with a peer's copies: byte for byte what the origin defined, or not at all.
 
-A damaged definition makes every later batch of its origin unreadable, and this store cannot serve it to peers that lack it. A copy is
-accepted only if a batch of that origin that is held here proves it: the batch has the digest that the table gives for its place, and the
-running digest in its header equals the one over the repaired definitions.
+A damaged definition makes every later batch of its origin unreadable, and this store cannot serve it to peers that lack
+it. A copy is accepted only if a batch of that origin that is held here proves it: the batch has the digest that the
+table gives for its place, and the running digest in its header equals the one over the repaired definitions.
 
-The damaged rows are not touched (see batch_repair.py). The copies go into the table `repaired_definition`, which readers consult first.
+The damaged rows are not touched (see batch_repair.py). The copies go into the table `repaired_definition`, which
+readers consult first.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import reduce
 
 from agent.batch import Batch, Definitions, Kind
 from agent.fact_store.append import check_readable
@@ -24,10 +26,11 @@ INCIDENT = "definitions_repaired"
 def repair_definitions(
     transaction: Transaction, *, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
 ) -> int:
-    """Repair the received definitions that are damaged or missing here, up to the number that the batch names; returns how many.
+    """Repair the received definitions that are damaged or missing here, up to the number that the batch names; returns
+    how many.
 
-    They must be numbered without gaps and reach that number. Raises FactsRefused where the batch is not held or a definition is missing,
-    ForkError where the batch proves other definitions; then nothing has changed.
+    They must be numbered without gaps and reach that number. Raises FactsRefused where the batch is not held or a
+    definition is missing, ForkError where the batch proves other definitions; then nothing has changed.
     """
     try:
         return _repair(transaction, stream, peer, batch, received)
@@ -46,12 +49,12 @@ def _repair(
     what = f"tag definitions of {header.origin}"
     place = None if known is None or origin is None else transaction.place(known.id, origin, header.first_sequence)
     if origin is None or place is None or place[3] != batch.digest or header.kind is not Kind.SAMPLES:
-        raise FactsRefused(f"{what}: the batch beside them is none that is held here", "see bsfg store verify")
+        raise FactsRefused(f"{what}: the batch beside them is not held here", "see bsfg store verify")
     bodies = {one.number: one.body for one in received if one.origin == header.origin}
     first = min(bodies, default=0)
     if sorted(bodies) != list(range(first, header.definitions.count + 1)) or not bodies:
         raise FactsRefused(f"{what}: not all of {first} to {header.definitions.count} came", "compare again")
-    right = _running(transaction.definition_bodies(origin, 0, first - 1))
+    right = reduce(Definitions.extended, transaction.definition_bodies(origin, 0, first - 1), Definitions())
     offered = list[tuple[int, bytes, bytes]]()
     for number in sorted(bodies):
         right = right.extended(bodies[number])
@@ -79,10 +82,3 @@ def _put_back(transaction: Transaction, origin: int, offered: Sequence[tuple[int
         transaction.catalog.definitions[origin] = end
         transaction.add_definitions(origin, [body for number, _, body in offered if number > known.count])
     return len(lacking)
-
-
-def _running(bodies: Sequence[bytes]) -> Definitions:
-    running = Definitions()
-    for body in bodies:
-        running = running.extended(body)
-    return running

@@ -1,7 +1,8 @@
 """Checks rows of a store: each batch against its own bytes, its neighbours, and the other tables. Core: no IO.
 
-`verify.py` walks the tables and calls these checks. The sealed bytes are the truth: their digest, their header, and the chain. A column
-that disagrees with them counts as damage too, because columns decide which batches are found; facts are served from the bytes alone.
+`verify.py` walks the tables and calls these checks. The sealed bytes are the truth: their digest, their header, and the
+chain. A column that disagrees with them counts as damage too, because columns decide which batches are found; facts are
+served from the bytes alone.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class BatchRow(NamedTuple):
 def definitions_damage(
     origin: Origin, rows: Sequence[tuple[Any, Any, Any]], before: Definitions
 ) -> tuple[list[Damage], Definitions]:
-    """Check an origin's definitions (number, digest, body) after those `before`: numbered without gaps, each as the running digest says.
+    """Check an origin's definitions (number, digest, body) after those `before`: numbered without gaps, each as the
+    running digest says.
 
     Returns the damage, and the state after the last row.
     """
@@ -63,7 +65,7 @@ def definitions_damage(
     for number, digest, body in rows:
         expected = running.extended(body) if isinstance(body, bytes) else running
         if (number, digest) != (expected.count, expected.digest):
-            what = f"tag definition {running.count + 1} is damaged or not there"
+            what = f"tag definition {running.count + 1} is damaged or missing"
             damages.append(Damage("", 0, 0, str(origin), running.count + 1, what))
             if not (isinstance(number, int) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
                 return damages, running
@@ -84,13 +86,13 @@ class StreamCheck:
     next_offset: int = 0
     bytes_total: int = 0
     links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
-    seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
+    ranges_seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """The first offset is the one after what was released."""
         self.next_offset, self.bytes_total = self.released_offset + 1, self.released_bytes
 
-    def take(self, row: BatchRow) -> Iterator[Damage]:
+    def check_row(self, row: BatchRow) -> Iterator[Damage]:
         """What is wrong with the next row."""
         if isinstance(row.last_offset, int) and row.last_offset <= self.released_offset:
             return  # released; retention will delete it
@@ -128,9 +130,9 @@ class StreamCheck:
 
     def held_damage(self, held: Mapping[Origin, Sequence[HeldRange]]) -> Iterator[Damage]:
         """Compare the rows seen with the held ranges; released facts are in the ranges and were not seen."""
-        for origin in {*held, *self.seen}:
+        for origin in {*held, *self.ranges_seen}:
             ranges = held.get(origin, ())
-            for one in self.seen.get(origin, ()):
+            for one in self.ranges_seen.get(origin, ()):
                 inside = [each for each in ranges if each.first_sequence <= one.first_sequence <= each.last_sequence]
                 if not inside or inside[0].last_sequence < one.last_sequence:
                     what = (
@@ -167,7 +169,7 @@ class StreamCheck:
             yield self._damage(row, "it does not attach to the batch before it: the chain is broken", batch)
         if any(
             one.first_sequence <= header.last_sequence and header.first_sequence <= one.last_sequence
-            for one in self.seen.get(header.origin, ())
+            for one in self.ranges_seen.get(header.origin, ())
         ):
             yield self._damage(row, "its sequences lie in another batch too", batch)
         if header.kind is Kind.SAMPLES:
@@ -186,7 +188,7 @@ class StreamCheck:
             return
         header = batch.header
         self.links[header.origin] = (header.last_sequence + 1, batch.digest)
-        ranges = self.seen.setdefault(header.origin, [])
+        ranges = self.ranges_seen.setdefault(header.origin, [])
         if ranges and ranges[-1].last_sequence + 1 == header.first_sequence:
             ranges[-1] = HeldRange(
                 ranges[-1].first_sequence, header.last_sequence, ranges[-1].first_previous_digest, batch.digest

@@ -1,10 +1,10 @@
 """Verifies a whole store: walks all tables of its file read-only and runs the checks of row_checks.py on them.
 
-Works beside a running node, or on a quarantined file. What SQLite cannot read counts as damage, and the walk continues around it where
-possible. Facts appended during the walk are not checked.
+Works beside a running node, or on a quarantined file. What SQLite cannot read counts as damage, and the walk continues
+around it where possible. Facts appended during the walk are not checked.
 
-Promised: nothing is written, and no transaction stays open from one page to the next, except SQLite's own check of its pages: it is one
-statement, and until it ends the WAL of the node cannot be reused and grows.
+Promised: nothing is written, and no transaction stays open from one page to the next, except SQLite's own check of its
+pages: it is one statement, and until it ends the WAL of the node cannot be reused and grows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]  # stream, offset reached, where the 
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifyCounts:
     """Counts of what a walk has checked."""
 
     batches: int = 0
@@ -37,11 +37,11 @@ class Verified:
     streams: int = 0
 
 
-def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
+def verify_store(path: Path, done: VerifyCounts, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
     """Yield each damage of the store at `path` as it is found; counts into `done`.
 
-    `is_quick` checks digests, chains and tables; otherwise each batch is also opened, and SQLite checks its pages. Raises StoreUnusable
-    where the file is no store, or is too damaged to be read at all.
+    `is_quick` checks digests, chains and tables; otherwise each batch is also opened, and SQLite checks its pages.
+    Raises StoreUnusable where the file is no store, or is too damaged to be read at all.
     """
     with reading_tables(path), closing(connect_reader(path)) as connection:
         check_known(connection)
@@ -55,7 +55,9 @@ def verify_store(path: Path, done: Verified, progress: Progress, *, is_quick: bo
 class _Walk:
     """One walk on one connection."""
 
-    def __init__(self, connection: sqlite3.Connection, done: Verified, progress: Progress, *, is_opened: bool) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, done: VerifyCounts, progress: Progress, *, is_opened: bool
+    ) -> None:
         self._connection = connection
         self._done = done
         self._progress = progress
@@ -128,7 +130,7 @@ class _Walk:
             for row in rows:
                 if check.next_offset > end_offset >= check.next_offset - 1 and row.first_offset > end_offset:
                     return  # appended since the walk began
-                yield from check.take(self._repaired(number, check.stream, row, repaired))
+                yield from check.check_row(self._repaired(number, check.stream, row, repaired))
                 self._done.batches += 1
                 self._done.facts += row.count if isinstance(row.count, int) else 0
                 self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
@@ -175,7 +177,8 @@ class _Walk:
         ):
             frontiers[number] = (name, stream, frontier)
             if not start_offset <= frontier <= ends.get(stream, 0):
-                what = f"consumer {name} confirmed {frontier}: it began at {start_offset}, the log ends at {ends.get(stream, 0)}"
+                end_offset = ends.get(stream, 0)
+                what = f"consumer {name} confirmed {frontier}: it began at {start_offset}, the log ends at {end_offset}"
                 yield Damage(stream, 0, 0, "", 0, what)
         for number, first_offset, last_offset in self._rows("the table confirmed", "select_confirmed"):
             name, stream, frontier = frontiers.get(number, ("unknown", "", 0))

@@ -1,4 +1,5 @@
-"""The log as values and decisions: records, errors, settings, the catalog, and the rules for offsets, sequences and consumer states.
+"""The log as values and decisions: records, errors, settings, the catalog, and the rules for offsets, sequences and
+consumer states.
 
 No SQLite and no threads here. All other rooms of the store build on these modules.
 """
@@ -68,7 +69,7 @@ from agent.fact_store.log.records import (
     StreamInfo,
 )
 from agent.fact_store.log.settings import Acks, StoreSettings, StreamSettings
-from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, AgeClock, is_mark_due, last_offset_before
+from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, NEVER_NS, AgeClock, is_mark_due, last_offset_before
 from agent.fact_store.log.tail_cache import TailCache
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "CHUNK_BYTES_MAX",
     "HOUR_MS",
     "MARK_EVERY_MS",
+    "NEVER_NS",
     "OPERATIONAL_STREAM",
     "TRANSITIONS",
     "Acks",

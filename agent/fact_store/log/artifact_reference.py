@@ -1,9 +1,10 @@
 """References to artifacts, and the decisions about chunks and room for them. Core: no IO.
 
-An artifact is too large for a fact (a drawing, a batch report, an image): its bytes are stored once as a file beside the log, under their
-SHA-256, and a fact refers to them with an object that has `digest` ("sha256:" and 64 hex digits) and `size`, anywhere inside its
-`object_json`, in a message with an `object_media_type`. The bytes come in chunks, each at the offset where the last one ended; a chunk at
-another offset is answered with the right one, so a broken transfer resumes. The artifact exists when all bytes are there and have the digest.
+An artifact is too large for a fact (a drawing, a batch report, an image): its bytes are stored once as a file beside
+the log, under their SHA-256, and a fact refers to them with an object that has `digest` ("sha256:" and 64 hex digits)
+and `size`, anywhere inside its `object_json`, in a message with an `object_media_type`. The bytes come in chunks, each
+at the offset where the last one ended; a chunk at another offset is answered with the right one, so a broken transfer
+resumes. The artifact exists when all bytes are there and have the digest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ DEPTH_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """Limits of artifacts in bytes: of one, of all together (0: only the disk limits them), and what must stay free on the disk."""
+    """Limits of artifacts in bytes: of one, of all together (0: only the disk limits them), and what must stay free on
+    the disk."""
 
     size_max: int = SIZE_MAX
     total_max: int = 0
@@ -64,8 +66,8 @@ def decide_chunk(
 ) -> WriteChunk | FinishArtifact | SkipChunk:
     """Decide about a chunk of an artifact announced as `size` bytes. Raises ArtifactRefused, ArtifactTooLarge.
 
-    A chunk at another offset than the end of the received bytes is not an error: the answer names the offset to continue from, so a sender
-    without knowledge of an earlier attempt resumes it.
+    A chunk at another offset than the end of the received bytes is not an error: the answer names the offset to
+    continue from, so a sender without knowledge of an earlier attempt resumes it.
     """
     if size > size_max:
         raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node takes {size_max:,}")
@@ -86,16 +88,18 @@ def decide_chunk(
 
 
 def check_artifact_room(limits: ArtifactLimits, size: int, received: int, used: int, free: int | None) -> None:
-    """Raise unless the rest of an artifact has room beside the `used` bytes of all artifacts, on a disk with `free` bytes left.
+    """Raise unless the rest of an artifact has room beside the `used` bytes of all artifacts, on a disk with `free`
+    bytes left.
 
-    ArtifactTooLarge where it can never have room; ArtifactsFull or StoreFull where the release of facts may remove other artifacts.
+    ArtifactTooLarge where it can never have room; ArtifactsFull or StoreFull where the release of facts may remove
+    other artifacts.
     """
     coming, more = size - received, "raise [store] artifacts_total_bytes_max"
     if limits.total_max and size > limits.total_max:
         raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node keeps {limits.total_max:,} in all", more)
     if limits.total_max and used + coming > limits.total_max:
-        why = f"artifacts_total_bytes_max reached: artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more have no room"
-        raise ArtifactsFull(why)
+        taken = f"artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more have no room"
+        raise ArtifactsFull(f"artifacts_total_bytes_max reached: {taken}")
     if free is not None and limits.free_min and free - coming < limits.free_min:
         why = f"the disk is full: {free:,} bytes are left, {coming:,} come, {limits.free_min:,} stay free"
         raise StoreFull(why, "free space, then put it again: it goes on")
@@ -110,8 +114,8 @@ def references_in(message: Message) -> tuple[ArtifactReference, ...]:
 
 
 def checked_references(message: Message) -> tuple[ArtifactReference, ...]:
-    """As `references_in`, for a message to be appended. Raises ArtifactRefused for more than REFERENCES_MAX of them; messages from
-    other zones' logs are not limited."""
+    """As `references_in`, for a message to be appended. Raises ArtifactRefused for more than REFERENCES_MAX of them;
+    messages from other zones' logs are not limited."""
     found = references_in(message)
     if len(found) > REFERENCES_MAX:
         why = f"the fact refers to {len(found)} artifacts, {REFERENCES_MAX} at most"
@@ -147,6 +151,6 @@ def _claims(value: object, depth: int) -> Iterator[ArtifactReference]:
 
 
 def is_orphan(age_s: float, *, is_referenced: bool, orphan_after_s: float) -> bool:
-    """Whether an artifact or a partial transfer may be removed: no held fact refers to it, and it is old enough that its producer has had
-    time to append the fact."""
+    """Whether an artifact or a partial transfer may be removed: no held fact refers to it, and it is old enough that
+    its producer has had time to append the fact."""
     return not is_referenced and age_s >= orphan_after_s

@@ -1,8 +1,9 @@
 """The catalog: the writer's state in memory (ends, frontiers, held ranges), small enough to copy for every commit.
 
-It mirrors the tables without the batches, and has the newest batches of each stream (tail_cache.py). A transaction changes a draft of it.
-When the commit is durable, the draft replaces the catalog in one assignment, so other threads read a consistent state without a lock; when
-the commit fails, the draft is dropped. Opening rebuilds it from the tables (recovery.py), with empty tail caches.
+It mirrors the tables without the batches, and has the newest batches of each stream (tail_cache.py). A transaction
+changes a draft of it. When the commit is durable, the draft replaces the catalog in one assignment, so other threads
+read a consistent state without a lock; when the commit fails, the draft is dropped. Opening rebuilds it from the tables
+(recovery.py), with empty tail caches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from agent.pages import HeldRange, PeerPosition
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """State of one stream. Released offsets and bytes may be deleted; bytes count sealed bytes since the stream began."""
+    """State of one stream. Released offsets and bytes may be deleted; bytes count sealed bytes since the stream
+    began."""
 
     id: int
     name: str
@@ -37,7 +39,8 @@ class StreamState:
 
 @dataclass(slots=True)
 class Catalog:
-    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; their values are immutable."""
+    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; their values are
+    immutable."""
 
     origin: Origin
     streams: dict[str, StreamState] = field(default_factory=dict)
@@ -46,16 +49,14 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
-    served_offsets: dict[tuple[str, str], int | None] = field(
-        default_factory=dict
-    )  # by stream and zone; None while the zone reads in this life
-    restarted: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # peer, stream: has gone on under another epoch since it was first read
-    unproven: frozenset[tuple[int, int]] = frozenset()  # stream and origin, by their numbers
-    leases: Mapping[tuple[str, str], int] = field(
-        default_factory=dict
-    )  # stream, producer; replaced, so no commit copies it
+    served_offsets: dict[tuple[str, str], int | None] = field(default_factory=dict)
+    """By stream and zone; None while the zone reads in this life."""
+    restarted: frozenset[tuple[str, str]] = frozenset()
+    """Peer and stream: the peer has begun another epoch since its stream was first read."""
+    unproven: frozenset[tuple[int, int]] = frozenset()
+    """Stream and origin numbers: released facts came again and could not be compared."""
+    leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
@@ -63,8 +64,8 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven, self.leases,
-            self.own_origin, self.tails.copy(),
+            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven,
+            self.leases, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

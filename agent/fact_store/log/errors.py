@@ -1,7 +1,7 @@
 """The error tree of the store. Each error names the thing it is about and ends with what to do.
 
     StoreError                      anything below; never raised itself (a BsfgError)
-        StoreUnusable               this file cannot be opened as this node's store; nothing was changed (for the operator)
+        StoreUnusable               this file cannot be opened as this node's store; nothing was changed
             StoreMissing            the file or folder does not exist
             StoreLocked             another process has it open
             StoreForeign            another zone's store, or no fact store at all
@@ -149,7 +149,8 @@ class AcksRefused(Refused):
 
 
 class ForkError(Refused):
-    """A batch contradicts the history held of its origin: that gateway was restored from an old image, or a batch was forged."""
+    """A batch contradicts the history held of its origin: that gateway was restored from an old image, or a batch was
+    forged."""
 
     hint = "give the origin a new epoch (a fresh store), or find out who changed its history; see the incident"
 
@@ -181,7 +182,7 @@ class ConsumerStreamMismatch(Refused):
 class ConsumerInUse(Refused):
     """The consumer fetched or confirmed lately, so it is not abandoned."""
 
-    hint = "stop it first, or insist (--force): what it has not confirmed may then go without a word to it"
+    hint = "stop it first, or use --force: facts that it has not confirmed may then be released"
 
 
 class ConsumerFenced(Refused):

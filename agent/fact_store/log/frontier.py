@@ -1,10 +1,11 @@
 """The frontier of a consumer: confirmed ranges in, contiguous frontier out. Core: no IO.
 
-A consumer confirms ranges of offsets in any order, some of them twice. The ranges are merged. The *frontier* is the end of the longest
-prefix without a gap, and only the frontier frees space (ADR-0004 of the specification: confirming 0, 1, 2, 4, 5 leaves the frontier at 2;
-then 3 moves it to 5). It never moves back, and never beyond the end of the log.
+A consumer confirms ranges of offsets in any order, some of them twice. The ranges are merged. The *frontier* is the end
+of the longest prefix without a gap, and only the frontier frees space (ADR-0004 of the specification: confirming 0, 1,
+2, 4, 5 leaves the frontier at 2; then 3 moves it to 5). It never moves back, and never beyond the end of the log.
 
-A confirmation that is already covered changes nothing and is no error, because clients repeat it after each lost answer.
+A confirmation that is already covered changes nothing and is no error, because clients repeat it after each lost
+answer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Confirmed:
 def confirm_range(confirmed: Confirmed, first_offset: int | None, last_offset: int, end_offset: int) -> Confirmed:
     """The state after confirming `first_offset` to `last_offset`; without a first offset, all offsets up to the last.
 
-    Raises ConfirmBeyondLog beyond `end_offset`, ConfirmRefused for an empty or invalid range, or more than RANGES_MAX of them.
+    Raises ConfirmBeyondLog beyond `end_offset`, ConfirmRefused for an empty or invalid range, or more than RANGES_MAX
+    of them.
     """
     first = confirmed.frontier + 1 if first_offset is None else first_offset
     if type(first) is not int or type(last_offset) is not int or last_offset < 0 or first < 1:
@@ -50,8 +52,8 @@ def confirm_range(confirmed: Confirmed, first_offset: int | None, last_offset: i
 
 
 def skip_released(confirmed: Confirmed, released_offset: int) -> Confirmed:
-    """The state after retention released all offsets up to one: the frontier passes them, because they cannot be confirmed any more, and
-    the confirmed range right after them."""
+    """The state after retention released all offsets up to one: the frontier passes them, because they cannot be
+    confirmed any more, and the confirmed range right after them."""
     if released_offset <= confirmed.frontier:
         return confirmed
     left = [(max(first, released_offset + 1), last) for first, last in confirmed.ranges if last > released_offset]

@@ -1,14 +1,16 @@
 """The held ranges of sequences of an origin, and the decision about one more batch of it. Core: no IO.
 
-Sequences of an origin have no gaps where they are born, and its batches form a hash chain, so a batch is compared with a few ranges and no
-fact is looked up. Each range has the digest that its first batch names as predecessor and the digest of its last batch. A batch is one of:
+Sequences of an origin have no gaps where they are born, and its batches form a hash chain, so a batch is compared with
+a few ranges and no fact is looked up. Each range has the digest that its first batch names as predecessor and the
+digest of its last batch. A batch is one of:
 
     Insert      new, and its digests fit its neighbours; `gap` names the sequences that were skipped, for an incident
     Duplicate   held already: a repeat after a lost answer, or the same history by another path
     Fork        contradicts what is held: a changed, restored or forged history. Never stored, always reported
 
-Batches are immutable and never merged or cut, so one that overlaps a range without lying inside it is a fork. For a batch inside a range
-the digests at the range's ends prove nothing; the shell compares it with the stored batch (decision 0003).
+Batches are immutable and never merged or cut, so one that overlaps a range without lying inside it is a fork. For a
+batch inside a range the digests at the range's ends prove nothing; the shell compares it with the stored batch
+(decision 0003).
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Fork:
 
 
 def decide_insert(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert | Duplicate | Fork:
-    """Decide about a batch, given as the range `offered`, where `ranges` (sorted, disjoint, never adjacent) are held."""
+    """Decide about a batch, given as the range `offered`, where `ranges` (sorted, disjoint, never adjacent) are
+    held."""
     if (offered.first_sequence == 1) != (offered.first_previous_digest == NO_DIGEST):
         return Fork(f"sequence {offered.first_sequence} names {offered.first_previous_digest.hex()} as predecessor")
     at = bisect_right(ranges, offered.first_sequence, key=lambda held: held.first_sequence)
@@ -97,7 +100,8 @@ def _joined(left: HeldRange | None, offered: HeldRange, right: HeldRange | None)
 
 
 def _gap(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) -> tuple[int, int] | None:
-    """The sequences between the last range and a batch after it. A batch that fills an older gap, or the first one held, skips none."""
+    """The sequences between the last range and a batch after it. A batch that fills an older gap, or the first one
+    held, skips none."""
     if left is None or right is not None or left.last_sequence + 1 == offered.first_sequence:
         return None
     return left.last_sequence + 1, offered.first_sequence - 1

@@ -1,10 +1,11 @@
 """The states of a consumer, as a table. Core: no IO.
 
-Consumers are registered, not sessions: each holds back what it has not confirmed, so only an operator removes one. A consumer that comes
-back while it is being removed is *ineligible*: it is not abandoned, and its facts are kept until its removal is requested again.
+Consumers are registered, not sessions: each holds back what it has not confirmed, so only an operator removes one. A
+consumer that comes back while it is being removed is *ineligible*: it is not abandoned, and its facts are kept until
+its removal is requested again.
 
-Two events come with time alone (`overdue`): one that is present and was not seen for long is lost, and a removal that nobody
-came back to is carried out.
+Time alone brings two events (`next_timeout`): an active consumer that was not seen for long is lost, and a removal is
+completed unless the consumer comes back.
 
     state                event      next
     -------------------  ---------  ------------------
@@ -70,12 +71,13 @@ TRANSITIONS: dict[tuple[Lifecycle, Event], Lifecycle] = {
 ACTIVE_STATES = frozenset({Lifecycle.ONLINE, Lifecycle.INELIGIBLE})
 """States of consumers that fetch or confirm: removing one is refused unless it is forced."""
 REMOVAL_NS = 600 * 1_000_000_000
-"""How long a consumer that is being removed may come back: a peer in trouble retries within a minute or two, and an operator who removed
-the wrong one notices in that time."""
+"""How long a consumer that is being removed may come back: a peer in trouble retries within a minute or two, and an
+operator who removed the wrong one notices in that time."""
 
 
 def next_timeout(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
-    """The event that time alone brings to a consumer last seen, or in this state, since `since_ns`, and when; None for none."""
+    """The event that time alone brings to a consumer last seen, or in this state, since `since_ns`, and when; None for
+    none."""
     if state in ACTIVE_STATES:
         return Event.LOST, since_ns + lost_ns
     if state is Lifecycle.DELETION_STARTED:

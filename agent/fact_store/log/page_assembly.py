@@ -1,8 +1,9 @@
 """Assembles a page: rows of the table `batch` in, whole batches and named holes out. Core: no IO.
 
-A bit that the disk changed must never be served as a fact, and a row that it lost must never be skipped silently. So a row is served only
-if its bytes have the digest they were sealed with, name the stream it was found in, and hold as many facts as its offsets say. Offsets have
-no gaps, so everything between two batches served is a hole: `expired` where retention released it, `damaged` anywhere else.
+A bit that the disk changed must never be served as a fact, and a row that it lost must never be skipped silently. So a
+row is served only if its bytes have the digest they were sealed with, name the stream it was found in, and hold as many
+facts as its offsets say. Offsets have no gaps, so everything between two batches served is a hole: `expired` where
+retention released it, `damaged` anywhere else.
 
 A bad row costs only itself: the next good row is accepted wherever it lies beyond the last one (decision 0029).
 """

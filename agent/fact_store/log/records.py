@@ -1,6 +1,7 @@
 """Frozen records that the store takes and returns. Core: no IO.
 
-Offsets are positions in this store's stream, sequences are positions at the origin; both start at 1, and 0 means "none yet".
+Offsets are positions in this store's stream, sequences are positions at the origin; both start at 1, and 0 means "none
+yet".
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete, quarantined files
-    (name, bytes)."""
+    """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete,
+    quarantined files (name, bytes)."""
 
     damages: int
     batches_verified: int
@@ -91,7 +92,8 @@ class Integrity:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of durations: `counts[i]` took at most `bounds_s[i]`; the last count, one more than bounds, took longer."""
+    """Counts of durations: `counts[i]` took at most `bounds_s[i]`; the last count, one more than bounds, took
+    longer."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[int, ...]

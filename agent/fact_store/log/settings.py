@@ -1,6 +1,7 @@
 """The settings of the store and of its streams, with their defaults and the reason for each.
 
-Only values that differ between gateways are settings; what must hold everywhere (synchronous=FULL, WAL, one writer) is not.
+Only values that differ between gateways are settings; what must hold everywhere (synchronous=FULL, WAL, one writer) is
+not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ HOURS_MAX = 876_000  # a century; 0 means for ever
 class StoreSettings:
     """[store]: interval of the group commit, and the limits of the queue, the file and the artifacts."""
 
-    # Samples that no caller awaits are committed this often: four commits a second cost an eMMC some GB a day, not tens.
+    # Samples that no caller awaits are committed this often: four commits a second cost an eMMC some GB a day, not
+    # tens.
     commit_interval_ms: int = 250
     # Facts of one stream that end the wait early, and the size batches are cut to: best bytes per fact without making a
     # look-up open too much.
@@ -29,15 +31,16 @@ class StoreSettings:
     # Limits of the writer's queue, in facts and in bytes. A full queue raises StoreBusy: the source slows down.
     queue_facts_max: int = 200_000
     queue_bytes_max: int = 64 * 1024 * 1024
-    # Limit of the store's file, all streams together; 0: only the disk limits it. It must be below the disk's size: on a full disk
-    # SQLite cannot even delete.
+    # Limit of the store's file, all streams together; 0: only the disk limits it. It must be below the disk's size: on
+    # a full disk SQLite cannot even delete.
     bytes_max: int = 0
     # Space on the disk that appends leave free, for the WAL, for deleting, and for other programs.
     disk_free_bytes_min: int = 256 * 1024 * 1024
-    # A file that is deleted when the disk is full all the same, so that the store can be opened, served from and emptied.
+    # A file that is deleted when the disk is full all the same, so that the store can be opened, served from and
+    # emptied.
     ballast_bytes: int = 16 * 1024 * 1024
-    # The largest artifact, and how long one is kept to which no held fact refers: a producer puts the artifact before the fact, and an
-    # operator who restores a quarantined file needs its artifacts.
+    # The largest artifact, and how long one is kept to which no held fact refers: a producer puts the artifact before
+    # the fact, and an operator who restores a quarantined file needs its artifacts.
     artifact_bytes_max: int = 1024 * 1024 * 1024
     artifacts_total_bytes_max: int = 0  # all together; 0: only the disk limits them
     artifact_orphan_hours: float = 168.0
@@ -66,23 +69,23 @@ class StreamSettings:
     """[[stream]]: the settings of one stream. A stream that is not configured has these defaults."""
 
     name: str
-    # When an append is answered: none, as soon as it is in the queue; local, durable here; quorum and all, confirmed also by consumers
-    # in sync, at least min_in_sync of them. After acks_timeout_ms the answer is `queued`: the fact is durable here and goes on
-    # replicating.
+    # When an append is answered: none, as soon as it is in the queue; local, durable here; quorum and all, confirmed
+    # also by consumers in sync, at least min_in_sync of them. After acks_timeout_ms the answer is `queued`: the fact is
+    # durable here and goes on replicating.
     acks: Acks = "local"
     min_in_sync: int = 1
     acks_timeout_ms: int = 5000
     # A consumer is in sync while its last fetch that reached the end of the log is younger than this.
     in_sync_lag_ms: int = 15_000
-    # Confirmed facts are kept this long for local readers; unconfirmed ones until ttl_hours are over (0: for ever). Only hours in which
-    # the node ran count, because only then consumers could fetch (decision 0024).
+    # Confirmed facts are kept this long for local readers; unconfirmed ones until ttl_hours are over (0: for ever).
+    # Only hours in which the node ran count, because only then consumers could fetch (decision 0024).
     keep_hours: float = 24.0
     ttl_hours: float = 168.0
     # Sealed bytes the stream may hold, 0 for no limit of its own, and what happens at the limit.
     bytes_max: int = 0
     on_full: Literal["refuse", "drop_oldest"] = "refuse"
-    # local: never leaves this node; append_only: replicated asynchronously; queued: waits for consumers in sync, and not at all where
-    # there are none; strong: waits for them.
+    # local: never leaves this node; append_only: replicated asynchronously; queued: waits for consumers in sync, and
+    # not at all where there are none; strong: waits for them.
     write_class: WriteClass = "append_only"
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -105,4 +108,4 @@ class StreamSettings:
         if self.write_class == "strong" and self.acks in {"none", "local"}:
             yield "acks", "a strong stream waits for others: quorum or all"
         if self.write_class == "local" and self.acks in {"quorum", "all"}:
-            yield "acks", "nobody else ever has a fact of a local stream: none or local"
+            yield "acks", "a local stream has no consumers in other zones: none or local"

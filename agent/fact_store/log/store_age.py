@@ -1,9 +1,11 @@
 """The age of the store: the milliseconds it has been open, in all its lives together (decision 0024). Core: no IO.
 
-The time to live counts age, not wall-clock time, for two reasons. A gateway without a battery starts in 1970, and when NTP sets its clock,
-all facts of that hour would be fifty years old. And facts in a gateway that was off for two weeks could not be fetched in that time.
+The time to live counts age, not wall-clock time, for two reasons. A gateway without a battery starts in 1970, and when
+NTP sets its clock, all facts of that hour would be fifty years old. And facts in a gateway that was off for two weeks
+could not be fetched in that time.
 
-Marks in the log store the age over restarts. A restart loses the time since the last mark, which keeps facts longer, never shorter.
+Marks in the log store the age over restarts. A restart loses the time since the last mark, which keeps facts longer,
+never shorter.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from itertools import zip_longest
 
 MARK_EVERY_MS = 60_000  # ten thousand rows a week and stream; times to live are hours
 HOUR_MS = 3_600_000
+NEVER_NS = 2**63 - 1
+"""A monotonic time that does not come, for alarms that are not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,11 @@ def is_mark_due(last_ms: int | None, now_ms: int) -> bool:
 def last_offset_before(
     marks: Sequence[tuple[int, int]], age_ms: int, last_ms: int | None, end_offset: int, released_offset: int
 ) -> int:
-    """The last offset that was certainly recorded before age `age_ms`, by these marks (first_offset, age_ms; oldest first).
+    """The last offset that was certainly recorded before age `age_ms`, by these marks (first_offset, age_ms; oldest
+    first).
 
-    Facts between a mark and the next one were recorded within a minute after the first of them, because the next append after that minute
-    sets a mark. `last_ms` is the age at the newest mark of the stream; `marks` may end before it.
+    Facts between a mark and the next one were recorded within a minute after the first of them, because the next append
+    after that minute sets a mark. `last_ms` is the age at the newest mark of the stream; `marks` may end before it.
     """
     found = released_offset
     for (first_offset, at_ms), following in zip_longest(marks, marks[1:]):

@@ -1,10 +1,11 @@
 """The tail cache: the newest batches of a stream in memory, from which live readers are served. Core: no IO.
 
-A reader at the end of a stream fetches what was committed a moment ago. Reading that from the file takes six statements and a digest for
-each batch, more than half of the cost of a live page; the writer still has the bytes it sealed or checked.
+A reader at the end of a stream fetches what was committed a moment ago. Reading that from the file takes six statements
+and a digest for each batch, more than half of the cost of a live page; the writer still has the bytes it sealed or
+checked.
 
-Promised: the cache holds whole consecutive batches, and ends where its stream ends. It is published with the catalog of the commit that
-made them durable, so a thread sees both or neither.
+Promised: the cache holds whole consecutive batches, and ends where its stream ends. It is published with the catalog of
+the commit that made them durable, so a thread sees both or neither.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class TailCache:
     batches: tuple[StoredBatch, ...] = ()
 
     def extended(self, added: Sequence[Batch], end_offset: int) -> TailCache:
-        """The cache after batches were appended, the last of them ending at `end_offset`; the oldest batches are dropped."""
+        """The cache after batches were appended, the last of them ending at `end_offset`; the oldest batches are
+        dropped."""
         kept, left = list[StoredBatch](), BYTES_MAX
         for batch in reversed(added):
             left -= len(batch.sealed)
@@ -44,7 +46,8 @@ class TailCache:
         return TailCache(tuple(reversed(kept)))
 
     def page(self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int) -> Page | None:
-        """The page that `StoreReader.read` would return; None where it begins before the cache, is empty, or has invalid limits."""
+        """The page that `StoreReader.read` would return; None where it begins before the cache, is empty, or has
+        invalid limits."""
         batches = self.batches
         if not batches or min(facts_max, bytes_max) < 1:
             return None

@@ -1,15 +1,16 @@
-"""How long there is still room, and how long until something is lost: from bytes, ages and limits to hours. Core: no IO.
+"""Forecasts when the store is full and when facts are lost to their time to live: from bytes, ages and limits to hours.
+Core: no IO.
 
-An operator asks two questions before a weekend. *If everybody who reads from here stopped now, when would the store be full?*
-Confirmed facts yield to new ones, so the room is what is free together with what everybody has confirmed, and the pace is what
-came in during the last hour, history that a peer had kept left out. *If nothing changes, when are the first facts lost to their time to live?* That is the time to
-live less the age of the oldest fact that a consumer lacks, for the consumer that is worst off.
+It answers two questions. *If all consumers stopped now, when would the store be full?* New facts may replace confirmed
+ones, so the room is the free bytes and the bytes confirmed by all consumers; the inflow is that of the last hour,
+without backlog that peers had kept. *If nothing changes, when are the first facts lost?* The time to live less the age
+of the oldest fact that a consumer lacks, for the worst consumer.
 
-Full means full of what cannot go: where the time to live makes room before the limit is met, the store is never full, and what
-it says of that is said as a loss.
+Full means full of unconfirmed facts. Where the time to live makes room before the limit is reached, the store is never
+full, and the forecast is a loss instead.
 
-Nothing here is guessed: without a limit, without inflow or without a consumer the answer is None, which means "not to be
-expected". Ages are the store's own (age.py), so no clock that jumps changes a forecast.
+Without a limit, inflow or consumer the answer is None, "not expected". Ages are the store's own (store_age.py), so
+clock jumps do not matter.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from typing import NamedTuple
 
 from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS
 
-INFLOW_MS = HOUR_MS  # what came in for so long says what will come
-INFLOW_MS_MIN = 10_000  # of less nobody can tell a pace
+INFLOW_MS = HOUR_MS  # the inflow of this time is the forecast of later inflow
+INFLOW_MS_MIN = 10_000  # a shorter time gives no rate
 
 
 @dataclass(frozen=True, slots=True)
 class Inflow:
-    """What a stream took in: so many sealed bytes in so many milliseconds of the store's own clock."""
+    """The inflow of a stream: sealed bytes in milliseconds of the store's age."""
 
     bytes: int
     span_ms: int
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None while it is too early to tell."""
+        """The rate; None for too short a time."""
         return None if self.span_ms < INFLOW_MS_MIN else 1000 * self.bytes / self.span_ms
 
 
 class Mark(NamedTuple):
-    """How far a stream's log had come: sealed bytes ever, when the store's own clock said `age_ms`; whether backlog came from there on."""
+    """A mark of a stream: its sealed bytes ever at the store's age `age_ms`, and whether backlog came after it."""
 
     age_ms: int
     bytes_total: int
@@ -46,11 +47,11 @@ class Mark(NamedTuple):
 
 
 def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: int) -> Inflow:
-    """What came in during the last hour, or since the first mark of all (`first_ms`) where that is younger. `marks` are those of this
-    hour, oldest first; the log ends at `bytes_total` now.
+    """The inflow of the last hour, or since the first mark (`first_ms`) where that is younger. `marks` are those of the
+    last hour, oldest first; the log ends at `bytes_total` now.
 
-    A minute that took in backlog is left out, its bytes and its time: a day's history that comes within minutes says nothing of the
-    hours to come. After a minute without a mark there was silence, which counts.
+    A minute with backlog is left out, its bytes and its time: a day of history that comes within minutes does not
+    predict later inflow. A time without marks had no inflow, and counts.
     """
     if not marks:
         return Inflow(0, min(INFLOW_MS, age_ms - first_ms))
@@ -65,8 +66,8 @@ def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: in
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
-    """How far one consumer is. `bytes_total`: the stream's sealed bytes up to its frontier. `age_ms`: how old, at most, the
-    oldest fact is that it has not confirmed; None where it has confirmed everything."""
+    """The lag of one consumer. `bytes_total`: the stream's sealed bytes up to its frontier. `age_ms`: the highest
+    possible age of the oldest fact that it has not confirmed; None where it has confirmed all."""
 
     consumer: str
     bytes_total: int
@@ -75,7 +76,8 @@ class ConsumerLag:
 
 @dataclass(frozen=True, slots=True)
 class StreamUse:
-    """One stream: its sealed bytes ever (`bytes_total`), those that are gone, its limit (0: none) and time to live (0: none)."""
+    """One stream: its sealed bytes ever, the released ones, its limit (0: none), time to live (0: none), inflow and
+    consumers."""
 
     name: str
     bytes_total: int
@@ -92,14 +94,15 @@ class StreamUse:
 
     @property
     def confirmed_bytes(self) -> int:
-        """Of those, what every consumer has confirmed: room that can be won back without a loss."""
+        """Held bytes that every consumer has confirmed: they can be released without a loss."""
         if not self.lags:
             return 0
         return max(0, min(one.bytes_total for one in self.lags) - self.released_bytes)
 
     @property
     def lasting_bytes(self) -> float | None:
-        """What the stream comes to hold when nobody confirms: the inflow of its time to live. None while nobody can tell."""
+        """The bytes that the stream would hold without confirmations: the inflow of its time to live. None without a
+        rate."""
         inflow = self.inflow.bytes_per_s
         if not inflow:
             return inflow
@@ -108,7 +111,8 @@ class StreamUse:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpace:
-    """What one consumer holds back: sealed bytes it has not confirmed, and for how many hours the oldest has waited for it."""
+    """What one consumer holds back: sealed bytes that it has not confirmed, and the hours that the oldest of them has
+    waited."""
 
     name: str
     stream: str
@@ -119,9 +123,10 @@ class ConsumerSpace:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpace:
-    """One stream: how much it holds of what it may, what comes in, and what is to be expected. None: not to be expected.
+    """The use and forecast of one stream. None: not expected.
 
-    `fill_percent` is what would not yield to new facts, of `bytes_max`: at 100 the next append is refused, or drops the oldest.
+    `fill_percent` is the share of `bytes_max` held by unconfirmed facts: at 100 the next append is refused, or drops
+    the oldest.
     """
 
     name: str
@@ -136,8 +141,8 @@ class StreamSpace:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpace:
-    """The whole store: `bytes` of its file in use, the most it can hold, and its streams and consumers. `fill_percent` as for a
-    stream."""
+    """The use and forecast of the whole store: `bytes` of its file in use, its limit, its streams and consumers.
+    `fill_percent` as for a stream."""
 
     bytes: int
     bytes_max: int | None
@@ -148,10 +153,10 @@ class StoreSpace:
 
 
 def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[StreamUse]) -> StoreSpace:
-    """The forecast for a store whose file uses so many bytes and may still take `room_bytes` (None: nobody can say)."""
+    """The forecast for a store whose file uses `used_bytes` and may grow by `room_bytes` (None: unknown)."""
     room = None if room_bytes is None else max(0, room_bytes)
-    paces = [log.inflow.bytes_per_s for log in logs]
-    known = [pace for pace in paces if pace is not None]
+    rates = [log.inflow.bytes_per_s for log in logs]
+    known = [rate for rate in rates if rate is not None]
     confirmed = sum(log.confirmed_bytes for log in logs)
     stuck = max(0, used_bytes - confirmed)
     limit = None if room is None else used_bytes + room
@@ -168,7 +173,7 @@ def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[StreamUse])
 
 
 def _stream(log: StreamUse, store_hours: float | None) -> StreamSpace:
-    """A stream is full when it meets its own limit or the store's, whichever comes first."""
+    """A stream is full when it reaches its own limit or the store's, whichever comes first."""
     inflow, limit = log.inflow.bytes_per_s, log.bytes_max or None
     stuck = log.bytes - log.confirmed_bytes
     own_hours = None

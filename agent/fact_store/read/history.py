@@ -1,7 +1,8 @@
-"""A stream as one origin wrote it: by sequences instead of offsets, for whoever compares or repairs.
+"""Reads the facts of one origin by sequences instead of offsets, for comparison with peers and for repair.
 
-A page is put together as any other (served.py), with sequences for places: whole batches, each compared with its digest, and what is
-not there named in its place: `expired` where retention has released it, `damaged`, or `absent` where it was never held here.
+A page is assembled as any other (page_assembly.py), with sequences in place of offsets: whole batches, each compared
+with its digest, and holes for the rest: `expired` where retention has released it, `damaged`, or `absent` where it was
+never held here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from agent.ranges import Span
 Reason = Literal["expired", "damaged", "absent"]
 
 
-class Asked(NamedTuple):
-    """Which sequences of which origin in which stream, by name and number (0: unknown here), and how much of them at once."""
+class SequenceRequest(NamedTuple):
+    """A request for sequences of an origin in a stream, by name and number (0: unknown here), and its limits."""
 
     stream: str
     stream_number: int
@@ -31,22 +32,23 @@ class Asked(NamedTuple):
     bytes_max: int
 
 
-def read_history(connection: sqlite3.Connection, asked: Asked) -> Page:
-    """A page of whole batches from the one that holds the first sequence on; its holes lie within what was asked for."""
+def read_history(connection: sqlite3.Connection, asked: SequenceRequest) -> Page:
+    """A page of whole batches from the one that holds the first sequence; its holes lie within the sequences asked
+    for."""
     held = _held(connection, asked.stream_number, asked.origin_number)
     page = PageAssembly(asked.stream, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence)
     bad = list[Span]()
-    if _take(connection, asked, page, bad):
+    if _read_rows(connection, asked, page, bad):
         page.finish(asked.last_sequence)
     released = connection.execute(QUERIES["select_released_offset"], (asked.stream_number,)).fetchone()
     if not (released and released[0]):
-        bad = held  # nothing has ever been released: what is held and cannot be read is damaged
+        bad = held  # nothing was ever released: held facts that cannot be read are damaged
     holes = [piece for hole in page.holes for piece in _pieces(hole, held, bad)]
     return Page(page.batches, held[-1][1] if held else 0, tuple(holes))
 
 
-def ends_at(connection: sqlite3.Connection, stream: int, origin: int, sequences: Iterable[int]) -> list[BatchEnd]:
-    """The batches that hold these sequences, by where they end; in order, each once."""
+def batch_ends_at(connection: sqlite3.Connection, stream: int, origin: int, sequences: Iterable[int]) -> list[BatchEnd]:
+    """End and digest of the batches that hold these sequences, in order, each once."""
     found = dict[int, bytes]()
     for sequence in sequences:
         asked = {"stream": stream, "origin": origin, "sequence": sequence}
@@ -61,8 +63,8 @@ def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span
     return rows
 
 
-def _take(connection: sqlite3.Connection, asked: Asked, page: PageAssembly, bad: list[Span]) -> bool:
-    """Rows into the page until it is full; those that cannot be believed into `bad`. True when no row is left."""
+def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: PageAssembly, bad: list[Span]) -> bool:
+    """Read rows into the page until it is full; damaged ones are added to `bad`. True when no row is left."""
     values = {
         "stream": asked.stream_number,
         "origin": asked.origin_number,
@@ -78,12 +80,12 @@ def _take(connection: sqlite3.Connection, asked: Asked, page: PageAssembly, bad:
                     return False
                 if len(page.batches) > before:
                     continue
-                if _take_repaired(connection, asked.stream_number, first_offset, first, page):
+                if _add_repaired(connection, asked.stream_number, first_offset, first, page):
                     return False
                 if len(page.batches) == before and isinstance(first, int) and isinstance(last, int):
                     bad.append((first, last))
         finally:
-            rows.close()  # an unfinished statement would keep the writer's log from being reused
+            rows.close()  # an unfinished statement would keep the WAL from being reused
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
@@ -91,10 +93,10 @@ def _take(connection: sqlite3.Connection, asked: Asked, page: PageAssembly, bad:
     return True
 
 
-def _take_repaired(
+def _add_repaired(
     connection: sqlite3.Connection, stream: int, first_offset: object, first_sequence: int, page: PageAssembly
 ) -> bool:
-    """What was put back in place of a damaged row; True when the page is full."""
+    """Add the repaired batch for a damaged row; True when the page is full."""
     for first, last, body, digest in connection.execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall():
         if page.add_row((first_sequence, first_sequence + last - first, body, digest)):
             return True
@@ -102,7 +104,7 @@ def _take_repaired(
 
 
 def _pieces(hole: Hole, held: list[Span], bad: list[Span]) -> Iterator[Hole]:
-    """Why each part of a hole is one."""
+    """Split a hole by the reasons of its parts."""
     lost = [(hole.first_offset, hole.last_offset)]
     damaged = ranges.intersect(lost, sorted(bad))
     rest = ranges.subtract(lost, damaged)

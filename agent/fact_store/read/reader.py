@@ -1,9 +1,9 @@
-"""Reading a store: mode=ro connections, one for each call in progress, short statements, from any process.
+"""StoreReader: reads a store on read-only connections, from any thread and any process; no writer needs to run.
 
-Promised: no batch is served whose bytes are not those that were sealed (served.py). A reader never writes, never checkpoints and never holds a transaction between calls, so it cannot stop the writer
-from reusing its log. What it returns is whole batches, byte for byte as they were sealed; nothing is opened here.
+Promised: it returns whole batches, byte for byte as they were sealed, and opens none. It never writes, never
+checkpoints, and holds no transaction between calls, so it does not keep the writer from reusing its WAL.
 
-Used by the store itself, by the command line and by Spark; no writer needs to run.
+Used by the store itself, the command line and Spark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from agent.fact_store.log import (
     check_digest,
 )
 from agent.fact_store.read.forecast import StoreSpace
-from agent.fact_store.read.history import Asked, ends_at, read_history
+from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
+from agent.fact_store.read.page_rows import origins_between, read_rows, read_undamaged_rows
 from agent.fact_store.read.space import measure_space
 from agent.fact_store.sqlite import (
     FILES,
@@ -42,7 +43,6 @@ from agent.fact_store.sqlite import (
     connect_reader,
     file_bytes,
     identity,
-    is_damage,
     load,
     reading_tables,
 )
@@ -51,14 +51,14 @@ from agent.pages import BatchEnd, Hole, OriginRange, Page, PeerPosition, StoredB
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
 INCIDENTS_MAX = 1000
-ROWS_TRIED_MAX = 256  # of rows that SQLite cannot read, in one page
-IDLE_MAX = 8  # connections kept for the next call; more callers at once open their own
+IDLE_MAX = 8  # connections kept for the next call; more concurrent callers open their own
 
-OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, what was wrong, whose facts
+OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, what is wrong, origins of its facts
 
 
 class StoreReader:
-    """Read-only view of the store at `path`. Thread-safe. Raises StoreUnusable when opened and when the disk fails."""
+    """Read-only view of the store at `path`. Thread-safe. The constructor and all reads raise StoreUnusable, after
+    `close` StoreClosed."""
 
     def __init__(self, path: Path, *, connect_to: Connect = connect, on_damaged: OnDamaged | None = None) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class StoreReader:
 
     @property
     def epoch(self) -> bytes:
-        """This life of the store."""
+        """The store's epoch when the reader was opened."""
         return self.origin.epoch
 
     def read(
@@ -101,11 +101,12 @@ class StoreReader:
         until_offset: int | None = None,
         end_offset: int | None = None,
     ) -> Page:
-        """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least one.
+        """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least
+        one.
 
-        Facts up to `after_offset` do not count against `facts_max`. With `until_offset`, batches that begin beyond it are
-        left out. A stream nobody has written to is an empty page. Every batch has been compared with its digest; what is
-        damaged or released is a hole of the page. `end_offset`: where the caller knows the stream to end.
+        Facts up to `after_offset` do not count against `facts_max`. Batches that begin after `until_offset` are left
+        out. A stream without facts is an empty page. Each batch was compared with its digest; damaged and released
+        offsets are holes of the page. `end_offset`: the end of the stream, where the caller has it.
         """
         if after_offset < 0 or facts_max < 1 or bytes_max < 1:
             raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
@@ -113,64 +114,63 @@ class StoreReader:
         if end_offset is not None:
             with self._reading() as connection:
                 page = PageAssembly(stream, after_offset, facts_max, bytes_max, last)
-                if _take_plain(connection, self._stream(connection, stream), page, end_offset):
+                if read_undamaged_rows(connection, self._stream(connection, stream), page, end_offset):
                     return Page(page.batches, max(end_offset, page.reached))
         with self._reading() as connection, _one_state(connection):
             if (number := self._stream(connection, stream)) is None:
                 return Page([], 0)
             released = connection.execute(QUERIES["select_released_offset"], (number,)).fetchone()
             if released is None:
-                return Page([], 0)  # another thread has learned of it since this state was
+                return Page([], 0)  # the stream is newer than this read transaction
             page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, released[0])
-            is_all = _take_rows(connection, number, page)
+            is_all = read_rows(connection, number, page)
             end_offset = self._end(connection, number, page, end_offset, is_all=is_all)
             if is_all:
                 page.finish(end_offset)
             for hole in page.damaged():
                 if self._on_damaged is not None:
-                    self._on_damaged(stream, hole, page.problem, _origins_between(connection, number, hole))
-        last_offset = (
-            page.reached if page.batches or page.holes else 0
-        )  # whoever asks beyond the end learns where it is
+                    self._on_damaged(stream, hole, page.problem, origins_between(connection, number, hole))
+        # A caller that reads beyond the end gets the end.
+        last_offset = page.reached if page.batches or page.holes else 0
         return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
 
     def read_sequences(
         self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
     ) -> Page:
-        """As `read`, of one origin and by its sequences: places in the page are sequences, its `end_offset` the last one held. See
-        history.py."""
+        """As `read`, for one origin by its sequences: offsets in the page are sequences, `end_offset` is the last one
+        held (history.py)."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
-            asked = Asked(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
+            asked = SequenceRequest(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
             return read_history(connection, asked)
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
-        """Where the batches end that hold these sequences of an origin, and their digests, as the table has them; in order, each
-        once, without what is not here or was released. No body is read."""
+        """End and digest of the batches that hold these sequences of an origin, from the table, in order, each once;
+        batches that are not held or were released are left out. No body is read."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
-            return ends_at(connection, number or 0, of or 0, sequences)
+            return batch_ends_at(connection, number or 0, of or 0, sequences)
 
     def _end(
         self, connection: sqlite3.Connection, stream: int, page: PageAssembly, known: int | None, *, is_all: bool
     ) -> int:
-        """Where a stream ends: as far as the caller has known, or what the last row says. Then what is held, counted from its start,
-        is compared when a page comes to the end: a hidden last row shows nowhere else."""
+        """The end of a stream: as the caller has it, or by the last row. A page without batches then compares it with
+        the held ranges, because a lost last row shows nowhere else. Raises StoreDamaged."""
         if known is not None:
             return known
         end_offset: int = connection.execute(QUERIES["select_end_offset"], (stream,)).fetchone()[0]
         if is_all and not page.batches:
             held = connection.execute(QUERIES["select_held_count"], (stream,)).fetchone()[0]
             if held != end_offset:
-                raise StoreDamaged(f"{self.path}: {page.stream} ends at {end_offset}, what it holds ends at {held}")
+                raise StoreDamaged(f"{self.path}: {page.stream} ends at {end_offset}, its held ranges end at {held}")
         return end_offset
 
     def heads(
         self, stream: str, offset: int, until_offset: int, limit: int, *, newest_first: bool = False
     ) -> list[BatchHead]:
-        """What the batches that hold offsets `offset` to `until_offset` say of themselves, at most so many; no body is read.
+        """Heads of the batches that hold offsets `offset` to `until_offset`, at most `limit`; no body is read.
 
-        For a search that skips what it need not open. A batch named here may be released before it is read.
+        For searches that skip batches without opening them. A batch may be released before it is read.
         """
         query = QUERIES["select_heads_back"] if newest_first else QUERIES["select_heads"]
         with self._reading() as connection:
@@ -182,14 +182,18 @@ class StoreReader:
         return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
-        """Canonical JSON of the definitions of an origin, after one number up to another; fewer where fewer are known."""
+        """Canonical JSON of an origin's tag definitions after one number up to another, as many as are held. Raises
+        StoreDamaged."""
         with self._reading() as connection:
             number = self._number(connection, origin)
             return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
-        """The number of the first definition of an origin that is damaged or not there, of those that the batch with a sequence needs
-        to be read; None where all are whole. Raises StoreDamaged where SQLite cannot read them."""
+        """The number of the first damaged or missing definition among those that the batch with this sequence needs;
+        None for none.
+
+        Raises StoreDamaged where SQLite cannot read them.
+        """
         page = self.read_sequences(stream, origin, last_sequence, last_sequence, 1, 1)
         needed = page.batches[0].definition_count if page.batches else 0
         with self._reading() as connection:
@@ -206,7 +210,7 @@ class StoreReader:
     def _definitions(
         self, connection: sqlite3.Connection, origin: Origin, number: int, after_number: int, until_number: int
     ) -> list[bytes]:
-        """Each compared with the running digest, which a changed, missing or moved one breaks."""
+        """Definitions, each compared with the running digest, which shows a changed, missing or moved one."""
         digest, bodies = NO_DIGEST, list[bytes]()
         if after_number > 0:
             row = connection.execute(
@@ -220,7 +224,7 @@ class StoreReader:
             if isinstance(body, bytes):
                 running = running.extended(body)
             if (found, digest) != (running.count, running.digest):
-                raise StoreDamaged(f"{self.path}: tag definition {running.count} of {origin} is damaged or not there")
+                raise StoreDamaged(f"{self.path}: tag definition {running.count} of {origin} is damaged or missing")
             bodies.append(body)
         return bodies
 
@@ -233,8 +237,8 @@ class StoreReader:
         return [state.info() for state in self._catalog().streams.values()]
 
     def bounds(self) -> dict[str, tuple[int, int]]:
-        """First and last offset of every stream, read without looking at anything else: also of a file whose tables contradict
-        each other. Where not even the end can be read, it is OFFSET_UNKNOWN, beyond anything that was ever written."""
+        """First and last offset of every stream, also of a file whose other tables are damaged. An end that cannot be
+        read is OFFSET_UNKNOWN, which is beyond any offset ever written."""
         with self._reading() as connection:
             try:
                 rows = connection.execute(QUERIES["select_streams"]).fetchall()
@@ -244,7 +248,7 @@ class StoreReader:
             return {name: (released + 1, self._end_by_rows(connection, number)) for number, name, released in rows}
 
     def _end_by_rows(self, connection: sqlite3.Connection, stream: int) -> int:
-        """The end of a stream by another way than its index, which is damaged."""
+        """The end of a stream without its index, which is damaged."""
         try:
             row = connection.execute(QUERIES["select_last_row"], (stream,)).fetchone()
         except sqlite3.DatabaseError:
@@ -252,7 +256,8 @@ class StoreReader:
         return int(row[0]) if row else 0
 
     def row_heads(self, after_row: int, limit: int) -> list[tuple[int, str, BatchHead]]:
-        """As `heads`, by row and without an index: (row, stream, head) of every stream. For a file whose index is damaged."""
+        """As `heads`, but by row and without an index: (row, stream, head) of all streams. For a file whose index is
+        damaged."""
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_row_heads"], (after_row, limit)).fetchall()
             names = {number: name for number, name, _ in connection.execute(QUERIES["select_stream_names"]).fetchall()}
@@ -260,7 +265,7 @@ class StoreReader:
         return [(row[0], names[row[1]], BatchHead(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
 
     def row(self, row: int) -> StoredBatch:
-        """One batch by its row, as it lies there: its digest is for whoever opens it to compare."""
+        """One batch by its row, not compared with its digest: the caller must parse it."""
         with self._reading() as connection:
             found = connection.execute(QUERIES["select_row"], (row,)).fetchone()
             first_offset, last_offset, number, definition_count, body, digest = found
@@ -278,7 +283,7 @@ class StoreReader:
         return file_bytes(self.path), wal_bytes, page_bytes * free_pages
 
     def origins(self) -> list[Origin]:
-        """Everybody whose facts are held, this store first."""
+        """Every origin whose facts are held, this store first."""
         return list(self._catalog().origins)
 
     def artifact_streams(self, digest: str) -> list[str]:
@@ -302,7 +307,7 @@ class StoreReader:
         return self._catalog().peers
 
     def incidents(self, limit: int = INCIDENTS_MAX) -> list[Incident]:
-        """The last incidents, newest first."""
+        """The last `limit` incidents, newest first."""
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_incidents"], (limit,)).fetchall()
         return [Incident(*row) for row in rows]
@@ -315,25 +320,26 @@ class StoreReader:
         catalog: Catalog | None = None,
         age_ms: int | None = None,
     ) -> StoreSpace:
-        """How much room there is under these settings, and for how long; without a writer's catalog and age, as of the last mark."""
+        """Free space and forecast under these settings. Without the writer's catalog and age, they are as of the last
+        mark."""
         catalog = catalog or self._catalog()
         age_ms = catalog.age_ms if age_ms is None else age_ms
         with self._reading() as connection:
             return measure_space(connection, self.path.parent, catalog, age_ms, settings, policies)
 
     def close(self) -> None:
-        """Whoever reads after this gets StoreClosed; whoever is reading finishes."""
+        """Close the connections. Reads in progress finish; later ones raise StoreClosed."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 
-    # ---------------------------------------------------------------------------------------------------------- internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection nobody else uses meanwhile; SQLite's errors, and values that make no sense, leave as the store's."""
+        """A connection for this call alone; errors of SQLite and invalid values are raised as errors of the store."""
         with self._lock:
             if self._is_closed:
                 raise StoreClosed(f"{self.path} is closed")
@@ -354,19 +360,19 @@ class StoreReader:
         connection.close()
 
     def _catalog(self) -> Catalog:
-        """The whole picture, from one state of the tables."""
+        """The catalog, from one state of the tables."""
         with self._reading() as connection, _one_state(connection):
             return load(connection, self.path)
 
     def _stream(self, connection: sqlite3.Connection, name: str) -> int | None:
-        """Number of a stream. Numbers never change, so what was found once is kept."""
+        """Number of a stream; numbers never change, so they are cached."""
         if name not in self._streams:
             rows: list[tuple[Any, ...]] = connection.execute(QUERIES["select_streams"]).fetchall()
             self._streams.update({row[1]: row[0] for row in rows})
         return self._streams.get(name)
 
     def _number(self, connection: sqlite3.Connection, origin: Origin) -> int | None:
-        """Number of an origin, None where nothing of it was ever held."""
+        """Number of an origin; None where none of its facts was ever held."""
         for number, zone, epoch in connection.execute(QUERIES["select_origins"]).fetchall():
             if (zone, epoch) == (origin.zone, origin.epoch):
                 found: int = number
@@ -379,111 +385,16 @@ class StoreReader:
             rows = connection.execute(QUERIES["select_origins"]).fetchall()
             self._origins.update({found: Origin(zone, epoch) for found, zone, epoch in rows})
         if number not in self._origins:
-            raise StoreDamaged(f"{self.path}: a batch is of origin {number}, which is not there")
+            raise StoreDamaged(f"{self.path}: a batch is of origin {number}, which is not in the table")
         return self._origins[number]
 
 
 @contextmanager
 def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
-    """Several statements that see one state of the file."""
+    """A read transaction: all statements see one state of the file."""
     connection.execute(QUERIES["begin_read"])
     try:
         yield
     finally:
         if connection.in_transaction:  # where the disk failed it, SQLite has ended it already
             connection.execute(QUERIES["rollback"])
-
-
-def _take_plain(connection: sqlite3.Connection, stream: int | None, page: PageAssembly, end_offset: int) -> bool:
-    """Rows into the page by one statement, which sees one state by itself. False where that leaves a hole or finds nothing: then it is
-    worth asking what was repaired and what was released."""
-    asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
-    try:
-        rows = connection.execute(QUERIES["select_page"], asked)
-        try:
-            is_full = any(map(page.add_row, rows))
-        finally:
-            rows.close()  # an unfinished statement would keep the writer's log from being reused
-    except sqlite3.DatabaseError as error:
-        if not is_damage(error):
-            raise
-        return False
-    if page.batches and not is_full:
-        page.finish(end_offset)
-    return bool(page.batches) and not page.holes
-
-
-class _Repaired:
-    """What was repaired of the offsets that a page may hold, to be taken each in its place."""
-
-    def __init__(self, connection: sqlite3.Connection, stream: int, page: PageAssembly) -> None:
-        self._connection, self._stream, self._page = connection, stream, page
-        asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
-        offsets = [offset for (offset,) in connection.execute(QUERIES["select_repaired_offsets"], asked).fetchall()]
-        self._left = offsets[::-1]
-
-    def take_until(self, offset: object) -> bool:
-        """Take what begins at or before an offset (whatever a row says is one); True when the page is full."""
-        if not self._left or not isinstance(offset, int):
-            return False
-        while self._left and self._left[-1] <= offset:
-            asked = (self._stream, self._left.pop())
-            for row in self._connection.execute(QUERIES["select_repaired"], asked).fetchall():
-                if self._page.add_row(row):
-                    return True
-        return False
-
-
-def _take_rows(connection: sqlite3.Connection, stream: int, page: PageAssembly) -> bool:
-    """Rows into the page until it is full, repaired ones before those they replace. True when no row is left."""
-    asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
-    try:
-        repaired = _Repaired(connection, stream, page)
-        rows = connection.execute(QUERIES["select_page"], asked)
-        try:
-            is_full = any(repaired.take_until(row[0]) or page.add_row(row) for row in rows)
-        finally:
-            rows.close()  # an unfinished statement would keep the writer's log from being reused
-        return not (is_full or repaired.take_until(page.until_offset))
-    except sqlite3.DatabaseError as error:
-        if not is_damage(error):
-            raise
-        # What came before the broken place is a page; the next one begins there.
-        return False if page.batches else _take_one_by_one(connection, stream, page)
-
-
-def _take_one_by_one(connection: sqlite3.Connection, stream: int, page: PageAssembly) -> bool:
-    """As `_take_rows`, past rows that SQLite cannot read; where they begin stands in the index."""
-    asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset, "limit": ROWS_TRIED_MAX}
-    offsets = [offset for (offset,) in connection.execute(QUERIES["select_page_offsets"], asked).fetchall()]
-    repaired = _Repaired(connection, stream, page)
-    for offset in offsets:
-        if repaired.take_until(offset):
-            return False
-        try:
-            row = connection.execute(QUERIES["select_page_row"], (stream, offset)).fetchone()
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            page.problem = str(error)
-            continue
-        if row is not None and page.add_row(row):
-            return False
-    if len(offsets) == ROWS_TRIED_MAX:
-        page.finish(offsets[-1] - 1)
-        return False
-    return not repaired.take_until(page.until_offset)
-
-
-def _origins_between(connection: sqlite3.Connection, stream: int, hole: Hole) -> list[OriginRange]:
-    """Whose facts a hole swallowed, as far as the table can still say."""
-    asked = {"stream": stream, "offset": hole.first_offset, "until_offset": hole.last_offset, "limit": ROWS_TRIED_MAX}
-    try:
-        rows = connection.execute(QUERIES["select_page_columns"], asked).fetchall()
-    except sqlite3.DatabaseError:
-        return []  # it is told without
-    return [
-        OriginRange(zone, epoch, first_sequence, first_sequence + count - 1)
-        for zone, epoch, first_sequence, count in rows
-        if (type(zone), type(epoch), type(first_sequence), type(count)) == (str, bytes, int, int)
-    ]

@@ -1,7 +1,7 @@
-"""How much room there is and for how long: reads the few rows a forecast rests on. What they mean is decided in forecast.py.
+"""Reads the rows and the free space of the disk on which a forecast (forecast.py) rests.
 
-Cheap enough to be asked every second: two look-ups a consumer, one and an hour's marks a stream, each by an index, however large the store is.
-Reads nothing but the tables and the disk's free space, so another process may ask as well as the node.
+Cheap enough for every second, however large the store: two look-ups for each consumer, one and the marks of an hour for
+each stream, all by an index. It reads only the tables and the disk's free space, so it works in any process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent.fact_store.read.forecast import (
 from agent.fact_store.sqlite import QUERIES
 
 MARKS_MAX = 2 * INFLOW_MS // MARK_EVERY_MS + 1
-"""Of the last hour: one a minute, and one more where backlog begins, which ends with the next."""
+"""Marks in an hour: one a minute, and one more where backlog begins or ends."""
 
 
 def measure_space(
@@ -37,9 +37,9 @@ def measure_space(
     settings: StoreSettings,
     policies: Mapping[str, StreamSettings],
 ) -> StoreSpace:
-    """The forecast for the store behind a connection; `age_ms` is the store's own clock."""
+    """The forecast for the store of a connection; `age_ms` is the store's age now."""
     logs = [
-        _log(connection, catalog, stream, age_ms, policies.get(name) or StreamSettings(name))
+        _stream_use(connection, catalog, stream, age_ms, policies.get(name) or StreamSettings(name))
         for name, stream in catalog.streams.items()
     ]
     used, room = _room(connection, folder, settings)
@@ -58,13 +58,13 @@ def _room(connection: sqlite3.Connection, folder: Path, settings: StoreSettings)
     try:
         disk = os.statvfs(folder)
     except OSError:
-        pass  # a disk that cannot be asked sets no limit that can be told
+        pass  # free space unknown: no limit by the disk
     else:
         rooms.append(free * page + max(0, disk.f_bavail * disk.f_frsize - settings.disk_free_bytes_min))
     return used, min(rooms, default=None)
 
 
-def _log(
+def _stream_use(
     connection: sqlite3.Connection, catalog: Catalog, stream: StreamState, age_ms: int, policy: StreamSettings
 ) -> StreamUse:
     lags = tuple(
@@ -82,13 +82,13 @@ def _log(
         released_bytes=stream.released_bytes,
         bytes_max=policy.bytes_max,
         ttl_hours=policy.ttl_hours,
-        inflow=_pace(connection, stream, age_ms),
+        inflow=_inflow(connection, stream, age_ms),
         lags=lags,
     )
 
 
 def _bytes_up_to(connection: sqlite3.Connection, stream: StreamState, frontier: int) -> int:
-    """Sealed bytes of the stream up to a frontier; a batch that is confirmed in part is held as a whole."""
+    """Sealed bytes of the stream up to a frontier; a batch confirmed in part counts as unconfirmed."""
     if frontier >= stream.end_offset:
         return stream.bytes_total
     values = {"stream": stream.id, "frontier": frontier, "digest_bytes": DIGEST_BYTES}
@@ -97,13 +97,14 @@ def _bytes_up_to(connection: sqlite3.Connection, stream: StreamState, frontier: 
 
 
 def _age_of(connection: sqlite3.Connection, stream: StreamState, offset: int, age_ms: int) -> int:
-    """How old the fact at an offset is at most; where no mark is left that is as old, as old as the store."""
+    """The highest possible age of the fact at an offset in milliseconds; the age of the store where no mark is old
+    enough."""
     offset = max(offset, stream.released_offset + 1)
     row = connection.execute(QUERIES["select_mark_at"], (stream.id, offset)).fetchone()
     return max(0, age_ms - (row[0] if row else 0))
 
 
-def _pace(connection: sqlite3.Connection, stream: StreamState, age_ms: int) -> Inflow:
+def _inflow(connection: sqlite3.Connection, stream: StreamState, age_ms: int) -> Inflow:
     first = connection.execute(QUERIES["select_mark_first"], (stream.id,)).fetchone()
     if first is None:
         return Inflow(0, 0)

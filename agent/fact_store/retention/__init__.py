@@ -1,4 +1,5 @@
-"""What leaves the log, and when: retention, limits of size, the ballast file, and the housekeeping that carries it out."""
+"""Retention: which facts are released and when, the size limits, the ballast file, and the housekeeping that deletes
+rows."""
 
 from agent.fact_store.retention.ballast import Ballast, disk_free
 from agent.fact_store.retention.housekeeping import Housekeeping

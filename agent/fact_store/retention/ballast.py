@@ -1,9 +1,9 @@
-"""A file that can be given up: room for the moment when the disk is really full.
+"""The ballast: a file that is deleted to get room when the disk is really full.
 
-On a full disk SQLite can neither open a database (its shared memory needs 32 kB) nor delete from one (the log must grow first),
-so a node that was restarted there could not even serve what it holds. The ballast is made while there is room above the floor,
-given up before a store is opened on a full disk and when a commit finds none, and made again when room has come back. Its bytes are
-allocated, not promised: a sparse file would be no ballast.
+On a full disk SQLite can neither open a database (its shared memory needs 32 kB) nor delete rows (the WAL must grow
+first), so a node restarted there could not even serve its facts. The ballast is made while there is room above the
+floor, deleted before a store is opened on a full disk and when a commit finds no room, and made again when there is
+room. Its bytes are allocated; a sparse file would not help.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-OPENING_BYTES = 1024 * 1024  # shared memory, and the log of the first commits
+OPENING_BYTES = 1024 * 1024  # shared memory, and the WAL of the first commits
 
 
 class Ballast:
-    """The file beside the store; `size` 0 does without."""
+    """The ballast of the store at `store_file`, of `size` bytes; 0 for none."""
 
     def __init__(self, store_file: Path, size: int) -> None:
         self.path = store_file.with_name(f"{store_file.name}.ballast")
@@ -24,11 +24,11 @@ class Ballast:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is something to give up."""
+        """Whether the file exists."""
         return self.path.exists()
 
     def give_up(self) -> bool:
-        """Free its bytes; False when there was none."""
+        """Delete the file; False where there was none."""
         try:
             self.path.unlink()
         except OSError:
@@ -36,11 +36,11 @@ class Ballast:
         return True
 
     def give_up_if_needed(self, disk_free: int | None) -> bool:
-        """Before opening: give it up on a disk that has no room for that. True when it was."""
+        """Delete the file where the disk has too little room to open the store; True when it was deleted."""
         return disk_free is not None and disk_free < OPENING_BYTES and self.give_up()
 
     def make(self, disk_free: int | None, floor: int) -> bool:
-        """Make it where the disk stays above the floor with it, and a little; True when it is there."""
+        """Make the file where the disk stays above `floor` bytes with it; True when it exists."""
         if not self._size or self.is_there:
             return self.is_there
         if disk_free is None or disk_free < floor + self._size + OPENING_BYTES:
@@ -60,7 +60,7 @@ class Ballast:
 
 
 def disk_free(folder: Path) -> int | None:
-    """Bytes that this user may still write below a folder; None where the disk does not say."""
+    """Free bytes of a folder's disk for this user; None where they cannot be read."""
     with suppress(OSError):
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize

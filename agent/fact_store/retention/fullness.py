@@ -1,8 +1,8 @@
-"""How full is too full, and what it means for an append. Core: values in, a verdict out, no IO.
+"""The limits of a stream, of the store and of the disk, and how near each is. Core: no IO.
 
-Three limits, each below the one that would hurt: what a stream may hold (sealed bytes), what the store's file may hold, and
-what must stay free on the disk. Near a limit is said once, at the limit appends are refused or the oldest facts make room, as
-the stream is told; confirmations, deletions and what the store says of itself go on, for they are what ends it.
+A stream is limited in sealed bytes, the store in the bytes of its file, and the disk in the bytes that must stay free.
+Near a limit the node logs once; at the limit appends are refused or the oldest facts dropped, by the stream's
+`on_full`. Confirmations, deletions and operational facts are still stored, because they make room.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 WARN_PERCENT = 80
 PIECES = 100
-PIECE_BYTES_MAX = 8 * 1024 * 1024  # some hundreds of batches: what one commit can release without being felt
+PIECE_BYTES_MAX = 8 * 1024 * 1024
+"""Some hundreds of batches: one commit releases them without a delay that callers notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Something that fills up: `used` of `limit` bytes. `what` names it to people, `remedy` is the change that gives it room."""
+    """A limit: `used` of `limit` bytes. `what` names it in messages, `remedy` is the change that gives it room."""
 
     what: str
     remedy: str
@@ -39,7 +40,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is used and what is left: bytes of the file in use, of the disk, and of the file's pages that nothing uses."""
+    """Bytes of the file in use, free bytes of the disk, and bytes of the file's free pages."""
 
     store_used: int
     disk_free: int | None  # None where the disk does not say
@@ -49,16 +50,16 @@ class Space:
 def limits(
     stream_bytes: int, stream_bytes_max: int, space: Space, store_bytes_max: int, disk_free_min: int
 ) -> list[Limit]:
-    """The limits that hold for an append to one stream; those that are not set are left out."""
+    """The limits of an append to one stream, without those that are not set."""
     found = list[Limit]()
     if stream_bytes_max:
         found.append(Limit("the stream", "raise its bytes_max", stream_bytes, stream_bytes_max))
     if store_bytes_max:
         found.append(Limit("the store", "raise [store] bytes_max", space.store_used, store_bytes_max))
     if disk_free_min and space.disk_free is not None:
-        # What the store may still hold: its own bytes, pages it has and does not use but for a piece, and what is free above the
-        # floor. A disk that others have filled below the floor takes nothing from that, or dropping the oldest would go on to
-        # the last fact and never find the disk any emptier. The piece is for the commit that comes before rows are deleted.
+        # The store may hold its bytes in use, its free pages less a piece, and what is free above the floor. A disk
+        # that other programs filled below the floor takes nothing from that: otherwise the store would drop facts to
+        # the last one and the disk would still be full. The piece is for the commit before rows are deleted.
         above_floor = max(0, space.disk_free - disk_free_min)
         room = max(1, space.store_used + space.store_free + above_floor - piece_bytes(space.store_used))
         found.append(Limit("the disk", "lower [store] disk_free_bytes_min", space.store_used, room))
@@ -66,10 +67,10 @@ def limits(
 
 
 def fullest(found: list[Limit]) -> Limit | None:
-    """The limit that is nearest; None where there is none."""
+    """The limit with the highest percentage; None without limits."""
     return max(found, key=lambda limit: limit.percent, default=None)
 
 
 def piece_bytes(limit: int) -> int:
-    """How much below a limit dropping the oldest goes, so that not every append drops again."""
+    """How far below a limit facts are dropped, in bytes, so that not every append drops some."""
     return max(1, min(limit // PIECES, PIECE_BYTES_MAX))

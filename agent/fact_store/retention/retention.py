@@ -1,17 +1,15 @@
-"""What may be forgotten, and why. Core: values in, a decision out, no IO.
+"""Decides which facts may be released, and why. Core: no IO.
 
-A fact goes for one of three reasons, looked at in this order:
+A fact is released for one of three reasons, checked in this order:
 
-    confirmed   every consumer has it, and the hours for which it is kept for local readers are over, or its room is needed.
-                Nobody loses anything
-    ttl         its time to live is over, whoever still wanted it. A loss, if somebody did
-    full        the stream has reached its limit, nothing that is confirmed is left to give way, and it is told to drop the
-                oldest. A loss
+    confirmed   every consumer has confirmed it, and its hours for local readers are over or its room is needed. No loss
+    ttl         its time to live is over. A loss for each consumer that has not confirmed it
+    full        the stream is at its limit, no confirmed fact is left to release, and `on_full` is drop_oldest. A loss
 
-Where no consumer is registered nothing is confirmed: facts wait for one until their time to live is over. What is refused
-instead of dropped is not decided here but where room is asked for (fullness.py).
+Without a registered consumer no fact is confirmed: facts wait for one until their time to live is over. Whether an
+append is refused instead is decided in housekeeping.py by the limits of fullness.py.
 
-A loss writes a fact, so losses come in pieces of a certain size: a hundredth of the time to live, or of the limit.
+Each loss writes a fact, so losses come in pieces of a certain size: a hundredth of the time to live, or of the limit.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ TTL_PIECES = 100
 
 
 class Reason(Enum):
-    """Why facts go."""
+    """Why facts are released."""
 
     CONFIRMED = "confirmed"
     TTL = "ttl"
@@ -32,11 +30,12 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """One stream as retention sees it; offsets up to and including which something holds.
+    """The offsets of one stream on which a release depends; each is the last one for which its statement holds.
 
-    `confirmed`: every consumer has confirmed (None without consumers). `kept`: recorded longer ago than the hours to keep.
-    `expired`: longer ago than the time to live (None: for ever). `overdue`: longer ago than that by a piece. `excess`: must go so
-    that the stream is below its limit by a piece (None: it is not full); `may_drop`: even what is not confirmed.
+    `confirmed`: confirmed by every consumer (None without consumers). `kept`: recorded longer ago than `keep_hours`.
+    `expired`: recorded longer ago than the time to live (None: for ever). `overdue`: longer ago than that by a piece.
+    `excess`: must be released for the stream to be below its limit by a piece (None: it is not full). `may_drop`:
+    unconfirmed facts may be released for that.
     """
 
     released: int
@@ -51,29 +50,30 @@ class StreamOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget everything up to an offset. `lost_from` is the first offset that somebody had not confirmed, None if all had."""
+    """Release all facts up to `until`. `lost_from` is the first offset that some consumer had not confirmed, None
+    without a loss."""
 
     until: int
     reason: Reason
     lost_from: int | None = None
 
 
-def decide_release(view: StreamOffsets) -> Release | None:
-    """What to release now, None for nothing."""
-    assert 0 <= view.released <= view.end
-    confirmed = view.released if view.confirmed is None else max(view.confirmed, view.released)
-    harmless = min(confirmed, max(view.kept, _or_none(view.excess)))
-    if view.overdue is not None and view.expired is not None and view.overdue > view.released:
-        return _release(view.expired, Reason.TTL, confirmed, harmless)
-    if view.may_drop and view.excess is not None and view.excess > max(view.released, harmless):
-        return _release(view.excess, Reason.FULL, confirmed, harmless)
-    if harmless > view.released:
+def decide_release(offsets: StreamOffsets) -> Release | None:
+    """What to release now; None for nothing."""
+    assert 0 <= offsets.released <= offsets.end
+    confirmed = offsets.released if offsets.confirmed is None else max(offsets.confirmed, offsets.released)
+    harmless = min(confirmed, max(offsets.kept, _or_none(offsets.excess)))
+    if offsets.overdue is not None and offsets.expired is not None and offsets.overdue > offsets.released:
+        return _release(offsets.expired, Reason.TTL, confirmed, harmless)
+    if offsets.may_drop and offsets.excess is not None and offsets.excess > max(offsets.released, harmless):
+        return _release(offsets.excess, Reason.FULL, confirmed, harmless)
+    if harmless > offsets.released:
         return Release(harmless, Reason.CONFIRMED)
     return None
 
 
 def _release(until: int, reason: Reason, confirmed: int, harmless: int) -> Release:
-    """A release that may be a loss; what is harmless goes along."""
+    """A release that may be a loss; confirmed facts that may be released anyway are part of it."""
     if until <= confirmed:
         return Release(max(until, harmless), reason)
     return Release(until, reason, confirmed + 1)

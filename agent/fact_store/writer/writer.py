@@ -38,8 +38,9 @@ from agent.fact_store.append import (
     append_samples,
     decide_commit,
 )
-from agent.fact_store.consumers import NEVER_NS, AckWaiters, ConsumerActivity, ConsumerExpiry
+from agent.fact_store.consumers import AckWaiters, ConsumerActivity, ConsumerExpiry
 from agent.fact_store.log import (
+    NEVER_NS,
     AgeClock,
     Catalog,
     ForkError,
@@ -355,7 +356,7 @@ class Writer:
         self.housekeeping.put_off(time.monotonic_ns())
         found.__cause__ = error
         if isinstance(found, StoreFull):
-            self.housekeeping.is_out_of_space()
+            self.housekeeping.free_ballast()
         elif not isinstance(found, StoreBusy):
             with self._changed:
                 self.failure = found

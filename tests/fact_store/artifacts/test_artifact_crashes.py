@@ -1,4 +1,5 @@
-"""Artifacts through kill -9, failing disks and power cuts: nothing, a transfer that goes on, or the whole, and no other bytes ever."""
+"""Artifacts through kill -9, failing disks and power cuts: nothing, a partial transfer, or the complete artifact, never
+other bytes."""
 
 import contextlib
 import errno
@@ -25,7 +26,7 @@ ROUNDS = scaled(25, 300)
 
 
 def put(store: ArtifactFiles, content: bytes, chunk: int = CHUNK) -> None:
-    """From wherever an earlier attempt ended."""
+    """Put bytes from wherever an earlier attempt ended."""
     digest = name_of(content)
     held = store.put_chunk(digest, len(content), 0, b"")
     while not held.is_complete:
@@ -33,7 +34,7 @@ def put(store: ArtifactFiles, content: bytes, chunk: int = CHUNK) -> None:
 
 
 def error_of(store: ArtifactFiles, content: bytes) -> StoreError | None:
-    """What putting came to."""
+    """The error of putting an artifact; None for none."""
     try:
         put(store, content)
     except StoreError as error:
@@ -42,14 +43,14 @@ def error_of(store: ArtifactFiles, content: bytes) -> StoreError | None:
 
 
 def wrong_ones(store: ArtifactFiles) -> list[str]:
-    """Files that bear the name of other bytes."""
+    """Files whose name is not the digest of their bytes."""
     return [digest for digest in store.digests() if not store.verify(digest)]
 
 
 @patient
 def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Killed at random moments and started again: what was answered as complete is there, what was answered as received is not asked
-    for again, and no file has the name of other bytes."""
+    """Killed at random moments and started again: artifacts answered as complete are there, bytes answered as received
+    are not requested again, and no file has a wrong name."""
     seed = first_seed()
     rng, folder, resumed = random.Random(seed), tmp_path / "artifacts", 0
     for _ in range(ROUNDS):
@@ -79,7 +80,7 @@ def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 class FailingCalls:
-    """The n-th call of those that change a disk fails."""
+    """Fails the n-th call that changes the disk."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, number: int) -> None:
         self.calls = 0
@@ -99,8 +100,8 @@ class FailingCalls:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_each_call_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Whichever call the disk fails, the answer is an error of the store that may be tried again; nothing has the name that is not the
-    whole, and put again it is complete."""
+    """Whichever call fails, the answer is a retryable error of the store; no incomplete file has a name, and a second
+    attempt completes it."""
     monkeypatch.setattr(artifact_files, "SYNC_BYTES", 2 * CHUNK)
     content = random.Random(1).randbytes(5 * CHUNK)
     failed = 0
@@ -122,7 +123,8 @@ def test_each_call_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_write_that_ends_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that took half of a chunk before it was full: the bytes that are there are counted, and what follows them is asked for."""
+    """A disk that wrote half of a chunk before it was full: the written bytes count, and the next ones are
+    requested."""
     store, content = ArtifactFiles(tmp_path / "artifacts"), blob(1, 1)
     store.put_chunk(name_of(content), len(content), 0, content[:1000])
     (partial,) = (tmp_path / "artifacts" / "partial").iterdir()
@@ -150,8 +152,8 @@ def names_given(calls: list[Call]) -> Iterator[tuple[int, Path, Path]]:
 
 
 def test_what_is_answered_as_complete_was_synced(tmp_path: Path) -> None:
-    """Recorded by strace: a file is synced after its last byte and before it gets its name, and its folder after that and before
-    anything is said of it; so are the folders above. A power cut then leaves the whole, or no such name."""
+    """Recorded by strace: a file is synced after its last byte and before it gets its name, and its folders after that
+    and before the answer. So a power cut leaves the complete file, or no such name."""
     require_strace(tmp_path)
     folder, log = tmp_path / "state" / "artifacts", tmp_path / "log"
     folder.parent.mkdir()

@@ -1,4 +1,5 @@
-"""Artifacts and the facts that refer to them, in a real store: the artifact comes first and stays as long as the fact."""
+"""Artifacts and the facts that refer to them, in a real store: the artifact comes first and stays as long as the
+fact."""
 
 import hashlib
 import os
@@ -27,21 +28,21 @@ def report(name: str, digest: str = DIGEST, size: int = len(BLOB)) -> Message:
 
 
 def opened(folder: Path, zone: str = "plant") -> FactStore:
-    """A store that lets go of messages as soon as they are confirmed."""
+    """A store that releases messages as soon as they are confirmed."""
     folder.mkdir(exist_ok=True)
     streams = [StreamSettings(OPERATIONAL, keep_hours=0)]
     return FactStore.open(folder / "facts.db", zone, settings=SETTINGS, streams=streams)
 
 
 def grow_old(folder: Path) -> None:
-    """Every artifact was put long ago."""
+    """Make every artifact old."""
     for path in (folder / "artifacts").glob("??/*"):
         os.utime(path, (1000, 1000))
 
 
 def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path: Path) -> None:
-    """A fact that refers to what is not here, or to another size, is refused and nothing is stored; once it is stored the bytes stay,
-    through any sweep, and putting others under the name is refused."""
+    """A fact that refers to a missing artifact, or to another size, is refused and not stored. Once it is stored the
+    bytes survive any sweep, and other bytes under the name are refused."""
     with opened(tmp_path) as store:
         for message in (report("a"), report("b", "sha256:" + "0" * 64)):
             with pytest.raises(ArtifactMissing):
@@ -62,7 +63,7 @@ def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path
 
 
 def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
-    """When retention has let go of every fact that refers to it, and the hours are over, the artifact goes; not before either."""
+    """An artifact is removed when all facts that refer to it are released and its hours are over, not before."""
     with opened(tmp_path) as store:
         store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
         done(store.consumers.register("idmz.a", "idmz", OPERATIONAL))
@@ -84,7 +85,7 @@ def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
 
 
 def test_a_young_artifact_waits_for_its_fact(tmp_path: Path) -> None:
-    """Put and not yet referred to, it stays for its hours; a fact that is about to refer to it makes it young again."""
+    """An artifact without a fact stays for its hours; a fact that is about to refer to it resets its age."""
     with opened(tmp_path) as store:
         store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
         assert store.artifacts.sweep() == 0
@@ -96,7 +97,7 @@ def test_a_young_artifact_waits_for_its_fact(tmp_path: Path) -> None:
 
 
 def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
-    """What a peer's facts refer to is named while it is missing, and kept once they are stored."""
+    """Artifacts of a peer's facts are listed while they are missing, and kept once they are stored."""
     with opened(tmp_path / "plant") as plant, opened(tmp_path / "idmz", "idmz") as idmz:
         plant.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
         done(plant.appends.append_message(OPERATIONAL, report("a")))
@@ -112,7 +113,7 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
 
 
 def test_what_will_not_come_is_an_incident(tmp_path: Path) -> None:
-    """A fact whose artifact nobody has is told as an incident, by the artifact's name."""
+    """A fact whose artifact does not come leaves an incident with the artifact's name."""
     with opened(tmp_path) as store:
         store.artifacts.unavailable("north", DIGEST, "unknown there")
         done(store.appends.define([]))

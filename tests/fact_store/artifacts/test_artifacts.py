@@ -40,12 +40,12 @@ BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
 
 
 def digest_of(blob: bytes) -> str:
-    """The name of some bytes."""
+    """The digest of some bytes."""
     return "sha256:" + hashlib.sha256(blob).hexdigest()
 
 
 def put(store: ArtifactFiles, blob: bytes, digest: str, chunk: int = CHUNK_BYTES_MAX) -> ArtifactProgress:
-    """Send bytes as a sender does that knows nothing: from 0, and from wherever the answer says."""
+    """Send bytes as a sender without state does: from 0, then from wherever the answer says."""
     held = store.put_chunk(digest, len(blob), 0, b"")
     while not held.is_complete:
         held = store.put_chunk(digest, len(blob), held.received, blob[held.received : held.received + chunk])
@@ -80,12 +80,13 @@ def test_what_is_done_with_a_chunk(
     length: int,
     expected: WriteChunk | FinishArtifact | SkipChunk,
 ) -> None:
-    """A chunk is written only at the end of what is here; any other is answered with where to go on."""
+    """A chunk is written only at the end of the received bytes; any other is answered with the offset to continue
+    from."""
     assert decide_chunk(held, size, offset, length, 1000) == expected
 
 
 @pytest.mark.parametrize("size, offset, length", [(0, 0, 0), (2000, 0, 1), (10, -1, 1), (10, 8, 3), (10, 0, -1)])
-def test_chunks_that_cannot_be(size: int, offset: int, length: int) -> None:
+def test_invalid_chunks(size: int, offset: int, length: int) -> None:
     """Empty, oversized and overlapping chunks are refused before anything is written."""
     with pytest.raises(ArtifactRefused):
         decide_chunk(None, size, offset, length, 1000)
@@ -114,7 +115,7 @@ def test_bytes_come_back_as_they_went_in(tmp_path: Path) -> None:
 def test_a_transfer_goes_on_where_it_stopped(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], stops: int
 ) -> None:
-    """Whatever the chunks, and wherever the receiving process was replaced by another, the artifact becomes whole."""
+    """Whatever the chunks, and wherever the receiving process was replaced, the artifact becomes complete."""
     folder = tmp_path_factory.mktemp("artifacts")
     blob = random.Random(sum(cuts)).randbytes(sum(cuts))
     digest, offset = digest_of(blob), 0
@@ -130,7 +131,7 @@ def test_a_transfer_goes_on_where_it_stopped(
 
 
 def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
-    """Bytes that are not what their digest says are refused when the last one comes, and nothing of them is left."""
+    """Bytes without the announced digest are refused with the last chunk, and removed."""
     store, digest = ArtifactFiles(tmp_path), digest_of(b"right")
     refused(ArtifactMismatch, store, digest, 5, 0, b"wrong")
     assert store.held(digest) is None
@@ -139,7 +140,7 @@ def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
 
 
 def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
-    """A digest that is none (a path, capitals), another size than it has, too many bytes, and no room: each has its error, and nothing
+    """An invalid digest (a path, capitals), a wrong size, too many bytes, and no room: each has its error, and nothing
     is written."""
     store = ArtifactFiles(tmp_path, ArtifactLimits(1000))
     for name in ("sha256:../../etc/passwd", "sha256:" + "A" * 64, "md5:" + "a" * 32, ""):
@@ -154,8 +155,8 @@ def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) -> None:
-    """Whatever prefix of a transfer is left, and whatever its last bytes became: what is put again is whole in the end, and nothing
-    else ever has the name."""
+    """Whatever prefix of a transfer is left, and whatever its last bytes became: a second attempt completes it, and no
+    other bytes get the name."""
     store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     for length, is_spoilt in (
         (0, False),
@@ -197,13 +198,15 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
 def test_room(
     limits: ArtifactLimits, size: int, received: int, used: int, free: int | None, error: type[StoreError] | None
 ) -> None:
-    """The whole of what is still to come must have room, before any of it is taken; what never will have is final."""
+    """All missing bytes must have room before any are stored; an artifact that can never have room is refused for
+    good."""
     with pytest.raises(error) if error else nullcontext():
         check_artifact_room(limits, size, received, used, free)
 
 
 def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
-    """What would go beyond it is refused before a byte is written, also after a restart, until what nobody refers to is swept."""
+    """An artifact beyond it is refused before a byte is written, also after a restart, until unreferenced ones are
+    swept."""
     put(ArtifactFiles(tmp_path), b"a" * 600, digest_of(b"a" * 600))
     store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
     refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
@@ -216,9 +219,9 @@ def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
     refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
 
 
-def test_what_waits_for_room_is_told_until_it_has_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many bytes are lacking as must go before the refused one has room, in the middle of it too; none once they have gone, or when
-    nobody has asked for ten minutes. What never has room waits for none."""
+def test_bytes_lacking_for_a_refused_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes lacking are those to be removed before the refused artifact has room, also in the middle of it; 0 when
+    there is room, when it was not requested for ten minutes, and for one that never has room."""
     now_s = 1_000.0
     monkeypatch.setattr(artifact_files.time, "monotonic", lambda: now_s)
     store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
@@ -242,20 +245,20 @@ def test_what_waits_for_room_is_told_until_it_has_some(tmp_path: Path, monkeypat
 
 
 def put_beside(store: ArtifactFiles, size: int) -> ArtifactFiles:
-    """The store with one more artifact."""
+    """Put one more artifact into the store."""
     put(store, b"a" * size, digest_of(b"a" * size))
     return store
 
 
 def test_another_size_begins_anew(tmp_path: Path) -> None:
-    """A sender that announces another size than one before is believed as far as the digest proves it right."""
+    """A sender that announces another size starts its own transfer; the digest decides which size is right."""
     store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     store.put_chunk(digest, len(BLOB) + 5, 0, BLOB[:10])
     assert put(store, BLOB, digest).is_complete
 
 
 def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
-    """Old artifacts nobody refers to and transfers that never ended are swept; young ones and referenced ones stay."""
+    """Old unreferenced artifacts and abandoned transfers are swept; young ones and referenced ones stay."""
     store = ArtifactFiles(tmp_path)
     kept, orphan, young = (digest_of(one) for one in (b"kept", b"orphan", b"young"))
     for blob in (b"kept", b"orphan", b"young"):
@@ -277,7 +280,8 @@ def message(content: object, media_type: str | None = "application/pdf") -> Mess
 
 
 def test_references_are_found_wherever_they_stand() -> None:
-    """Claim checks at any depth count once each; objects that only look like one do not; without a media type there is none."""
+    """References at any depth count once each; objects that only look like one do not; without a media type there are
+    none."""
     one = {"bucket": "batch-files", "key": "b1.pdf", "digest": "sha256:" + "a" * 64, "size": 7}
     two = {"digest": "sha256:" + "b" * 64, "size": 9}
     content = {
@@ -293,7 +297,7 @@ def test_references_are_found_wherever_they_stand() -> None:
 
 
 def test_too_many_references_are_refused_where_they_are_appended() -> None:
-    """Of a fact that is new here; one that stands in another zone's log is taken with all that it refers to."""
+    """In a fact that is appended here; a fact from another zone's log is stored with all its references."""
     many = message([{"digest": digest_of(bytes([one])), "size": 1} for one in range(REFERENCES_MAX + 1)])
     with pytest.raises(ArtifactRefused, match="65 artifacts, 64 at most"):
         checked_references(many)

@@ -1,4 +1,4 @@
-"""Waiting for consumers in a real store: answered once, in time, and never at the cost of anybody else."""
+"""Appends that wait for consumers in a real store: each is answered once and in time, and delays no other."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def plant(folder: Path, *streams: StreamSettings, consumers: Sequence[str] = ())
 
 
 def commits(store: FactStore) -> None:
-    """One commit later: whatever was asked before this has been judged at least once."""
+    """One commit later: each earlier append was judged at least once."""
     done(store.appends.define([tag(1)]))
     done(store.appends.define([tag(1)]))
 
@@ -53,7 +53,7 @@ def waits(store: FactStore, future: Future[AppendOutcome]) -> bool:
 
 
 def test_acknowledged_by_the_confirmation(tmp_path: Path) -> None:
-    """With acks all the answer comes with the confirmation of whoever keeps up, not with the commit."""
+    """With acks all the answer comes with the confirmation of a consumer in sync, not with the commit."""
     with plant(tmp_path, ALL, consumers=["a", "b", "gone"]) as store:
         store.consumers.seen("a", is_at_end=True)
         store.consumers.seen("b", is_at_end=True)
@@ -66,7 +66,8 @@ def test_acknowledged_by_the_confirmation(tmp_path: Path) -> None:
 
 
 def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
-    """Nobody there: the time-out says so, the fact is stored and read, and a confirmation that comes later finds it."""
+    """Without a consumer the timeout answers queued; the fact is stored and can be read, and a later confirmation
+    covers it."""
     with plant(tmp_path, SOON, consumers=["a"]) as store:
         outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
@@ -81,7 +82,7 @@ def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
 
 
 def test_strong_is_never_silently_local(tmp_path: Path) -> None:
-    """A strong stream answers queued with a warning, also for a repeat, and takes no override to less."""
+    """A strong stream answers queued with a warning, also for a repeat, and refuses an override to less."""
     with plant(tmp_path, STRONG) as store:
         for _ in range(2):
             outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
@@ -92,7 +93,7 @@ def test_strong_is_never_silently_local(tmp_path: Path) -> None:
 
 
 def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:
-    """With nobody in sync an hour of acks_timeout_ms is not waited for; with somebody in sync it is."""
+    """Without a consumer in sync an acks_timeout_ms of an hour is not waited for; with one it is."""
     with plant(tmp_path, QUEUED_CLASS, consumers=["a"]) as store:
         outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
@@ -105,7 +106,7 @@ def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:
 
 
 def test_invariant_1_a_waiting_append_delays_nobody(tmp_path: Path) -> None:
-    """With every peer away, appends that wait hold up no commit: the same stream and others go on at local pace."""
+    """With all peers away, appends that wait delay no commit: the same stream and others continue at local speed."""
     with plant(tmp_path, ALL, consumers=["a"]) as store:
         store.consumers.seen("a", is_at_end=True)
         waiting = [store.appends.append_message(OPERATIONAL, message(f"w{n}")) for n in range(50)]
@@ -118,7 +119,7 @@ def test_invariant_1_a_waiting_append_delays_nobody(tmp_path: Path) -> None:
 
 
 def test_overrides_of_one_append(tmp_path: Path) -> None:
-    """none is answered without an offset and stored all the same, local at the commit, all when it is confirmed."""
+    """none is answered without an offset and stored, local is answered at the commit, all at the confirmation."""
     with plant(tmp_path, consumers=["a"]) as store:
         assert done(store.appends.append_message(OPERATIONAL, message("n"), acks="none")) == AppendOutcome(0, "queued")
         assert done(store.appends.append_message(OPERATIONAL, message("l"))) == AppendOutcome(2, "applied")
@@ -149,7 +150,7 @@ def test_what_one_append_half_reached(tmp_path: Path) -> None:
 
 
 def test_many_may_wait_but_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit the answer is queued at once and says why; when places are free again, there is waiting again."""
+    """Beyond the limit the answer is queued at once with the reason; when others are answered, appends wait again."""
     monkeypatch.setattr(ack_waiters, "WAITING_MAX", 3)
     with plant(tmp_path, ALL, consumers=["a"]) as store:
         store.consumers.seen("a", is_at_end=True)
@@ -166,7 +167,8 @@ def test_many_may_wait_but_not_without_end(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_closing_store_answers_what_waits(tmp_path: Path) -> None:
-    """Closing does not wait for consumers: what waits is queued, it is stored, and after the restart it is replicated."""
+    """Closing does not wait for consumers: waiting appends are answered queued; they are stored, and replicated after
+    the restart."""
     with plant(tmp_path, ALL, consumers=["a"]) as store:
         store.consumers.seen("a", is_at_end=True)
         future = store.appends.append_message(OPERATIONAL, message("m1"))
@@ -179,7 +181,7 @@ def test_a_closing_store_answers_what_waits(tmp_path: Path) -> None:
 
 
 def test_one_that_falls_out_is_not_waited_for(tmp_path: Path) -> None:
-    """While it keeps up the append waits for it; when its last fetch is too old, the others are enough. Nobody has to act."""
+    """An append waits for a consumer in sync; when its last fetch is too old, the others suffice, without any call."""
     stream = dataclasses.replace(ALL, in_sync_lag_ms=300)
     with plant(tmp_path, stream, consumers=["a", "stuck"]) as store:
         store.consumers.seen("stuck", is_at_end=True)
@@ -190,7 +192,8 @@ def test_one_that_falls_out_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
-    """A long poll of an hour is one fetch; while it waits its consumer is in sync, and no longer when a newer one is behind."""
+    """A long poll of an hour is one fetch: its consumer is in sync while it waits, and no longer when a newer fetch is
+    behind."""
     stream = dataclasses.replace(SOON, in_sync_lag_ms=1, write_class="queued")
     with plant(tmp_path, stream, consumers=["a"]) as store:
 
@@ -204,7 +207,7 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
 
 
 def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
-    """A frontier passes over the hole that retention left. For an append that still waits there, that is no confirmation."""
+    """A frontier passes a released fact. For an append that still waits for it, that is no confirmation."""
     answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL)), StreamState(1, OPERATIONAL, 5)
     kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL))
     activity, catalog = ConsumerActivity(), Catalog(Origin("plant", bytes(16)))
@@ -225,8 +228,8 @@ def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
 
 
 def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> None:
-    """While no consumer confirms, each producer that asks again for an old message waits at a low offset; what was appended after
-    it and answered when its time was over is let go all the same."""
+    """While no consumer confirms, repeats of an old message wait at a low offset; appends after it that were answered
+    at their timeout are removed from memory all the same."""
     now_ns, timeout_ns = 0, 1_000_000_000
     slow = ack_terms(dataclasses.replace(ALL, acks_timeout_ms=1000))
     catalog = Catalog(Origin("plant", bytes(16)))

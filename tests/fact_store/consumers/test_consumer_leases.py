@@ -1,6 +1,6 @@
-"""The lease of a consumer in the store: durable, in the order in which it was asked for, and decisive for confirmations.
+"""The lease of a consumer in the store: durable, in the order of the requests, and checked for confirmations.
 
-Seen to catch, with the product broken on purpose: a lease kept in memory only, a confirmation that looks at no lease.
+Checked by breaking the product on purpose: a lease kept only in memory, a confirmation that checks no lease.
 """
 
 from pathlib import Path
@@ -22,14 +22,14 @@ def registered(store: FactStore) -> None:
 
 
 def lease(store: FactStore) -> Lease:
-    """What is in force."""
+    """The lease in force."""
     known = store.consumers.get(NAME)
     assert known is not None
     return known.lease
 
 
 def test_epochs_go_on_after_a_restart(tmp_path: Path) -> None:
-    """A lease once answered is in force in the store's next life too, with its holder, and the next one is higher."""
+    """A lease that was answered is in force after a restart, with its holder, and the next one is higher."""
     with plant(tmp_path) as store:
         registered(store)
         assert lease(store) == NO_LEASE
@@ -41,9 +41,9 @@ def test_epochs_go_on_after_a_restart(tmp_path: Path) -> None:
         assert done(store.consumers.hold_lease(NAME, LeaseClaim("three", 0))) == Lease(3, "three")
 
 
-def test_who_is_fenced_confirms_nothing(tmp_path: Path) -> None:
-    """A confirmation handed over right behind another's lease, before either is durable, moves nothing; the holder's does, and so
-    does one at the node's own door, which shows no lease at all."""
+def test_a_fenced_instance_confirms_nothing(tmp_path: Path) -> None:
+    """A confirmation queued right after another instance's lease, before either is durable, moves nothing. The holder's
+    confirmation does, and so does one from the node itself, which has no lease."""
     with plant(tmp_path) as store:
         registered(store)
         done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0)))
@@ -60,7 +60,7 @@ def test_who_is_fenced_confirms_nothing(tmp_path: Path) -> None:
 
 
 def test_a_confirmation_may_bring_the_lease(tmp_path: Path) -> None:
-    """To a store that has forgotten it, because it is new or was restored, a lease is shown as it is, and stays."""
+    """A store that does not have the lease, because it is new or was restored, accepts it with its epoch."""
     with plant(tmp_path) as store:
         registered(store)
         assert done(store.consumers.confirm(NAME, 5, shown=LeaseClaim("one", 7))) == 5
@@ -69,7 +69,7 @@ def test_a_confirmation_may_bring_the_lease(tmp_path: Path) -> None:
 
 
 def test_bad_leases(tmp_path: Path) -> None:
-    """Numbers that are no epoch and consumers that are not there are refused by name."""
+    """Numbers that are no epoch and unknown consumers are refused by name."""
     with plant(tmp_path) as store:
         assert isinstance(failed(store.consumers.hold_lease(NAME, LeaseClaim("one", 0))), UnknownConsumer)
         for epoch in (-1, LEASE_EPOCH_MAX + 1):

@@ -29,7 +29,7 @@ def test_invariant_6_in_the_store(tmp_path: Path) -> None:
 
 
 def test_invariant_11_positions_survive_a_restart(tmp_path: Path) -> None:
-    """Frontier and islands are there after a restart, each consumer's for itself; who was online is offline now."""
+    """Frontiers and ranges beyond them are there after a restart, for each consumer; one that was online is offline."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(20)))
         done(store.consumers.register("a", "idmz", TELEMETRY))
@@ -55,7 +55,7 @@ def test_invariant_11_positions_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_where_a_consumer_starts(tmp_path: Path) -> None:
-    """At the oldest fact or at the end; a stream nobody has written to yet may be registered for."""
+    """At the oldest fact or at the end; also on a stream without facts."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(7)))
         assert done(store.consumers.register("old", "idmz", TELEMETRY, "oldest")).frontier == 0
@@ -80,7 +80,7 @@ def test_registering_again(tmp_path: Path) -> None:
 
 
 def test_refused_confirmations_change_nothing(tmp_path: Path) -> None:
-    """Beyond the log, senseless, or of nobody: refused by name, the frontier stays."""
+    """Beyond the log, invalid, or by an unknown consumer: refused by name, the frontier stays."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(7)))
         done(store.consumers.register(NAME, "idmz", TELEMETRY))
@@ -94,7 +94,7 @@ def test_refused_confirmations_change_nothing(tmp_path: Path) -> None:
 
 
 def test_removal(tmp_path: Path) -> None:
-    """A removed consumer is gone with all it confirmed, also after a restart; its name may start anew."""
+    """A removed consumer is gone with all it confirmed, also after a restart; its name can be registered again."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(7)))
         done(store.consumers.register(NAME, "idmz", TELEMETRY))
@@ -110,7 +110,7 @@ def test_removal(tmp_path: Path) -> None:
 
 
 def test_a_confirmation_in_the_commit_of_its_facts(tmp_path: Path) -> None:
-    """Work queued together is done in order: facts first, then what confirms them."""
+    """Work queued together is done in order: facts first, then the confirmation of them."""
     with plant(tmp_path) as store:
         done(store.consumers.register(NAME, "idmz", TELEMETRY))
         appended = store.appends.append_samples(TELEMETRY, samples(3))

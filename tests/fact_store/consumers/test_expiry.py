@@ -1,4 +1,4 @@
-"""The life of a consumer in a real store: seen, lost, back, removed, and back in time."""
+"""The states of a consumer in a real store: seen, lost, back, removed, and back in time."""
 
 import dataclasses
 import time
@@ -38,13 +38,13 @@ def plant(folder: Path, stream: StreamSettings = PATIENT) -> Iterator[FactStore]
 
 
 def state(store: FactStore) -> Lifecycle | None:
-    """Where the consumer stands, None when it is gone."""
+    """The state of the consumer; None when it is gone."""
     found = store.consumers.get(NAME)
     return found.lifecycle if found else None
 
 
 def test_any_fetch_makes_it_online(tmp_path: Path) -> None:
-    """A fetch from anywhere, at the end or not; again and again it costs no further commit."""
+    """Any fetch, at the end or not, makes a consumer online; further ones cost no commit."""
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.NEW
         store.consumers.seen(NAME, is_at_end=False)
@@ -58,7 +58,8 @@ def test_any_fetch_makes_it_online(tmp_path: Path) -> None:
 
 
 def test_lost_by_itself_and_back(tmp_path: Path) -> None:
-    """One that was not seen for three times the lag is offline, though nobody writes; the next fetch brings it back."""
+    """A consumer that was not seen for three times the lag is offline, without any write; the next fetch brings it
+    back."""
     with plant(tmp_path, HASTY) as store:
         done(store.consumers.confirm(NAME, 3))
         wait_until(lambda: state(store) is Lifecycle.OFFLINE, "lost")
@@ -68,7 +69,8 @@ def test_lost_by_itself_and_back(tmp_path: Path) -> None:
 
 
 def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
-    """An orderly close remembers who was there and when, also one that only fetched; nobody is online after the restart."""
+    """An orderly close stores when each consumer was seen, also one that only fetched; none is online after the
+    restart."""
     with plant(tmp_path) as store:
         assert store.consumers.seen_unix_ms(NAME) is None
         store.consumers.seen(NAME, is_at_end=True)
@@ -85,7 +87,8 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_who_is_due_when() -> None:
-    """Lost 45 s after it was last seen, not before, and not while a fetch of it waits at the end; then tried again each second."""
+    """Lost 45 s after it was last seen, not before, and not while its fetch waits at the end; then tried again each
+    second."""
     activity = ConsumerActivity()
     lifetimes = ConsumerExpiry(activity, lambda _: 45)
     catalog = Catalog(Origin("plant", EPOCH))
@@ -109,7 +112,7 @@ def test_who_is_due_when() -> None:
 
 
 def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:
-    """Online: refused by name, and it goes on as it was. New or offline: nobody has to insist."""
+    """An online consumer is refused by name and stays; a new or offline one needs no force."""
     with plant(tmp_path) as store:
         done(store.consumers.confirm(NAME, 3))
         assert isinstance(failed(store.consumers.remove(NAME)), ConsumerInUse)
@@ -119,7 +122,8 @@ def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:
 
 
 def test_back_while_it_is_being_removed(tmp_path: Path) -> None:
-    """The beginning of a removal is durable; one that fetches, confirms or registers meanwhile is kept, with all it confirmed."""
+    """The beginning of a removal is durable; a consumer that fetches, confirms or registers meanwhile is kept with all
+    it confirmed."""
     with plant(tmp_path) as store:
         done(store.consumers.remove(NAME))
     with plant(tmp_path) as store:
@@ -136,7 +140,8 @@ def test_back_while_it_is_being_removed(tmp_path: Path) -> None:
 
 
 def test_gone_after_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody came: it is gone by itself, also where the store was restarted meanwhile; then its name is free."""
+    """A consumer that does not come back is removed by itself, also after a restart meanwhile; then its name is
+    free."""
     with plant(tmp_path) as store:
         done(store.consumers.confirm(NAME, 5))
         done(store.consumers.remove(NAME, force=True))

@@ -1,4 +1,5 @@
-"""A store that cannot be used is set aside and a new one begins; an old copy goes on under a new epoch; nothing held is lost."""
+"""A file that cannot be used is quarantined and a new store begins; an old copy begins a new epoch; no fact held is
+lost."""
 
 import json
 import shutil
@@ -45,14 +46,14 @@ def fill(store: FactStore, first: int, count: int = 10) -> None:
 
 
 def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
-    """What the store says of itself."""
+    """The store's operational facts."""
     found = [open_messages(parse(one.sealed)) for one in store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches]
     facts = [one.fact for messages in found for one in messages]
     return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
 
 
 def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
-    """Everything of a stream from one store to another; returns how many facts were new."""
+    """Copy a stream from one store to another; returns how many facts were new."""
     page = source.read(TELEMETRY, offset, EVERYTHING, EVERYTHING)
     definitions = [
         ReceivedDefinition(origin, n, body)
@@ -65,9 +66,9 @@ def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
 
 
 @pytest.mark.parametrize("ruin", ["not a database" * 400, None], ids=["no SQLite file", "marked suspect"])
-def test_a_file_that_cannot_be_used_is_set_aside(tmp_path: Path, ruin: str | None) -> None:
-    """The node opens with a new store and a new epoch, the old file lies beside it with its reason, and the new one says so
-    once; whoever opens the file otherwise gets the exception."""
+def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | None) -> None:
+    """The node opens with a new store and a new epoch, and the old file is kept beside it with its reason. The new
+    store reports it once. An opening that is not unattended raises instead."""
     with node(tmp_path) as store:
         fill(store, 1)
         before = store.epoch
@@ -91,8 +92,8 @@ def test_a_file_that_cannot_be_used_is_set_aside(tmp_path: Path, ruin: str | Non
             assert values_in(old) == list(range(1, 11))
 
 
-def test_a_foreign_store_is_not_set_aside(tmp_path: Path) -> None:
-    """A wrong zone is the operator's mistake, and nothing is renamed for it."""
+def test_a_foreign_store_is_not_quarantined(tmp_path: Path) -> None:
+    """A store of another zone is the operator's mistake, and its file is not renamed."""
     with node(tmp_path) as store:
         fill(store, 1)
     with pytest.raises(StoreForeign):
@@ -100,8 +101,8 @@ def test_a_foreign_store_is_not_set_aside(tmp_path: Path) -> None:
     assert not quarantined_files(tmp_path / "facts.db")
 
 
-def test_an_interrupted_setting_aside_goes_on(tmp_path: Path) -> None:
-    """The power goes between two renames: the same name is used, and the parts stay together."""
+def test_an_interrupted_quarantine_is_completed(tmp_path: Path) -> None:
+    """After a power cut between two renames, the same name is used and the parts stay together."""
     with node(tmp_path) as store:
         fill(store, 1)
     path = tmp_path / "facts.db"
@@ -113,8 +114,9 @@ def test_an_interrupted_setting_aside_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
-    """Restored from an old copy without its witness's knowledge: everything held stays under the old origin, own sequences and
-    definitions begin anew, and two consumers, one of which has read what the copy lacks, end with everything, nothing twice."""
+    """A store restored from an old copy, with a newer witness, keeps all facts under the old origin and starts own
+    sequences and definitions again. Two consumers, one of which had read facts that the copy lacks, end with all facts,
+    none twice."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with (
@@ -149,8 +151,9 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
             assert len(notices(again, "epoch_began")) == 1
 
 
-def test_a_peer_may_ask_for_one_epoch_a_week(tmp_path: Path) -> None:
-    """A store whose peer knows more ends with StoreForked and goes on in a new epoch; the next such claim is an incident."""
+def test_a_peer_may_cause_one_epoch_a_week(tmp_path: Path) -> None:
+    """A store whose peer claims later facts ends with StoreForked and continues in a new epoch; the next such claim is
+    an incident."""
     with node(tmp_path) as store:
         fill(store, 1)
         epoch = store.epoch
@@ -166,7 +169,8 @@ def test_a_peer_may_ask_for_one_epoch_a_week(tmp_path: Path) -> None:
 
 
 def test_when_a_store_is_an_old_copy() -> None:
-    """The witness knows more, or another life; a witness that lags, is of an earlier epoch of ours, or is missing, means nothing."""
+    """A witness with later ends or another life shows an old copy; one that lags, has an earlier epoch of this store,
+    or is missing, does not."""
     ends = {"a": 10, "b": 3}
     assert restored_because(None, "e2", {"e1", "e2"}, ends) is None
     assert restored_because(Witness("e2", {"a": 10}), "e2", {"e1", "e2"}, ends) is None
@@ -180,8 +184,9 @@ def test_when_a_store_is_an_old_copy() -> None:
     assert may_begin_for_peer(10 * PEER_EPOCHS_APART_MS, 1), "a clock that was wrong may not keep it off for years"
 
 
-def test_the_background_reads_everything_and_says_damage(tmp_path: Path) -> None:
-    """A pass over all streams counts batches, finds the damaged one, and begins again; the witness is written at the end."""
+def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
+    """A scrub pass over all streams counts batches, finds the damaged one, and starts again; the witness is written at
+    the end."""
     with node(tmp_path) as store:
         fill(store, 1)
         fill(store, 11)
@@ -194,10 +199,9 @@ def test_the_background_reads_everything_and_says_damage(tmp_path: Path) -> None
     assert witness.ends == {TELEMETRY: 20}
 
 
-def test_the_background_passes_over_a_stream_that_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stream of which not even the index can be read keeps no other from being looked at, and such a pass is not called full."""
+def test_the_scrub_passes_over_a_stream_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream with an unreadable index does not stop the scrub of the others, and such a pass does not count as
+    complete."""
     with node(tmp_path) as store:
         done(store.appends.define([tag(1)]))
         for stream in ("facts.first", "facts.last"):
@@ -222,8 +226,11 @@ def test_the_background_passes_over_a_stream_that_cannot_be_read(
         assert store.integrity().last_full_pass_unix_ms is not None
 
 
-def test_what_is_set_aside_is_told_without_room_for_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a disk that takes no mark a damaged file is set aside all the same, the node begins anew, and both are told."""
+def test_a_quarantined_file_is_reported_without_room_for_the_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk without room for the mark a damaged file is quarantined all the same, the node starts with a new store,
+    and both are reported."""
     path = tmp_path / "facts.db"
     node(tmp_path).close()
     path.write_bytes(b"no database" * 1000)
@@ -235,10 +242,10 @@ def test_what_is_set_aside_is_told_without_room_for_the_mark(tmp_path: Path, mon
         assert store.integrity().quarantined == ((aside.file, aside.bytes),)
 
 
-def test_the_file_just_set_aside_is_told_whatever_the_clock_says(
+def test_the_file_just_quarantined_is_reported_whatever_the_clock_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway that wakes up in 1970 gives the file a name before that of an older one, and tells of the right one."""
+    """With its clock in 1970 a gateway gives the file a name before that of an older one, and reports the right one."""
     path = tmp_path / "facts.db"
     for now_ns in (1_800_000_000 * 10**9, 3600 * 10**9):
         node(tmp_path).close()
@@ -254,7 +261,8 @@ def test_the_file_just_set_aside_is_told_whatever_the_clock_says(
 def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A witness of a life that the store knows nothing of begins a new epoch; on a disk that takes no other, not one at each start."""
+    """A witness with an unknown epoch begins a new epoch once, also on a disk where the new witness cannot be
+    written."""
     node(tmp_path).close()
     (tmp_path / "facts.db.witness").write_text(json.dumps({"epoch": "ab" * 16, "ends": {}}), encoding="utf-8")
     monkeypatch.setattr(witness, "write_json", lambda *_: None)

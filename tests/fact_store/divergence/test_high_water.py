@@ -1,4 +1,5 @@
-"""The mark of what a zone was served: exact within one life, never too low over several, and no higher than an old copy can have it."""
+"""The mark of what a zone was served: exact within one life, never too low over several, and no higher than an old copy
+can have it."""
 
 import shutil
 import sqlite3
@@ -84,7 +85,8 @@ def image(tmp_path: Path) -> Path:
 
 
 def test_a_store_that_is_opened_again_contradicts_no_reader(image: Path) -> None:
-    """Opening raises the mark of a zone that read to the end of the log; the mark of any other stays exact over any number of lives."""
+    """Opening raises the mark of a zone that read to the end of the log; the mark of any other stays exact over any
+    number of lives."""
     for _ in range(3):
         with plant(image.parent) as store:
             assert (served(store, "idmz"), served(store, "cloud")) == (20, 0)

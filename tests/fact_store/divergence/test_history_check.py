@@ -1,4 +1,4 @@
-"""What a peer shows of a store tells an old copy that has grown from the store it was, and nothing else from anything."""
+"""A peer's claims show an old copy that has grown, and contradict no other store."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def ends(store: FactStore) -> Ends:
 
 @pytest.fixture
 def grown(tmp_path: Path) -> Iterator[tuple[FactStore, Ends]]:
-    """A store that was put back from offset 70 to 20 and has grown to 60 since; and the ends it had before."""
+    """A store restored from offset 70 to 20 that has grown to 60 since, and the ends it had before."""
     with plant(tmp_path) as store:
         fill(store, 2)
     copy = shutil.copy(tmp_path / "facts.db", tmp_path / "copy")
@@ -63,17 +63,17 @@ def grown(tmp_path: Path) -> Iterator[tuple[FactStore, Ends]]:
         (70, None, "up to offset 70 .*, which ends at 60"),
     ],
 )
-def test_a_copy_that_has_grown_is_told(
+def test_a_copy_that_has_grown_is_detected(
     grown: tuple[FactStore, Ends], taken: int | None, held: int | None, why: str | None
 ) -> None:
-    """What lies before the fork contradicts nothing; what the peer took or holds behind it is not what is there."""
+    """Ends before the fork contradict nothing; ends that the peer read or holds after it do."""
     store, before = grown
     found = store.contradiction(TELEMETRY, taken and (taken, before[taken]), held and (held, before[held]))  # type: ignore[arg-type]
     assert found is None if why is None else re.search(why, str(found))
 
 
-def test_a_store_contradicts_nobody_who_read_it(grown: tuple[FactStore, Ends]) -> None:
-    """Each end of each batch, also of another zone's facts behind its own, is what it was when it was read."""
+def test_a_store_contradicts_no_reader_of_its_own(grown: tuple[FactStore, Ends]) -> None:
+    """Each end of each batch is accepted, also where facts of another zone follow it."""
     store, _ = grown
     other = Elsewhere("north")
     other.put(store, [other.seal(5)], 5)
@@ -82,8 +82,8 @@ def test_a_store_contradicts_nobody_who_read_it(grown: tuple[FactStore, Ends]) -
         assert store.contradiction(TELEMETRY, (last, digest), held) is None
 
 
-def test_what_is_damaged_is_told_by_its_successor_alone(tmp_path: Path) -> None:
-    """A batch that the disk has changed might have been what the peer took; what follows it knows its digest."""
+def test_a_damaged_batch_is_compared_by_its_successor(tmp_path: Path) -> None:
+    """A damaged batch contradicts no claim by itself; its successor names its digest."""
     three_batches(tmp_path)
     with plant(tmp_path) as store:
         last = parse(store.read(TELEMETRY, 20, 1, 1).batches[0].sealed)
@@ -95,8 +95,8 @@ def test_what_is_damaged_is_told_by_its_successor_alone(tmp_path: Path) -> None:
         assert store.contradiction("facts.nothing", None, (1, b"x" * 16)) is not None
 
 
-def test_what_is_released_is_told_by_its_successor_alone(tmp_path: Path) -> None:
-    """Of a batch that retention has let go of, the digest is known as long as the next one is there, and no longer."""
+def test_a_released_batch_is_compared_by_its_successor(tmp_path: Path) -> None:
+    """The digest of a released batch is known as long as its successor is held, and no longer."""
     streams = [StreamSettings(TELEMETRY, bytes_max=1_000_000, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
         done(store.appends.define([tag(1)]))
@@ -113,7 +113,8 @@ def test_what_is_released_is_told_by_its_successor_alone(tmp_path: Path) -> None
 
 
 def test_the_last_batch_taken_is_kept_with_the_position(tmp_path: Path) -> None:
-    """Also over pages without batches and restarts; another epoch of the peer begins without one."""
+    """The last batch stays with the position over pages without batches and over restarts; another epoch of the peer
+    begins without one."""
     other = Elsewhere("north")
     with plant(tmp_path) as store:
         sealed = other.seal(10)
@@ -130,7 +131,7 @@ def test_the_last_batch_taken_is_kept_with_the_position(tmp_path: Path) -> None:
 def store_position(
     store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, taken: tuple[int, bytes] | None = None
 ) -> tuple[int, tuple[int, bytes] | None]:
-    """Put a page; the position that stands then."""
+    """Store a page; returns the position after it."""
     position = PeerPosition(origin.origin.epoch, offset, LastBatch(*taken) if taken else None)
     done(store.inbound.put_batches(origin.origin.zone, TELEMETRY, parsed(sealed), origin.received(), position))
     known = store.inbound.peer_position(origin.origin.zone, TELEMETRY)

@@ -1,4 +1,5 @@
-"""Opening a store: what durability rests on is set and read back, and what is not ours is refused untouched."""
+"""Opening a store: the PRAGMAs that durability needs are set and read back, and a file of another program is refused
+unchanged."""
 
 import os
 import re
@@ -27,13 +28,13 @@ from tests.fact_store.making import AT_ONCE, TELEMETRY, done, plant, samples, va
 
 @contextmanager
 def by_hand(path: Path) -> Iterator[sqlite3.Connection]:
-    """A plain connection that nobody of ours made, for a store that is closed."""
+    """A plain connection of another program, for a closed store."""
     with closing(sqlite3.connect(path, isolation_level=None)) as found:
         yield found
 
 
 def shape(found: sqlite3.Connection) -> dict[str, str]:
-    """Every table, index and trigger of a database by name, without the migrations' own and without where lines break."""
+    """Every table, index and trigger of a database by name, without those of the migrations and without line breaks."""
     rows = found.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
     return {name: re.sub(r"\s*([,()])\s*", r"\1", sql) for name, sql in rows if "_sqlite_migrations" not in name}
 
@@ -49,7 +50,7 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_does_not_hold_is_refused(tmp_path: Path) -> None:
-    """SQLite ignores what it does not like without a word; the store does not."""
+    """SQLite ignores an unknown setting silently; the store refuses to open."""
 
     class Stubborn(sqlite3.Connection):
         def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
@@ -67,7 +68,7 @@ def test_a_setting_that_does_not_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
-    """After an orderly close everything is in the database file; the log is folded in."""
+    """After an orderly close all data is in the database file, and the WAL is checkpointed."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(100)))
         store.read(TELEMETRY, 0, 1, 1)
@@ -75,7 +76,8 @@ def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
 
 
 def test_one_process_only(tmp_path: Path) -> None:
-    """A second process is refused with the pid of the first; when that is gone, however it went, the store is free."""
+    """A second process is refused with the pid of the first; when the first has ended, however, the store can be
+    opened."""
     program = (
         "import sys; from pathlib import Path; from agent.fact_store import FactStore\n"
         "store = FactStore.open(Path(sys.argv[1]), 'plant'); print('open', flush=True); sys.stdin.read()\n"
@@ -94,7 +96,7 @@ def test_one_process_only(tmp_path: Path) -> None:
 
 
 def test_missing_and_unwritable_folders(tmp_path: Path) -> None:
-    """A folder that is missing or cannot be written is named, and nothing is made."""
+    """A folder that is missing or cannot be written is named, and no file is made."""
     with pytest.raises(StoreMissing, match="create it, or correct state_dir"):
         FactStore.open(tmp_path / "nowhere" / "facts.db", "plant")
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +115,7 @@ def test_another_zones_store(tmp_path: Path) -> None:
 
 
 def test_other_programs_files(tmp_path: Path) -> None:
-    """Another program's database, or no database at all, is refused and not changed by a byte."""
+    """Another program's database, or a file that is no database, is refused and not changed by a byte."""
     other = tmp_path / "other.db"
     with by_hand(other) as found:
         found.execute("CREATE TABLE something (x)")
@@ -127,7 +129,7 @@ def test_other_programs_files(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    """A store migrated by a newer program is refused by writer and reader, with what to do, and left alone."""
+    """A store migrated by a newer program is refused by writer and reader with advice, and not changed."""
     with plant(tmp_path):
         pass
     path = tmp_path / "facts.db"
@@ -162,7 +164,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_tables_that_contradict_each_other(tmp_path: Path, damage: str, why: str) -> None:
-    """A store whose tables tell two stories is refused instead of continued."""
+    """A store whose tables contradict each other is refused."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
         done(store.consumers.register("x", "idmz", TELEMETRY))
@@ -173,8 +175,8 @@ def test_tables_that_contradict_each_other(tmp_path: Path, damage: str, why: str
 
 
 def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
-    """A flipped bit makes a number a NULL in spite of NOT NULL; the store is refused as damaged, which sets it aside where
-    nobody attends, and is not taken for a mistake of the program."""
+    """A flipped bit makes a number NULL in spite of NOT NULL. The store is refused as damaged, so a node quarantines
+    it; it does not count as a mistake of the program."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
     promised, dropped = "count INTEGER NOT NULL CHECK (count > 0)", "count INTEGER"
@@ -195,7 +197,7 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
 
 
 def test_a_start_that_was_cut_short(tmp_path: Path) -> None:
-    """A first start killed at any of its steps leaves a file the next start can use."""
+    """A first start killed at any of its steps leaves a file that the next start can use."""
     path = tmp_path / "facts.db"
     path.touch()
     with plant(tmp_path) as store:
@@ -254,7 +256,7 @@ def test_invariant_14_nothing_is_changed_in_place(tmp_path: Path, sql: str) -> N
 
 
 def test_settings_name_their_problems() -> None:
-    """Each senseless setting is named with its reason; the defaults have none."""
+    """Each invalid setting is named with its reason; the defaults have none."""
     assert list(StoreSettings().problems()) == []
     wrong = StoreSettings(commit_interval_ms=-1, batch_facts_target=0, queue_facts_max=-1, queue_bytes_max=1)
     names = [name for name, _ in wrong.problems()]

@@ -1,4 +1,5 @@
-"""Facts of an old copy that nobody has seen come under its new epoch: the same facts at the same places, whole and once."""
+"""Unread facts of an old copy are resealed under its new epoch: the same facts at the same offsets, complete and
+once."""
 
 import shutil
 import sqlite3
@@ -11,7 +12,7 @@ import pytest
 from agent.batch import Kind, open_samples, parse
 from agent.fact_store import FactStore
 from agent.fact_store.divergence.high_water import ReadHighWater
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreForked, StoreFull, StoreUnusable
 from agent.fact_store.sqlite.transaction import Transaction
 from tests.fact_store.divergence.test_epochs import fill, notices, pull
@@ -36,13 +37,13 @@ BEFORE, LOST, ANEW = [*range(1, 21)], [*range(21, 61)], [*range(1001, 1101)]
 
 
 def opened(folder: Path) -> FactStore:
-    """The plant's store; its witness is put back with it, which is as if there were none."""
+    """The plant's store; its witness is restored with it, so it detects nothing."""
     return FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE)
 
 
 @pytest.fixture
 def early(tmp_path: Path) -> Iterator[FactStore]:
-    """The peer that has read all that was there before the plant's store was put back."""
+    """The peer that had read all facts before the plant's store was restored."""
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
         yield store
         chain_is_whole(store)
@@ -50,7 +51,7 @@ def early(tmp_path: Path) -> Iterator[FactStore]:
 
 @pytest.fixture
 def copy(tmp_path: Path, early: FactStore) -> Path:
-    """The folder with the store as it was put back: at 20, when the peer has read 60."""
+    """The folder with the restored store: it ends at 20, and the peer has read 60."""
     with opened(tmp_path) as store:
         fill(store, 1)
         fill(store, 11)
@@ -74,37 +75,37 @@ def grow(store: FactStore) -> None:
 
 
 def begin_anew(store: FactStore) -> None:
-    """A peer says what it holds."""
+    """A peer makes a claim that contradicts the store."""
     store.peer_is_ahead("idmz", "idmz holds other facts")
     assert isinstance(failed(store.ended), StoreForked)
 
 
 def full(*_: object, **__: object) -> None:
-    """What a full disk says to whoever writes."""
+    """The error of a full disk for each write."""
     raise disk_error("SQLITE_FULL")
 
 
 def disk_error(name: str) -> sqlite3.OperationalError:
-    """What SQLite raises when the disk has let it down."""
+    """The error of SQLite when the disk fails."""
     found = sqlite3.OperationalError(name)
     found.sqlite_errorname = name
     return found
 
 
 def samples_in(store: FactStore) -> list[object]:
-    """The samples' values of a stream that also holds what the store says of it."""
+    """The values of the samples in a stream that also holds operational facts."""
     batches = [parse(one) for one in sealed_in(store)]
     return [value for one in batches if one.header.kind is Kind.SAMPLES for value in open_samples(one).values]
 
 
 def is_sound(folder: Path) -> bool:
-    """Whether everything in the file is as it should be, row by row."""
-    return not list(verify_store(folder / "facts.db", Verified(), lambda *_: None, is_quick=False))
+    """Whether verification finds no damage."""
+    return not list(verify_store(folder / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False))
 
 
-def test_what_nobody_has_seen_is_sealed_anew(copy: Path, early: FactStore) -> None:
-    """Everything the copy recorded reaches the peer that could not take it, once; offsets, messages and tags are what they were told to
-    be, the file is sound, and the next facts follow."""
+def test_unread_facts_are_resealed(copy: Path, early: FactStore) -> None:
+    """All facts that the copy recorded reach the peer that could not store them, once. Offsets, messages and tags stay
+    the same, the file is sound, and new facts follow."""
     with opened(copy) as store:
         grow(store)
         old = store.epoch
@@ -131,9 +132,9 @@ def test_what_nobody_has_seen_is_sealed_anew(copy: Path, early: FactStore) -> No
     assert is_sound(copy)
 
 
-def test_what_somebody_has_seen_keeps_its_name(copy: Path, early: FactStore) -> None:
-    """Facts that were read, by whomever, or confirmed, or there before this life, stay; the peer that holds others names them, and takes
-    all that comes behind."""
+def test_facts_that_were_read_keep_their_name(copy: Path, early: FactStore) -> None:
+    """Facts that were read or confirmed, or that were there before this life, keep their origin. The peer that holds
+    other facts names them, and stores all facts after them."""
     with opened(copy) as store:
         fill(store, 1001)
     with opened(copy) as store:
@@ -157,8 +158,8 @@ def test_what_somebody_has_seen_keeps_its_name(copy: Path, early: FactStore) -> 
     assert is_sound(copy)
 
 
-def test_damage_is_not_sealed_anew(copy: Path) -> None:
-    """Where one batch is not as it was sealed, the stream stays as it is, hole and all; others are not kept from it."""
+def test_damage_is_not_resealed(copy: Path) -> None:
+    """A stream with a damaged batch stays as it is, with its hole; other streams are resealed."""
     with opened(copy) as store:
         grow(store)
         begin_anew(store)
@@ -173,12 +174,12 @@ def test_damage_is_not_sealed_anew(copy: Path) -> None:
 
 
 def sealed_in_quietly(store: FactStore) -> list[bytes]:
-    """Every batch, without the store knowing that somebody has seen them."""
+    """All batches of a stream, read without moving a high-water mark."""
     return [one.sealed for one in store.reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches]
 
 
-def test_ended_in_the_middle_it_begins_again(copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it is there until all of it is: the disk fails between two batches, and the next opening does it whole."""
+def test_an_interrupted_reseal_is_repeated(copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fails between two batches: nothing is resealed, and the next opening reseals all."""
     with opened(copy) as store:
         grow(store)
         begin_anew(store)
@@ -203,7 +204,8 @@ def test_ended_in_the_middle_it_begins_again(copy: Path, early: FactStore, monke
 def test_without_room_the_epoch_begins_all_the_same(
     copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk a node that could not start would be worse than facts that keep their name."""
+    """On a full disk the epoch begins without resealing: a node that does not start would be worse than facts that keep
+    their name."""
     with opened(copy) as store:
         grow(store)
         begin_anew(store)
@@ -220,7 +222,7 @@ def test_without_room_the_epoch_begins_all_the_same(
 
 
 def test_relayed_facts_keep_their_name(copy: Path, early: FactStore) -> None:
-    """Only what the store recorded itself is sealed anew; what lies between, of other zones, stays where and what it is."""
+    """Only own facts are resealed; facts of other zones between them stay unchanged."""
     north = Elsewhere("north")
     with opened(copy) as store:
         fill(store, 1001)
@@ -238,9 +240,9 @@ def test_relayed_facts_keep_their_name(copy: Path, early: FactStore) -> None:
     assert is_sound(copy)
 
 
-def test_nothing_is_read_once_it_is_known_what_was() -> None:
-    """Between the word that a new epoch is due and the store's end nobody may come to have what is unseen; if there is no end, reading
-    goes on."""
+def test_no_unread_fact_is_read_once_an_epoch_is_due() -> None:
+    """Between the request for a new epoch and the store's end no unread fact can be read; where the store does not end,
+    reads continue."""
     seen = ReadHighWater({TELEMETRY: 20})
     seen.record(TELEMETRY, 15)
     seen.record(TELEMETRY, 30)
@@ -253,8 +255,9 @@ def test_nothing_is_read_once_it_is_known_what_was() -> None:
     assert seen.freeze() == {TELEMETRY: 40, OPERATIONAL: 1}
 
 
-def test_a_word_that_cannot_be_written_down_stops_no_reader(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when a new epoch is asked for: the store goes on, is read on, and can be asked again."""
+def test_a_request_that_cannot_be_stored_stops_no_reader(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk is full when a new epoch is required, the store continues, can be read, and the request can be
+    repeated."""
     with opened(copy) as store:
         with monkeypatch.context() as patch:
             patch.setattr(Transaction, "require_new_epoch", full)
@@ -264,8 +267,8 @@ def test_a_word_that_cannot_be_written_down_stops_no_reader(copy: Path, monkeypa
         assert isinstance(failed(store.ended), StoreForked)
 
 
-def test_a_batch_sealed_anew_holds_what_it_held(copy: Path) -> None:
-    """To the byte, but for its header."""
+def test_a_resealed_batch_has_the_same_content(copy: Path) -> None:
+    """The content stays the same to the byte; only the header changes."""
     with opened(copy) as store:
         grow(store)
         before = sealed_in_quietly(store)

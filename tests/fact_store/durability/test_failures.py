@@ -240,11 +240,11 @@ def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Pa
     once, and goes on when there is room."""
     with faulty(tmp_path) as (store, faults):
         housekeeping = store._writer.housekeeping
-        housekeeping.is_out_of_space = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too
+        housekeeping.free_ballast = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too
         due_ns = housekeeping.alarm_ns
         faults.arm("BEGIN", 1, full_error)
         wait_until(lambda: housekeeping.alarm_ns > due_ns, "housekeeping to be put off", 5.0)
-        housekeeping.is_out_of_space = lambda: None  # type: ignore[method-assign]
+        housekeeping.free_ballast = lambda: None  # type: ignore[method-assign]
         faults.start = None
         assert done(store.appends.append_samples(TELEMETRY, samples(1, 4))).last_offset == 4
 

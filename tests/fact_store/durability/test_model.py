@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore, StoreSettings, StreamSettings
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
@@ -378,7 +378,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.held() == self.values[self.forgotten :]
         assert ids_in(self.store) == list(self.contents)
         chain_is_whole(self.store)
-        assert not list(verify_store(self.store.path, Verified(), lambda *_: None, is_quick=True))
+        assert not list(verify_store(self.store.path, VerifyCounts(), lambda *_: None, is_quick=True))
         assert {one.name for one in self.store.consumers.all()} == set(self.confirmed)
         known = self.store.inbound.peer_position("north", TELEMETRY)
         assert known == (None if self.position is None else PeerPosition(EPOCH, self.position))

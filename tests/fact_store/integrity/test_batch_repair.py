@@ -1,4 +1,5 @@
-"""A damaged batch comes back only as the bytes it was, at its old offsets; the damaged row is left alone, and nothing else moves."""
+"""A damaged batch is repaired only with its original bytes at its offsets; the damaged row and all other rows stay
+unchanged."""
 
 import sqlite3
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import pytest
 
 from agent.batch import BatchError, cut, open_samples, parse, seal_columns
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError
 from agent.fact_store.log.settings import StreamSettings
 from agent.pages import BatchEnd, Hole, OriginRange
@@ -38,7 +39,7 @@ def filled(folder: Path, batches: int = 5) -> Elsewhere:
 
 
 def edited(folder: Path, statement: str, *values: object) -> None:
-    """Rows as the disk might have left them, past the triggers."""
+    """Change rows as the disk might, past the triggers."""
     with closing(sqlite3.connect(folder / "facts.db")) as connection:
         triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
         for name, _ in triggers:
@@ -55,7 +56,7 @@ def body_of(sealed: bytes) -> bytes:
 
 
 def opened(folder: Path) -> FactStore:
-    """The store, after somebody came across all damage."""
+    """The store, after a reader met all damage."""
     store = FactStore.open(folder / "facts.db", "idmz", settings=AT_ONCE)
     store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
     return store
@@ -66,9 +67,9 @@ def opened(folder: Path) -> FactStore:
     [("body", body_of), ("digest", lambda _: bytes(16)), ("body", lambda _: b"")],
     ids=["body", "digest", "nothing left"],
 )
-def test_a_batch_comes_back(tmp_path: Path, column: str, value: Callable[[bytes], bytes]) -> None:
-    """Whether the disk changed the body or its digest: remembered over a restart, put back, served by offset and by sequence, also by
-    pages that begin or end inside it, and whole to whoever verifies."""
+def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes], bytes]) -> None:
+    """Whether the disk changed the body or its digest: the damage is remembered over a restart, repaired, and served by
+    offset and by sequence, also in pages that begin or end inside it; verification finds nothing."""
     origin = filled(tmp_path)
     edited(tmp_path, f"UPDATE batch SET {column} = ? WHERE first_offset = 21", value(origin.sealed[2]))
     opened(tmp_path).close()
@@ -90,11 +91,12 @@ def test_a_batch_comes_back(tmp_path: Path, column: str, value: Callable[[bytes]
         assert not page.holes
         assert [one.kind for one in store.incidents() if one.kind == "repaired"] == ["repaired"]
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]]))) == []  # it is whole
-    assert not list(verify_store(tmp_path / "facts.db", Verified(), lambda *_: None, is_quick=True))
+    assert not list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=True))
 
 
-def test_nothing_but_the_bytes_that_were_is_taken(tmp_path: Path) -> None:
-    """A batch for the same sequences with other values, one that was never held, and a slice are refused, and the hole stays."""
+def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:
+    """A batch for the same sequences with other values, one that was never held, and a slice are refused, and the
+    hole stays."""
     origin = filled(tmp_path)
     edited(tmp_path, "UPDATE batch SET body = ? WHERE first_offset = 21", body_of(origin.sealed[2]))
     with opened(tmp_path) as store:
@@ -115,7 +117,7 @@ def test_nothing_but_the_bytes_that_were_is_taken(tmp_path: Path) -> None:
 
 
 def test_damage_after_a_repair_is_repaired_again(tmp_path: Path) -> None:
-    """What was put back may rot too: it is a hole again, is found again, and comes back again."""
+    """A repaired batch may be damaged too: it is a hole again, is found again, and is repaired again."""
     origin = filled(tmp_path)
     edited(tmp_path, "UPDATE batch SET body = ? WHERE first_offset = 1", body_of(origin.sealed[0]))
     for _ in range(2):
@@ -127,8 +129,9 @@ def test_damage_after_a_repair_is_repaired_again(tmp_path: Path) -> None:
         assert store.read(TELEMETRY, 0, 10, 1).holes == (Hole(1, 10, "damaged"),)
 
 
-def test_retention_takes_what_was_repaired_with_the_rest(tmp_path: Path) -> None:
-    """A released batch leaves no copy behind, and what is damaged and released needs no repair; its sequences are expired."""
+def test_retention_deletes_repaired_batches(tmp_path: Path) -> None:
+    """A released batch leaves no repaired copy, and a batch that is damaged and released needs no repair; its sequences
+    are expired."""
     origin = filled(tmp_path)
     for offset, sealed in ((1, origin.sealed[0]), (11, origin.sealed[1])):
         edited(tmp_path, "UPDATE batch SET body = ? WHERE first_offset = ?", body_of(sealed), offset)
@@ -151,8 +154,8 @@ def test_retention_takes_what_was_repaired_with_the_rest(tmp_path: Path) -> None
         assert page.holes == (Hole(1, 30, "expired"), Hole(51, 70, "absent"))
 
 
-def test_ends_are_told_from_the_table(tmp_path: Path) -> None:
-    """A batch is named by any sequence in it; what is not held, or of nobody known, has no end."""
+def test_ends_are_read_from_the_table(tmp_path: Path) -> None:
+    """A batch is named by any sequence in it; sequences that are not held, or of an unknown origin, have no end."""
     origin = filled(tmp_path)
     with opened(tmp_path) as store:
         ends = [BatchEnd(one.header.last_sequence, one.digest) for one in map(parse, origin.sealed)]

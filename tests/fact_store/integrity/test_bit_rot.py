@@ -1,10 +1,11 @@
-"""Two thousand single bits flipped in a store's file: no changed fact is ever served, the damage is named, the rest is readable.
+"""Two thousand single bits flipped in a store's file: no changed fact is served, the damage is named, the rest can be
+read.
 
-SQLite has no checksums in its pages and does not notice. Half of the bits lie inside batches; the other half between them, where
-one bit can move, hide or double a row.
+SQLite has no checksums in its pages and does not notice. Half of the bits are inside batches; the other half between
+them, where one bit can move, hide or double a row.
 
-Seen to catch, with the product broken on purpose: offsets not compared with the header, definitions not compared with their running
-digest, holes not named.
+Checked by breaking the product on purpose: offsets not compared with the header, definitions not compared with their
+running digest, holes not named.
 """
 
 import random
@@ -17,7 +18,7 @@ import pytest
 
 from agent.batch import DIGEST_BYTES, Kind, open_messages, parse
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.pages import Hole, Page, PeerPosition, StoredBatch
 from tests.fact_store.durability.promises import NORTH, origin_of_north
@@ -44,7 +45,7 @@ Door = FactStore | StoreReader
 
 
 class Original:
-    """A closed store of all kinds of content, and what its doors gave before anything was changed."""
+    """A closed store with all kinds of content, and all that its API returned before anything was changed."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "facts.db"
@@ -62,7 +63,7 @@ class Original:
                     self.owners[at] = stream, one.first_offset
 
     def _places(self, body: bytes) -> Iterator[int]:
-        """Where in the file the bytes of a batch lie; a large one lies in several pages."""
+        """Where in the file the bytes of a batch are; a large one is in several pages."""
         for first in range(0, len(body), PIECE):
             piece = body[first : first + PIECE]
             if len(piece) == PIECE and self.bytes.count(piece) == 1:
@@ -103,7 +104,7 @@ def read_all(door: Door, stream: str) -> Page:
 
 
 class Found:
-    """What the doors of a store with one changed bit gave."""
+    """All that the API of a store with one changed bit returned."""
 
     def __init__(self, original: Original) -> None:
         self.original = original
@@ -113,7 +114,7 @@ class Found:
         self.names: list[str] = []  # of the damage
 
     def read(self, door: Door) -> None:
-        """Everything that was in the original; an error names the damage."""
+        """All that was in the original; an error names the damage."""
         for stream, expected in self.original.batches.items():
             try:
                 self._stream(door, stream, expected)
@@ -144,7 +145,7 @@ class Found:
                 self.missing.add((stream, one.first_offset))
 
     def _is_notice(self, one: StoredBatch, end_offset: int) -> bool:
-        """What a store writes behind everything else, about the damage."""
+        """Whether a fact is an operational fact about the damage."""
         parsed = parse(one.sealed)
         if one.first_offset <= end_offset or parsed.header.kind is not Kind.MESSAGES:
             return False
@@ -154,12 +155,12 @@ class Found:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
-    """The store that is hurt, made once."""
+    """The store to be damaged, made once."""
     return Original(tmp_path_factory.mktemp("original"))
 
 
 def look(path: Path, original: Original) -> Found:
-    """Through every door, one after the other."""
+    """Read through every method of the API."""
     found = Found(original)
     try:
         reader = StoreReader(path)
@@ -177,14 +178,14 @@ def look(path: Path, original: Original) -> Found:
 
 def verification(path: Path) -> list[str]:
     """What `bsfg store verify` names."""
-    return [str(damage) for damage in verify_store(path, Verified(), lambda *_: None, is_quick=False)]
+    return [str(damage) for damage in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False)]
 
 
 @patient
 def test_no_changed_fact_is_served(ram: Path, original: Original) -> None:
-    """Whatever bit changes: what is served is what was stored, byte for byte at its offset; what is not served is named, by a hole
-    in the page, by an error, or, where a name or number was changed that nobody asks for, by `bsfg store verify`; and a bit inside
-    a batch costs that batch alone."""
+    """Whatever bit changes, each fact served is the one stored, byte for byte at its offset. A fact that is not served
+    is named: by a hole in the page, by an error, or by `bsfg store verify` for a name or number that no read uses. A
+    bit inside a batch costs that batch alone."""
     rng, began, outcomes = random.Random(first_seed()), time.monotonic(), Counter[str]()
     between = sorted(set(range(len(original.bytes))) - set(original.owners))
     inside = sorted(original.owners)

@@ -1,4 +1,4 @@
-"""A damaged batch is a hole with a name: never a changed fact, never an error for the batches beside it, and said once."""
+"""A damaged batch is a named hole, never a changed fact or an error for the batches beside it, and is reported once."""
 
 from pathlib import Path
 
@@ -23,7 +23,8 @@ def three_batches(folder: Path) -> Path:
 
 
 def test_one_bad_batch_costs_itself(tmp_path: Path) -> None:
-    """What lies before and behind is served, the offsets between are a hole, and also a page that begins there goes on."""
+    """The batches before and after it are served, the offsets between are a hole, and a page that begins there
+    continues."""
     reader = StoreReader(three_batches(tmp_path))
     page = reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
     assert [one.first_offset for one in page.batches] == [1, 21]
@@ -33,8 +34,8 @@ def test_one_bad_batch_costs_itself(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_damage_is_said_once(tmp_path: Path) -> None:
-    """However often it is read: one incident that names offsets, origin and sequences, and one fact in the log."""
+def test_damage_is_reported_once(tmp_path: Path) -> None:
+    """However often it is read: one incident with offsets, origin and sequences, and one fact in the log."""
     three_batches(tmp_path)
     for _ in range(2):
         with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
@@ -46,15 +47,15 @@ def test_damage_is_said_once(tmp_path: Path) -> None:
             assert f"plant/{store.epoch.hex()} 11 to 20" in incident.detail
 
 
-def test_a_hole_that_grows_is_said_again(tmp_path: Path) -> None:
-    """What lies beside a hole and is damaged later makes one hole with it: it is remembered, so that it can be repaired; a part of a hole,
-    as a page's end cuts it, is nothing new."""
+def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
+    """Damage beside a hole makes one larger hole, which is reported, so that it can be repaired; a part of a hole, as
+    the end of a page cuts it, is not reported again."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(30)))
         ranges = [OriginRange("plant", store.epoch, *one) for one in ((11, 20), (21, 30))]
 
         def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
-            """Come across a hole; what is known to be damaged afterwards."""
+            """Report a hole; returns what is listed as damaged afterwards."""
             store._damages.report(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
             return [(one.first_sequence, one.last_sequence) for one in done(store.inbound.damaged(TELEMETRY))]
 
@@ -71,8 +72,8 @@ def test_a_hole_that_grows_is_said_again(tmp_path: Path) -> None:
 
 
 def test_rows_become_batches_and_holes() -> None:
-    """A row is believed for its bytes alone; jumps are holes; released offsets are no damage; a row in another's place, of
-    another stream, or with other offsets is passed over."""
+    """A row is accepted by its bytes alone; gaps are holes; released offsets are no damage; a row in another's place,
+    of another stream, or with other offsets is passed over."""
     chain = Elsewhere()
     sealed = [chain.seal(10) for _ in range(4)]
     rows = [(1 + 10 * n, 10 + 10 * n, one[:-16], one[-16:]) for n, one in enumerate(sealed)]

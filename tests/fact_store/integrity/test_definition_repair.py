@@ -1,7 +1,7 @@
-"""Damaged tag definitions put back: what a held batch vouches for, and nothing else.
+"""Damaged tag definitions are repaired where a held batch proves them, and only there.
 
-Seen to catch, with the product broken on purpose: a peer believed without the batch's digest, a batch believed that is not held, a writer
-that goes on with the damaged end it knew by heart.
+Checked by breaking the product on purpose: a peer trusted without the batch's digest, a batch accepted that is not
+held, a writer that continues with the damaged end in its catalog.
 """
 
 import sqlite3
@@ -13,7 +13,7 @@ import pytest
 
 from agent.batch import parse
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError, StoreDamaged
 from agent.pages import ReceivedDefinition
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, tag
@@ -23,7 +23,7 @@ Hurt = Callable[[sqlite3.Connection], object]
 
 
 def body_of_2(connection: sqlite3.Connection) -> None:
-    """One bit of what tag 2 is."""
+    """Change one bit of the definition of tag 2."""
     (body,) = connection.execute("SELECT body FROM definition WHERE number = 2").fetchone()
     connection.execute(
         "UPDATE definition SET body = ? WHERE number = 2", (body[:-3] + bytes([body[-3] ^ 1]) + body[-2:],)
@@ -31,17 +31,17 @@ def body_of_2(connection: sqlite3.Connection) -> None:
 
 
 def digest_of_the_last(connection: sqlite3.Connection) -> None:
-    """What the writer goes on from."""
+    """Change the digest from which the writer continues."""
     connection.execute("UPDATE definition SET digest = ? WHERE number = ?", (bytes(16), TAGS))
 
 
 def no_2(connection: sqlite3.Connection) -> None:
-    """A row that is found no more."""
+    """Remove a row."""
     connection.execute("DELETE FROM definition WHERE number = 2")
 
 
 def no_end(connection: sqlite3.Connection) -> None:
-    """The last two rows are gone, and nothing here but the batches tells that they were."""
+    """Remove the last two rows; only the batches show that they were there."""
     connection.execute("DELETE FROM definition WHERE number >= 3")
 
 
@@ -49,7 +49,7 @@ HURTS: dict[Hurt, int] = {body_of_2: 2, digest_of_the_last: TAGS, no_2: 2, no_en
 
 
 def held(folder: Path, hurt: Hurt) -> Elsewhere:
-    """A store with a batch of an origin with some tags, hurt while it is closed."""
+    """A store with a batch of an origin with some tags, damaged while it is closed."""
     origin = Elsewhere("plant-b", tags=TAGS)
     with FactStore.open(folder / "facts.db", "idmz") as store:
         origin.put(store, [origin.seal(10)], 10)
@@ -68,8 +68,9 @@ def held(folder: Path, hurt: Hurt) -> Elsewhere:
 
 
 @pytest.mark.parametrize("hurt, first", HURTS.items(), ids=[hurt.__name__ for hurt in HURTS])
-def test_what_a_batch_vouches_for_is_put_back(tmp_path: Path, hurt: Hurt, first: int) -> None:
-    """Found by its number, put back once, believed at once and in the next life; the origin's next batch and tags are taken as ever."""
+def test_what_a_batch_proves_is_repaired(tmp_path: Path, hurt: Hurt, first: int) -> None:
+    """Found by its number, repaired once, used at once and after a restart; the next batch and tags of the origin are
+    accepted."""
     origin = held(tmp_path, hurt)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         batch = parse(origin.sealed[0])
@@ -84,11 +85,12 @@ def test_what_a_batch_vouches_for_is_put_back(tmp_path: Path, hurt: Hurt, first:
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         assert store.definitions(origin.origin, 0, 99) == origin.bodies
         assert [one.kind for one in store.incidents()] == ["definitions_repaired"]
-    assert list(verify_store(tmp_path / "facts.db", Verified(), lambda *_: None, is_quick=False)) == []
+    assert list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
 
 
-def test_nothing_else_is_taken(tmp_path: Path) -> None:
-    """Another word than the origin's, a batch that is not held, a number that is lacking: refused, and no definition has changed."""
+def test_nothing_else_is_accepted(tmp_path: Path) -> None:
+    """Another definition than the origin's, a batch that is not held, a missing number: refused, and no definition has
+    changed."""
     origin, liar = held(tmp_path, body_of_2), Elsewhere("plant-b", tags=TAGS)
     liar.bodies[1] = tag(2, unit="degF").to_json()
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
@@ -106,8 +108,8 @@ def test_nothing_else_is_taken(tmp_path: Path) -> None:
             store.definitions(origin.origin, 0, 99)
 
 
-def test_what_was_put_back_stays(tmp_path: Path) -> None:
-    """Neither changed nor removed by anybody who opens the file."""
+def test_repaired_definitions_stay(tmp_path: Path) -> None:
+    """A repaired definition can neither be changed nor removed in the file."""
     origin = held(tmp_path, body_of_2)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         done(store.inbound.repair_definitions(TELEMETRY, "plant-b", parse(origin.sealed[0]), origin.received(2)))

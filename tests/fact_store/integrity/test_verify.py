@@ -1,4 +1,5 @@
-"""`bsfg store verify` finds what a disk can change, wherever it lies, and names the place; a whole store has no damage."""
+"""`bsfg store verify` finds what a disk can change, wherever it is, and names the place; an undamaged store has no
+damage."""
 
 import sqlite3
 from contextlib import closing
@@ -8,12 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, Elsewhere, done, message, plant, samples, tag
 
 
 def filled(folder: Path) -> Path:
-    """A store with own samples and messages, a peer's batches, a consumer with an island."""
+    """A store with own samples and messages, a peer's batches, and a consumer with a confirmed range beyond its
+    frontier."""
     north = Elsewhere("north", "facts.north", EPOCH)
     with plant(folder) as store:
         done(store.appends.define([tag(2), tag(3)]))
@@ -29,12 +31,12 @@ def filled(folder: Path) -> Path:
 
 def damages(path: Path, *, is_quick: bool = False) -> list[str]:
     """What verify says."""
-    return [str(one) for one in verify_store(path, Verified(), lambda *_: None, is_quick=is_quick)]
+    return [str(one) for one in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=is_quick)]
 
 
 def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
-    """Nothing is found where nothing is wrong, and everything was looked at."""
-    counted = Verified()
+    """Verification of an undamaged store finds nothing and checks everything."""
+    counted = VerifyCounts()
     assert not list(verify_store(filled(tmp_path), counted, lambda *_: None, is_quick=False))
     assert (counted.batches, counted.facts, counted.streams, counted.definitions) == (12, 64, 3, 5)
 
@@ -78,7 +80,7 @@ def test_every_kind_of_damage_is_named(tmp_path: Path, statement: str, named: st
 
 
 def test_a_chain_forged_in_itself_is_broken(tmp_path: Path) -> None:
-    """A batch with good digest that does not attach to the one before it."""
+    """A batch with a valid digest that does not attach to the one before it."""
     path = filled(tmp_path)
     forger = Elsewhere("north", "facts.north", EPOCH)
     forger.seal(5)
@@ -94,7 +96,7 @@ def test_a_chain_forged_in_itself_is_broken(tmp_path: Path) -> None:
 
 
 def test_the_command_names_damage_and_what_to_do(tmp_path: Path) -> None:
-    """Status 0 and one line for a whole store, 1 with each damage and advice for a damaged one, also as JSON."""
+    """Status 0 and one line for an undamaged store, 1 with each damage and advice for a damaged one, also as JSON."""
     path = filled(tmp_path)
     run = CliRunner().invoke(bsfg, ["store", "verify", "--file", str(path)])
     assert (run.exit_code, "as they were written" in run.output) == (0, True), run.output
@@ -112,7 +114,7 @@ def test_the_command_names_damage_and_what_to_do(tmp_path: Path) -> None:
 
 
 def test_migrate_says_from_and_to(tmp_path: Path) -> None:
-    """A store that is up to date is said to be; a running node keeps its store for itself."""
+    """A store that is up to date is reported as such; a running node keeps its store locked."""
     path = filled(tmp_path)
     run = CliRunner().invoke(bsfg, ["store", "migrate", "--file", str(path)])
     assert (run.exit_code, "already" in run.output) == (0, True), run.output

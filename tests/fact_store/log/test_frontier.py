@@ -43,7 +43,7 @@ def test_merging(before: Confirmed, first: int | None, last: int, after: Confirm
 
 
 @pytest.mark.parametrize("first, last", [(0, 3), (-1, 3), (5, 4), (None, -1), (True, 3), (1, 2.0)])
-def test_senseless_ranges(first: int | None, last: int) -> None:
+def test_invalid_ranges(first: int | None, last: int) -> None:
     """An empty, negative or non-integer range is refused by name."""
     with pytest.raises(ConfirmRefused, match="offsets"):
         confirm_range(Confirmed(), first, last, END)
@@ -51,13 +51,13 @@ def test_senseless_ranges(first: int | None, last: int) -> None:
 
 @pytest.mark.parametrize("first", [None, 1, END + 1])
 def test_beyond_the_log(first: int | None) -> None:
-    """Nobody confirms what was never written."""
+    """An offset that was never written cannot be confirmed."""
     with pytest.raises(ConfirmBeyondLog, match=f"the log ends at {END}"):
         confirm_range(Confirmed(), first, END + 1, END)
 
 
-def test_islands_are_limited() -> None:
-    """A consumer that confirms every second fact for ever is stopped, and told which offset is missing."""
+def test_separate_ranges_are_limited() -> None:
+    """A consumer that confirms every second fact is refused at the limit, with the missing offset."""
     islands = tuple((offset, offset) for offset in range(3, 3 + 2 * RANGES_MAX, 2))
     full = Confirmed(1, islands)
     with pytest.raises(ConfirmRefused, match="confirm offset 2 first"):
@@ -67,7 +67,8 @@ def test_islands_are_limited() -> None:
 
 @given(st.lists(st.tuples(st.none() | st.integers(1, END), st.integers(0, END)), max_size=30))
 def test_like_a_set(receipts: list[tuple[int | None, int]]) -> None:
-    """Whatever is confirmed in whatever order: the state is that of a set of offsets, and the frontier never moves back."""
+    """In whatever order ranges are confirmed, the state is that of a set of offsets, and the frontier never moves
+    back."""
     confirmed, offsets = Confirmed(), set[int]()
     for first, last in receipts:
         if first is not None and first > last:

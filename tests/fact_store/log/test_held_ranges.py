@@ -1,4 +1,4 @@
-"""What to do with one more batch of an origin: tables, and a set of sequences as the model."""
+"""The decision about one more batch of an origin: tables, and a set of sequences as the model."""
 
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ def batch(number: int, history: str = "honest") -> HeldRange:
 
 
 def run(first: int, last: int) -> HeldRange:
-    """What is held after batches `first` to `last`."""
+    """The range held after batches `first` to `last`."""
     return HeldRange(batch(first).first_sequence, batch(last).last_sequence, digest(first - 1), digest(last))
 
 
@@ -48,7 +48,7 @@ def run(first: int, last: int) -> HeldRange:
     ],
 )
 def test_honest_batches(held: tuple[HeldRange, ...], offered: HeldRange, decision: Insert | Duplicate) -> None:
-    """New batches join what they touch; a skipped stretch is declared only where the log's new end skips it."""
+    """New batches join adjacent ranges; a gap is reported only where the new end of the log skips sequences."""
     assert decide_insert(held, offered) == decision
 
 
@@ -67,14 +67,14 @@ def test_honest_batches(held: tuple[HeldRange, ...], offered: HeldRange, decisio
     ],
 )
 def test_forks(held: tuple[HeldRange, ...], offered: HeldRange) -> None:
-    """A history that contradicts what is held is a fork, whatever end of it shows first."""
+    """A history that contradicts what is held is a fork, whichever end shows it."""
     decision = decide_insert(held, offered)
     assert isinstance(decision, Fork), decision
     assert decision.why
 
 
 def test_ranges_are_limited() -> None:
-    """An origin with more gaps than anybody can look into is refused; filling a gap stays possible."""
+    """An origin with too many gaps is refused; a gap can still be filled."""
     held = tuple(run(number, number) for number in range(1, 2 * RANGES_MAX, 2))
     assert len(held) == RANGES_MAX
     assert isinstance(decide_insert(held, batch(2 * RANGES_MAX + 5)), Fork)
@@ -85,7 +85,8 @@ def test_ranges_are_limited() -> None:
 
 @given(st.lists(st.integers(1, 12), max_size=40))
 def test_like_a_set(order: list[int]) -> None:
-    """Batches of one history in any order, any number of times: held is exactly what came, nothing forks, nothing doubles."""
+    """Batches of one history in any order and number: exactly those that came are held, none forks, none is stored
+    twice."""
     held: tuple[HeldRange, ...] = ()
     came = set[int]()
     for number in order:
@@ -112,7 +113,7 @@ def test_like_a_set(order: list[int]) -> None:
 
 @given(st.sets(st.integers(1, 12)), st.integers(1, 12))
 def test_a_foreign_branch_never_joins(held_numbers: set[int], number: int) -> None:
-    """A batch of another history is never joined to what is held of this one."""
+    """A batch of another history is never joined to the held ranges of this one."""
     held: tuple[HeldRange, ...] = ()
     for one in sorted(held_numbers):
         decision = decide_insert(held, batch(one))

@@ -1,4 +1,4 @@
-"""The life of a consumer: the table in the code, and the one a person reads."""
+"""The states of a consumer: the table in the code equals those in its docstring and in the docs."""
 
 import re
 
@@ -10,7 +10,7 @@ from tools.draw_lifecycle import PAGE, diagram, drawn
 
 
 def test_the_docstring_shows_the_table() -> None:
-    """Who reads the module reads what the code does, row by row."""
+    """The docstring has the same rows as the code."""
     assert lifecycle.__doc__ is not None
     rows = re.findall(r"^    (\w.*?)  +(\w+)  +(\w.*)$", lifecycle.__doc__, re.MULTILINE)
     shown = {(Lifecycle(a), Event(b)): Lifecycle(c) for a, b, c in rows if a != "state"}
@@ -18,7 +18,7 @@ def test_the_docstring_shows_the_table() -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    """The diagram in the docs is drawn from the code and from nothing else: one arrow for each row."""
+    """The diagram in the docs is drawn from the code: one arrow for each row."""
     page = PAGE.read_text(encoding="utf-8")
     assert page == drawn(page), "run python tools/draw_lifecycle.py"
     assert diagram().count("-->") == len(TRANSITIONS) + 2
@@ -29,7 +29,7 @@ def test_the_page_shows_the_table() -> None:
     [(state, event) for state in Lifecycle for event in Event if (state, event) not in TRANSITIONS],
 )
 def test_what_the_table_lacks(state: Lifecycle, event: Event) -> None:
-    """A transition nobody thought of is our own mistake, not a guess."""
+    """A transition that is not in the table raises AssertionError."""
     with pytest.raises(AssertionError, match=state.value):
         next_state(state, event)
 
@@ -57,6 +57,6 @@ def test_every_state_is_reached_and_left() -> None:
     ],
 )
 def test_what_time_alone_does(state: Lifecycle, coming: tuple[Event, int] | None) -> None:
-    """Who is present is lost when it was not seen for long, a removal is carried out in the end, and the table has the rows."""
+    """An active consumer that is not seen is lost, a removal is completed, and the table has these rows."""
     assert next_timeout(state, 1000, 45) == coming
     assert coming is None or (state, coming[0]) in TRANSITIONS

@@ -1,4 +1,4 @@
-"""What a store says of itself is a fact like any other: legal, canonical, and stored once however often it is told."""
+"""Operational facts are valid and canonical messages, stored once however often they are recorded."""
 
 from agent.batch import Origin
 from agent.fact_store.append.append import content_digest
@@ -8,9 +8,9 @@ from agent.message import check_message
 ORIGIN = Origin("plant-a", bytes(range(16)))
 
 
-def test_notices_are_messages_by_the_rules() -> None:
-    """A notice passes the checks every message passes, names its stream or store as subject, and repeats no wall clock in
-    its identity: told again later, it is the same message."""
+def test_operational_facts_are_valid_messages() -> None:
+    """An operational fact passes the checks of every message, has its stream or store as subject, and no wall clock in
+    its identity: recorded again later, it is the same message."""
     about = {"first_offset": 1, "last_offset": 7, "reason": "ttl"}
     first = stream_fact(ORIGIN, "facts.telemetry", "facts_expired", about, "facts.telemetry:1-7", 1000)
     again = stream_fact(ORIGIN, "facts.telemetry", "facts_expired", about, "facts.telemetry:1-7", 2000)
@@ -22,9 +22,8 @@ def test_notices_are_messages_by_the_rules() -> None:
     assert content_digest(first) == content_digest(again)
 
 
-def test_a_notice_of_damage_can_always_be_written() -> None:
-    """Numbers that a flipped bit has made too large for JSON are told as text, wherever they stand: what the disk did must never
-    stop the writer from saying so."""
+def test_the_fact_about_damage_can_always_be_written() -> None:
+    """Numbers that a flipped bit made too large for JSON are written as text, so damage can always be recorded."""
     about = {"first_sequence": 2**57, "origins": [{"last_sequence": -(2**60), "zone": "plant-a"}], "count": 3}
     message = stream_fact(ORIGIN, "facts.telemetry", "facts_damaged", about, "x", 1000)
     check_message(message)

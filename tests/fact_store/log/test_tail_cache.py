@@ -1,4 +1,4 @@
-"""The newest batches in memory: what a reader at the end of a stream is served from is what the file would have given."""
+"""The tail cache serves the same pages as the file."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +22,7 @@ NUMBERS = st.integers(0, sum(SIZES) + 10)
 
 @pytest.fixture(autouse=True, scope="module")
 def from_the_file() -> None:
-    """Not here."""
+    """A tail cache that serves nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, 
 def test_a_page_is_the_same_by_every_way(
     both: tuple[FactStore, StoreReader], after: int, facts: int, size: int, until: int | None
 ) -> None:
-    """Whatever is asked for, memory, the one statement of the usual case, and the several of all others answer with the same batches,
+    """The tail cache, the one statement of the usual case, and the several of all others return the same batches,
     limits and end."""
     store, reader = both
     end_offset = store.end_offset(TELEMETRY)
@@ -54,7 +54,7 @@ def test_a_page_is_the_same_by_every_way(
 def test_the_end_is_served_without_the_file(
     both: tuple[FactStore, StoreReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was just committed does not touch the disk: the reader of the file is not asked."""
+    """A page of facts just committed does not read the file."""
     store, _ = both
 
     def refuse(*_: object, **__: object) -> None:
@@ -67,7 +67,7 @@ def test_the_end_is_served_without_the_file(
 
 
 def test_a_tail_is_bounded_in_bytes() -> None:
-    """However much is put behind it, a tail keeps the newest whole batches within its bytes, without a break."""
+    """The cache keeps the newest whole consecutive batches within its limit."""
     elsewhere, tail, end_offset = Elsewhere(), TailCache(), 0
     sealed = [batch.parse(elsewhere.seal(400)) for _ in range(300)]
     for at in range(0, len(sealed), 7):
@@ -81,8 +81,8 @@ def test_a_tail_is_bounded_in_bytes() -> None:
     assert left < max(len(one.sealed) for one in sealed)
 
 
-def test_what_retention_let_go_of_is_not_served_from_memory(tmp_path: Path) -> None:
-    """Facts that were confirmed and released are a hole, though their batches are still in memory."""
+def test_released_facts_are_not_served_from_memory(tmp_path: Path) -> None:
+    """Released facts are a hole, though their batches are still in memory."""
     streams = [StreamSettings(TELEMETRY, keep_hours=0)]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
         done(store.appends.define([tag(1)]))
@@ -97,7 +97,7 @@ def test_what_retention_let_go_of_is_not_served_from_memory(tmp_path: Path) -> N
 
 
 def test_a_peers_batches_are_served_as_they_came(tmp_path: Path) -> None:
-    """A relay hands on from memory the bytes it was handed."""
+    """A relay serves a peer's bytes from memory unchanged."""
     elsewhere = Elsewhere("line")
     sealed = [elsewhere.seal(3), elsewhere.seal(4)]
     with plant(tmp_path) as store:
@@ -108,7 +108,7 @@ def test_a_peers_batches_are_served_as_they_came(tmp_path: Path) -> None:
 
 
 def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
-    """After `close` a read is refused, whatever was in memory."""
+    """After `close` a read is refused, whatever is in memory."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
         assert store.read(TELEMETRY, 0, 1, 1).batches

@@ -1,4 +1,4 @@
-"""Hours before something happens: tables of what is held, what comes in and what that means."""
+"""Hours until the store is full or facts are lost: tables of held bytes, inflow and results."""
 
 import pytest
 
@@ -10,17 +10,17 @@ SLOW = Inflow(36 * MB, HOUR_MS)  # 10 kB a second
 
 
 def log(*lags: ConsumerLag, bytes_max: int = 0, ttl_hours: float = 168.0, inflow: Inflow = SLOW) -> StreamUse:
-    """A stream of 100 MB in all, of which 20 MB are gone."""
+    """A stream of 100 MB in all, of which 20 MB are released."""
     return StreamUse("facts.telemetry", 100 * MB, 20 * MB, bytes_max, ttl_hours, inflow, lags)
 
 
 def caught_up(name: str = "a") -> ConsumerLag:
-    """A consumer that has confirmed everything."""
+    """A consumer that has confirmed all facts."""
     return ConsumerLag(name, 100 * MB, None)
 
 
 def behind(at_mb: int, hours: float, name: str = "b") -> ConsumerLag:
-    """A consumer that has confirmed the first so many MB, and whose oldest fact is so old."""
+    """A consumer that has confirmed the first `at_mb`, and whose oldest unconfirmed fact is `hours` old."""
     return ConsumerLag(name, at_mb * MB, int(hours * HOUR_MS))
 
 
@@ -43,7 +43,8 @@ def behind(at_mb: int, hours: float, name: str = "b") -> ConsumerLag:
     ],
 )
 def test_hours_until_full(what: str, room_mb: int | None, one: StreamUse, hours: float | None) -> None:
-    """Room is what is free and what everybody has confirmed; time is room by what came in during the last hour."""
+    """The room is the free bytes and the confirmed ones; the hours are the room divided by the inflow of the last
+    hour."""
     found = forecast(80 * MB, None if room_mb is None else room_mb * MB, [one])
     (stream,) = found.streams
     assert stream.hours_until_full == pytest.approx(hours), what
@@ -60,13 +61,13 @@ def test_hours_until_full(what: str, room_mb: int | None, one: StreamUse, hours:
     ],
 )
 def test_hours_until_ttl_loss(what: str, one: StreamUse, hours: float | None) -> None:
-    """The time to live less the age of the oldest fact that somebody lacks, of the consumer that is worst off."""
+    """The time to live less the age of the oldest fact that a consumer lacks, for the worst consumer."""
     (stream,) = forecast(0, None, [one]).streams
     assert stream.hours_until_ttl_loss == pytest.approx(hours), what
 
 
 def test_what_each_consumer_holds_back() -> None:
-    """Bytes not confirmed and hours waited, one consumer by one; what is gone already is not held by anybody."""
+    """Unconfirmed bytes and hours waited for each consumer; released facts are not held back."""
     found = forecast(0, None, [log(caught_up("a"), behind(60, 68, "b"), behind(5, 169, "c"))])
     assert found.consumers == (
         ConsumerSpace("a", "facts.telemetry", 0, 0.0, None),
@@ -76,7 +77,7 @@ def test_what_each_consumer_holds_back() -> None:
 
 
 def test_streams_share_the_store() -> None:
-    """The store is filled by all streams together; a stream into which nothing comes has no end of its own."""
+    """All streams together fill the store; a stream without inflow has no forecast of its own."""
     busy, idle = log(), StreamUse("facts.idle", 0, 0, 0, 168.0, Inflow(0, HOUR_MS))
     found = forecast(160 * MB, 72 * MB, [busy, busy, idle])
     assert found.hours_until_full == pytest.approx(1.0)
@@ -86,8 +87,8 @@ def test_streams_share_the_store() -> None:
 
 
 def test_fill_is_of_the_real_limit() -> None:
-    """Percent of the stream's own limit; without one there is nothing to be a percentage of. What everybody has confirmed
-    yields, so a store that is full of it is not full."""
+    """The percentage of the stream's own limit, none without one. Confirmed facts do not count, so a store full of them
+    is not full."""
     (limited,) = forecast(0, None, [log(bytes_max=160 * MB)]).streams
     (free,) = forecast(0, None, [log()]).streams
     assert (limited.fill_percent, free.fill_percent, free.bytes_max) == (50.0, None, None)
@@ -115,14 +116,14 @@ MINUTE_MS = 60_000
         ("nothing but backlog", [(0, 0, True), (1, 500, True), (2, 900, True)], 999, (0, 57)),
     ],
 )
-def test_pace_leaves_backlog_out(
+def test_inflow_leaves_backlog_out(
     what: str, marks: list[tuple[float, int, bool]], end: int, expected: tuple[int, float]
 ) -> None:
-    """Of an hour in which a live stream takes in 10 bytes a minute: what history adds is not in its pace."""
+    """A live stream has 10 bytes a minute; backlog in that hour does not change its inflow."""
     found = [Mark(int(minutes * MINUTE_MS), total, is_backlog) for minutes, total, is_backlog in marks]
     assert inflow_of(found, 0, end, 60 * MINUTE_MS) == Inflow(expected[0], int(expected[1] * MINUTE_MS)), what
 
 
-def test_no_pace_while_only_backlog_comes() -> None:
-    """A new zone that has taken in nothing but history yet: nobody can tell when it is full."""
+def test_no_inflow_while_only_backlog_comes() -> None:
+    """A new zone that has received only backlog has no forecast."""
     assert inflow_of([Mark(5, 0, True)], 5, 10**9, 5 + 59_000).bytes_per_s is None

@@ -1,4 +1,4 @@
-"""Reading: pages of whole batches, limits, other processes, and a writer that is not disturbed."""
+"""Reading: pages of whole batches, limits, other processes, and no effect on the writer."""
 
 import sqlite3
 import threading
@@ -50,7 +50,7 @@ def test_limits_in_facts(reader: StoreReader) -> None:
 
 
 def test_limits_in_bytes(reader: StoreReader) -> None:
-    """Never more bytes than asked for, but at least one batch: whoever cannot take it must know how large it is."""
+    """Never more bytes than the limit, except for a first batch that is larger than it."""
     whole = reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
     sizes = [len(one.sealed) for one in whole.batches]
     assert offsets(reader, 0, EVERYTHING, 1) == [1]
@@ -59,14 +59,14 @@ def test_limits_in_bytes(reader: StoreReader) -> None:
 
 
 def test_until(reader: StoreReader) -> None:
-    """A range read leaves out batches that begin beyond it."""
+    """Batches that begin after `until_offset` are left out."""
     assert offsets(reader, 0, until_offset=20) == [1, 11]
     assert offsets(reader, 0, until_offset=21) == [1, 11, 21]
     assert offsets(reader, 20, until_offset=20) == []
 
 
 def test_what_is_known_without_a_writer(reader: StoreReader) -> None:
-    """Streams, ends, origins and definitions are there for other programs."""
+    """Streams, ends, origins and definitions can be read by other programs."""
     assert reader.zone == "plant"
     (info,) = reader.streams()
     assert (info.name, info.first_offset, info.end_offset) == (TELEMETRY, 1, 40)
@@ -82,8 +82,8 @@ def test_what_is_known_without_a_writer(reader: StoreReader) -> None:
 
 
 @pytest.mark.parametrize("after, facts, size", [(-1, 1, 1), (0, 0, 1), (0, 1, 0), (0, -5, 1)])
-def test_senseless_limits(reader: StoreReader, after: int, facts: int, size: int) -> None:
-    """Limits of nothing are the caller's mistake."""
+def test_invalid_limits(reader: StoreReader, after: int, facts: int, size: int) -> None:
+    """Limits below 1 raise ValueError."""
     with pytest.raises(ValueError, match="facts_max"):
         reader.read(TELEMETRY, after, facts, size)
 
@@ -107,11 +107,9 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
             reader.streams()
 
 
-def test_nothing_is_served_before_the_store_says_that_it_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between a commit and the moment the rest of the process learns of it, a page ends where the store says it does: what a peer
-    confirms at once would else lie beyond its end, and be taken for another life of this store."""
+def test_no_fact_is_served_before_its_commit_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a commit and the publication of its catalog, a page ends at the published end. Otherwise a peer that
+    confirms at once would be beyond the end, and the store would take itself for an old copy."""
     pages, settle = list[tuple[int, int]](), writer.Writer._settle
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
@@ -130,7 +128,8 @@ def test_nothing_is_served_before_the_store_says_that_it_has_it(
 
 
 def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
-    """Readers in many threads always see a dense prefix of the log, never less than was acknowledged before they asked."""
+    """Readers in many threads always see a dense prefix of the log, with at least the facts acknowledged before they
+    read."""
     with plant(tmp_path) as store:
         problems = list[str]()
         finished = threading.Event()
@@ -157,7 +156,7 @@ def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """What is missing, foreign or too new is refused by name, and not created."""
+    """A file that is missing, foreign or too new is refused by name, and not created."""
     with pytest.raises(StoreMissing, match="does not exist"):
         StoreReader(tmp_path / "nothing.db")
     assert not (tmp_path / "nothing.db").exists()
@@ -171,7 +170,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_read_that_the_disk_failed_is_no_damage(tmp_path: Path) -> None:
-    """SQLite ends a read's transaction by itself where the disk fails it: what is told is the disk's error, and no damage."""
+    """SQLite ends a read transaction when the disk fails it: the error of the disk is raised, not damage."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
 

@@ -1,4 +1,4 @@
-"""Room and hours read from a real store: bytes from the batches, ages and pace from the marks, limits from the settings."""
+"""Room and hours of a real store: bytes from the batches, ages and inflow from the marks, limits from the settings."""
 
 import os
 import sqlite3
@@ -17,8 +17,8 @@ BATCH = 50
 
 
 def filled(folder: Path) -> list[int]:
-    """A store with four batches and three consumers: behind everything, in the middle of the third batch, at the end. Returns
-    the sealed bytes of the batches."""
+    """A store with four batches and three consumers: at the start, in the middle of the third batch, at the end.
+    Returns the sealed bytes of the batches."""
     with plant(folder) as store:
         for name in ("all", "none", "some"):
             done(store.consumers.register(name, "idmz", TELEMETRY))
@@ -41,14 +41,14 @@ def marked(folder: Path, *marks: tuple[int, int, int]) -> None:
 
 
 def space_of(folder: Path, minutes: int, settings: StoreSettings = ROOMY, **policy: float) -> StoreSpace:
-    """The forecast when the store's own clock says so many minutes."""
+    """The forecast at an age of the store in minutes."""
     policies = {TELEMETRY: StreamSettings(TELEMETRY, **policy)}  # type: ignore[arg-type]
     with closing(StoreReader(folder / "facts.db")) as reader:
         return reader.space(settings, policies, age_ms=minutes * 60_000)
 
 
 def test_what_each_consumer_holds_back(tmp_path: Path) -> None:
-    """Whole batches that a consumer has not confirmed, also one it has confirmed in part; hours since the mark before its
+    """Whole batches that a consumer has not confirmed, also one confirmed in part; the hours since the mark before its
     oldest fact."""
     sizes = filled(tmp_path)
     marked(tmp_path, (1, 0, 0), (2 * BATCH + 1, sum(sizes[:2]), 60))
@@ -71,10 +71,11 @@ def test_what_each_consumer_holds_back(tmp_path: Path) -> None:
         ("one burst is spread over the hour", [(1, 0, 0), (151, 3, 119)], 120, 1, 60),
     ],
 )
-def test_pace(
+def test_inflow(
     tmp_path: Path, what: str, marks: list[tuple[int, int, int]], minutes: int, batches: int, span_minutes: int
 ) -> None:
-    """Bytes that came in since the oldest mark of the last hour, over the hour or the life of the stream if that is shorter."""
+    """Bytes since the oldest mark of the last hour, divided by the hour, or by the life of the stream if that is
+    shorter."""
     sizes = filled(tmp_path)
     marked(tmp_path, *((offset, sum(sizes[:before]), age) for offset, before, age in marks))
     (stream,) = space_of(tmp_path, minutes).streams
@@ -83,7 +84,7 @@ def test_pace(
 
 
 def test_room_is_the_nearest_limit(tmp_path: Path) -> None:
-    """What the settings allow the file, or what the disk has above its floor, whichever is less."""
+    """The limit of the file by the settings, or the free space above the disk's floor, whichever is less."""
     filled(tmp_path)
     free = os.statvfs(tmp_path)
     on_disk = space_of(tmp_path, 0).bytes_max
@@ -97,7 +98,7 @@ def test_room_is_the_nearest_limit(tmp_path: Path) -> None:
 
 
 def test_a_store_without_marks(tmp_path: Path) -> None:
-    """Facts from before there were marks are as old as the store's own clock, and nobody can tell a pace."""
+    """Facts without marks are as old as the store, and there is no inflow."""
     filled(tmp_path)
     marked(tmp_path)
     found = space_of(tmp_path, 180)
@@ -105,8 +106,8 @@ def test_a_store_without_marks(tmp_path: Path) -> None:
     assert {one.name: one.hours_held for one in found.consumers} == {"all": 0.0, "none": 3.0, "some": 3.0}
 
 
-def test_a_running_store_tells_it_too(tmp_path: Path) -> None:
-    """The node's own picture: the same figures from the writer's memory, with the writer's clock."""
+def test_a_running_store_has_the_same_figures(tmp_path: Path) -> None:
+    """The node's own figures are the same, from the writer's catalog and age."""
     sizes = filled(tmp_path)
     with plant(tmp_path) as store:
         found = store.space()

@@ -1,4 +1,5 @@
-"""Retention while other things happen: readers in the middle of a scan, kills, clocks that jump, a disk that others fill."""
+"""Retention during other events: readers in the middle of a scan, kills, clocks that jump, a disk filled by other
+programs."""
 
 import os
 import random
@@ -45,8 +46,8 @@ def is_contiguous(store: FactStore, first: int) -> int:
 
 @pytest.mark.sim
 def test_a_kill_during_retention_loses_nothing_unconfirmed(tmp_path: Path) -> None:
-    """Killed again and again while it releases, deletes and gives space back: what was acknowledged and not confirmed is there
-    each time, what went was confirmed, and the next life goes on."""
+    """Killed again and again while it releases, deletes and shrinks the file: acknowledged, unconfirmed facts are there
+    each time, released ones were confirmed, and the next life continues."""
     rng, acknowledged, confirmed, gone = random.Random(first_seed()), 0, 0, 0
     command = [sys.executable, "-m", "tests.fact_store.retention.forgetting", str(tmp_path / "facts.db")]
     for number in range(ROUNDS):
@@ -74,8 +75,8 @@ def test_a_kill_during_retention_loses_nothing_unconfirmed(tmp_path: Path) -> No
 
 
 def test_a_reader_in_the_middle_of_a_scan(tmp_path: Path) -> None:
-    """A slow reader in another connection, paging through the log while retention takes it away before and behind it: each of its
-    pages goes on where the last ended, facts and holes without a break, and every fact is the one of its offset."""
+    """A slow reader on another connection, while retention releases facts before and after its position: each page
+    continues where the last one ended, facts and holes without a gap, and every fact is the one of its offset."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=SETTINGS, streams=STREAMS) as store:
         done(store.appends.define([tag(1)]))
         done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
@@ -129,7 +130,7 @@ def scan_once(reader: StoreReader, told: list[int]) -> int:
 
 @pytest.mark.parametrize("jump_h", [-24 * 365 * 50, 24 * 365 * 80])
 def test_no_clock_that_jumps_expires_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_h: int) -> None:
-    """A gateway that wakes up in 1970, or is set a lifetime ahead: only hours in which the store was open count."""
+    """A gateway that starts in 1970, or whose clock is set far ahead: only hours in which the store was open count."""
     real, jumped_ns = writer_module.time.time_ns, [0]
     streams = (StreamSettings(TELEMETRY, keep_hours=0.5, ttl_hours=1),)
     for life in range(3):
@@ -146,8 +147,8 @@ def test_no_clock_that_jumps_expires_anything(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """drop_oldest gives way to new facts, not to other programs: however far they push the disk below its floor, the stream keeps
-    about what it held."""
+    """drop_oldest makes room for new facts, not for other programs: however far they fill the disk beyond its floor,
+    the stream keeps about what it held."""
     free = [10**12]
     monkeypatch.setattr(housekeeping, "disk_free", lambda _: free[0])
     settings = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=FLOOR, ballast_bytes=0)
@@ -164,8 +165,8 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
 
         def look() -> None:
             keeper = store._writer.housekeeping
-            seen_ns = keeper._seen_ns
-            wait_until(lambda: keeper._seen_ns > seen_ns, "a look at the disk")
+            seen_ns = keeper._measured_ns
+            wait_until(lambda: keeper._measured_ns > seen_ns, "a look at the disk")
 
         put(100)
         look()

@@ -1,7 +1,7 @@
-"""A disk that is really full, a tmpfs of eight megabytes: every acknowledged fact is served throughout, a killed process opens its
-store again on the full disk, and when space returns appends go on by themselves.
+"""A disk that is really full, a tmpfs of eight megabytes: every acknowledged fact is served throughout, a killed
+process opens its store again on the full disk, and when space returns appends continue by themselves.
 
-Really full is worse than a limit: SQLite cannot even delete then, for that needs room in its log.
+A full disk is worse than a limit: SQLite cannot even delete rows, because that needs room in its WAL.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def fill(other: Path, bytes_max: int = 2**40) -> None:
 
 
 def listen(process: subprocess.Popen[bytes], promises: Promises, refusals: int) -> None:
-    """Hear what a process says until it was refused so often again."""
+    """Read the output of a process until it was refused this many times."""
     assert process.stdout is not None
     wanted = len(promises.errors) + refusals
     while len(promises.errors) < wanted:
@@ -57,7 +57,7 @@ def listen(process: subprocess.Popen[bytes], promises: Promises, refusals: int) 
 
 
 def refused(store: FactStore, end_offset: int) -> BaseException | None:
-    """Why the next samples were not taken; None where they were."""
+    """Why the next samples were refused; None where they were stored."""
     try:
         return store.appends.append_samples(TELEMETRY, noise(end_offset + 1)).exception(LIMIT_S)
     except StoreFull as error:  # already when they were handed over
@@ -65,7 +65,7 @@ def refused(store: FactStore, end_offset: int) -> BaseException | None:
 
 
 def test_a_full_disk_costs_no_acknowledged_fact(small_disk: Path) -> None:
-    """See the module."""
+    """As the module says."""
     path, others, promises = small_disk / "facts.db", (small_disk / "large", small_disk / "last"), Promises()
     fill(others[0], 4 * 1024 * 1024)
     command = [sys.executable, "-m", "tests.fact_store.filled", str(path)]

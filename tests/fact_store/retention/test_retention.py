@@ -1,4 +1,4 @@
-"""Retention in a real store: what is confirmed goes, what is lost is said, what is full refuses and recovers."""
+"""Retention in a real store: confirmed facts are released, losses are recorded, a full stream refuses and recovers."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.catalog import StreamState
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.retention import housekeeping as housekeeping_module
@@ -39,7 +39,7 @@ HOUR_NS = 3_600_000_000_000
 
 
 class Clock:
-    """A monotonic clock that a test moves on; the writer's waits go by the real one."""
+    """A monotonic clock moved by the test; the writer's waits use the real one."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -80,7 +80,7 @@ def fill(store: FactStore, batches: int, facts: int = 10) -> int:
 
 
 def notices(store: FactStore | StoreReader) -> list[Fact]:
-    """What the store says of itself in the stream."""
+    """The operational facts in the stream."""
     page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
     parsed = [batch.parse(one.sealed) for one in page.batches]
     return [
@@ -95,8 +95,8 @@ def rows(folder: Path) -> int:
 
 
 def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> None:
-    """With two consumers, what the slower one has not confirmed stays, whole batches at a time; when both have it, it goes, rows
-    included, and the file says so by itself."""
+    """With two consumers, facts that the slower one has not confirmed stay, in whole batches; when both have confirmed
+    them they are released and their rows deleted."""
     with store_of(tmp_path, keep_hours=0) as store:
         for name in ("idmz.a", "idmz.b"):
             done(store.consumers.register(name, "idmz", TELEMETRY))
@@ -116,9 +116,9 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
     assert rows(tmp_path) == 1
 
 
-def test_a_batch_that_came_late_outlives_those_behind_it(tmp_path: Path) -> None:
-    """Sequences that fill a gap lie behind later ones of their origin, which may be gone before them: the store opens, says what it
-    holds, and knows the released batch again."""
+def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
+    """Sequences that fill a gap are stored after later ones of their origin, which may be released first: the store
+    opens, reports what it holds, and recognises the released batch."""
     north = Elsewhere("north")
     early, late = north.seal(3), north.seal(3)
     with store_of(tmp_path, keep_hours=0) as store:
@@ -134,11 +134,11 @@ def test_a_batch_that_came_late_outlives_those_behind_it(tmp_path: Path) -> None
             store.inbound.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 8))
         )
         assert again.duplicate_facts == 3
-        assert not list(verify_store(store.path, Verified(), lambda *_: None, is_quick=False))
+        assert not list(verify_store(store.path, VerifyCounts(), lambda *_: None, is_quick=False))
 
 
 def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: Clock) -> None:
-    """Facts that nobody has registered for wait until their time to live is over, whatever is kept for local readers."""
+    """Facts without any consumer wait until their time to live is over, whatever `keep_hours` is."""
     with store_of(tmp_path, keep_hours=0, ttl_hours=10) as store:
         fill(store, 3)
         clock.ahead_ns = 9 * HOUR_NS
@@ -146,9 +146,10 @@ def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: 
         assert first_offset(store) == 1
 
 
-def test_what_expires_is_said_in_the_log_and_as_an_incident(tmp_path: Path, clock: Clock) -> None:
-    """When the time to live is over, unconfirmed facts go; a fact in the same stream names range, count, reason, consumer and
-    origin, an incident says the same, and the consumer's next page names the hole. Its frontier passes it when it confirms."""
+def test_what_expires_is_recorded_in_the_log_and_as_an_incident(tmp_path: Path, clock: Clock) -> None:
+    """When the time to live is over, unconfirmed facts are released. A fact in the same stream and an incident name
+    range, count, reason, consumer and origin, and the consumer's next page has the hole. Its frontier passes it at the
+    next confirmation."""
     with store_of(tmp_path, ttl_hours=10) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         fill(store, 5)
@@ -175,7 +176,7 @@ def test_what_expires_is_said_in_the_log_and_as_an_incident(tmp_path: Path, cloc
 
 
 def test_time_switched_off_does_not_count(tmp_path: Path, clock: Clock) -> None:
-    """A store that is opened again goes on at the age it had: however long it was closed, nothing expires by that."""
+    """A store that is opened again has the age it had: no fact expires while it is closed."""
     with store_of(tmp_path, ttl_hours=10) as store:
         fill(store, 2)
         clock.ahead_ns = 6 * HOUR_NS
@@ -189,8 +190,8 @@ def test_time_switched_off_does_not_count(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
-    """At its limit a stream refuses, by name and with what to do; nothing acknowledged is touched, confirmations and reads go on,
-    and once confirmed facts have gone, appends are taken again without anybody's help."""
+    """At its limit a stream refuses appends with advice; acknowledged facts stay, confirmations and reads work, and
+    once confirmed facts are released, appends are stored again by themselves."""
     with store_of(tmp_path, bytes_max=1024 * 1024, keep_hours=24) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
@@ -210,8 +211,8 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
 
 
 def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With on_full = drop_oldest appends are always taken; what goes for them is said, piece by piece without a gap or overlap,
-    and the stream stays about its limit. The log says once that losses have begun."""
+    """With on_full = drop_oldest all appends are stored; the loss is recorded piece by piece without gap or overlap,
+    and the stream stays about at its limit. The log reports the first loss once."""
     with store_of(tmp_path, bytes_max=1024 * 1024, on_full="drop_oldest") as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         for _ in range(100):
@@ -231,8 +232,8 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
 
 
 def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
-    """Where streams share a store that is full, and everything in one of them is confirmed, appends to it are never refused, and
-    the other, which may drop its oldest, loses nothing."""
+    """Two streams share a full store, and all facts of one are confirmed: appends to it are never refused, and the
+    other, which may drop its oldest, loses nothing."""
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
@@ -251,7 +252,7 @@ def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
 
 
 def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
-    """After a large part was forgotten the file shrinks by itself while the store stays open, and what is left reads as before."""
+    """After a large release the file shrinks while the store stays open, and the remaining facts read as before."""
     with store_of(tmp_path, keep_hours=0) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         for _ in range(60):
@@ -268,7 +269,7 @@ def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
 
 
 def test_reopening_in_the_middle_of_a_release_goes_on(tmp_path: Path) -> None:
-    """A store closed right after a large release finishes deleting in its next life, and serves nothing of it meanwhile."""
+    """A store closed right after a large release deletes the rest in its next life, and serves none of it meanwhile."""
     with store_of(tmp_path, keep_hours=0) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         end = fill(store, 600, 1)
@@ -282,8 +283,8 @@ def test_reopening_in_the_middle_of_a_release_goes_on(tmp_path: Path) -> None:
 
 
 def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock) -> None:
-    """A stream into which a live source writes, and for some seconds the history of another zone: what comes in is the live source's,
-    then, after its minute, and in the next life of the store."""
+    """A stream with a live source and, for some seconds, the backlog of another zone: the inflow is the live source's,
+    then, after its minute, and after a restart."""
     peer = Elsewhere("plant-b")
     with store_of(tmp_path) as store:
         for minute in range(30):

@@ -1,4 +1,4 @@
-"""What may be forgotten, how old is old, how full is full: the decisions of retention as tables and properties."""
+"""The decisions of retention as tables and properties: what may be released, ages, limits."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from agent.fact_store.retention.retention import Reason, Release, StreamOffsets,
 
 
 def view(**known: object) -> StreamOffsets:
-    """Offsets 11 to 100 are here, nobody reads, nothing is old."""
+    """Offsets 11 to 100 are held, without consumers, and all are new."""
     return StreamOffsets(**{"released": 10, "end": 100, "confirmed": None, "kept": 10, **known})  # type: ignore[arg-type]
 
 
@@ -41,8 +41,8 @@ def view(**known: object) -> StreamOffsets:
         (view(confirmed=None, excess=70, may_drop=True), Release(70, Reason.FULL, 11)),
     ],
 )
-def test_what_may_go(found: StreamOffsets, expected: Release | None) -> None:
-    """Each rule with its neighbours: what goes, why, and what of it is a loss."""
+def test_what_is_released(found: StreamOffsets, expected: Release | None) -> None:
+    """Each rule at its edges: what is released, why, and which part of it is a loss."""
     assert decide_release(found) == expected
 
 
@@ -67,8 +67,8 @@ def test_invariant_8_only_what_everybody_has_goes_silently(
     excess: int | None,
     may_drop: bool,  # noqa: FBT001 hypothesis passes by name
 ) -> None:
-    """Truncation removes only offsets at or below the confirmed frontier of all consumers; whatever goes beyond it is named as a
-    loss from its first offset on, and only the time to live or an order to drop the oldest does that."""
+    """A release without a loss is at or below the frontier of all consumers. Any other is named as a loss from its
+    first lost offset, and only the time to live or drop_oldest causes it."""
     end = released + more
     inside = [None if one is None else released + one % (more + 1) for one in (confirmed, kept, expired, excess)]
     found = StreamOffsets(released, end, inside[0], inside[1] or 0, inside[2], inside[2], inside[3], may_drop)
@@ -85,7 +85,7 @@ def test_invariant_8_only_what_everybody_has_goes_silently(
 
 
 def test_age_is_counted_while_open_and_goes_on_after_a_restart() -> None:
-    """The clock begins where the last life's marks ended and follows the monotonic clock: no time of day enters it."""
+    """The age continues from the last life's marks and follows the monotonic clock, without the wall clock."""
     clock = AgeClock(5_000, 1_000_000_000)
     assert clock.now_ms(1_000_000_000) == 5_000
     assert clock.now_ms(3_500_000_000) == 7_500
@@ -96,7 +96,7 @@ def test_age_is_counted_while_open_and_goes_on_after_a_restart() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 300_000)), max_size=20), st.integers(0, 1_000_000))
 def test_nothing_is_called_older_than_it_is(steps: list[tuple[int, int]], asked_ms: int) -> None:
-    """Whatever was appended when: every offset that is said to be older than an age was recorded before it."""
+    """Every offset reported as older than an age was recorded before it."""
     marks, recorded, last_ms, now_ms, end = [], [0], None, 0, 0
     for count, pause_ms in steps:
         now_ms += pause_ms
@@ -111,7 +111,7 @@ def test_nothing_is_called_older_than_it_is(steps: list[tuple[int, int]], asked_
 
 
 def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
-    """A stream's own limit, the store's and the disk's floor: each alone, and the fullest of all of them."""
+    """The limits of the stream, the store and the disk: each alone, and the fullest of all."""
     assert limits(10, 0, Space(100, None), 0, 50) == []
     found = limits(80, 100, Space(500, 1000), 1000, 600)
     assert [(one.used, one.limit) for one in found] == [(80, 100), (500, 1000), (500, 895)]
@@ -132,8 +132,8 @@ def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
 
 
 @given(st.integers(0, 30), st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), max_size=6), st.integers(0, 80))
-def test_a_frontier_is_lifted_over_what_is_gone(frontier: int, steps: list[tuple[int, int]], released: int) -> None:
-    """After a release the frontier stands at least there, what was confirmed beyond it still is, and it never moves back."""
+def test_a_frontier_passes_released_facts(frontier: int, steps: list[tuple[int, int]], released: int) -> None:
+    """After a release the frontier is at least there, ranges confirmed beyond it stay, and it never moves back."""
     ranges, at = [], frontier
     for gap, length in steps:
         ranges.append((at + gap + 2, at + gap + 1 + length))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreTooNew
 from agent.fact_store.sqlite import migrations
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, plant, samples, values_in
@@ -52,7 +52,7 @@ def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, mo
         with closing(sqlite3.connect(path)) as found:
             assert migrations.check_known(found) == [file.stem for file in migrations.FILES]
             assert found.execute("SELECT DISTINCT note FROM stream").fetchall() == [("",)]
-        assert not list(verify_store(path, Verified(), lambda *_: None, is_quick=False))
+        assert not list(verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False))
     before = path.read_bytes()
     with pytest.raises(StoreTooNew, match="0002_test_note"):
         FactStore.open(path, "plant")

@@ -18,7 +18,7 @@ from agent import local_socket
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
-from agent.fact_store.integrity.verify import Verified, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.store import FactStore
 from agent.node import compare
@@ -181,7 +181,7 @@ def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: 
         assert (await comparing.compare(STREAM, repair=True, scan=True)).divergent_ranges == 0
 
     compared(broker, tmp_path, scenario, EVERYTHING)
-    assert not list(verify_store(tmp_path / f"{hurt}.db", Verified(), lambda *_: None, is_quick=False))
+    assert not list(verify_store(tmp_path / f"{hurt}.db", VerifyCounts(), lambda *_: None, is_quick=False))
     with FactStore.open(tmp_path / f"{hurt}.db", hurt) as store:
         assert sealed(store)[:10] == before
         page = store.read(STREAM, 349, 10, 1)
@@ -227,7 +227,7 @@ def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path)
         assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
 
     compared(broker, tmp_path, scenario, EVERYTHING)
-    assert list(verify_store(tmp_path / "idmz.db", Verified(), lambda *_: None, is_quick=False)) == []
+    assert list(verify_store(tmp_path / "idmz.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
     with (
         FactStore.open(tmp_path / "idmz.db", "idmz") as idmz,
         FactStore.open(tmp_path / "plant-a.db", "plant-a") as plant,

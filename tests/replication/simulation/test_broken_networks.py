@@ -110,11 +110,11 @@ def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
     """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
-    compares = store.contradiction
+    compares = store.find_contradiction
     patch.setattr(ServedHighWater, "offset", lambda *_: sys.maxsize)
     patch.setattr(
         store,
-        "contradiction",
+        "find_contradiction",
         lambda reader, catalog, stream, _, held: compares(reader, catalog, stream, None, held),
     )
 
@@ -131,7 +131,7 @@ def remembers_no_page(patch: pytest.MonkeyPatch) -> None:
 
 def remembers_handing_in_memory_only(patch: pytest.MonkeyPatch) -> None:
     """A store for which, once it was opened again, everybody may have been handed all that is there."""
-    patch.setattr(opening, "_close_handed", lambda _: None)
+    patch.setattr(opening, "_close_served_rows", lambda _: None)
 
 
 def takes_released_facts_for_equal(patch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def stores_what_it_holds(patch: pytest.MonkeyPatch) -> None:
         decision = decide_held(ranges, offered)
         return decision if isinstance(decision, Insert) else Insert(ranges)
 
-    patch.setattr(receive, "decide", fresh)
+    patch.setattr(receive, "decide_insert", fresh)
 
 
 @dataclass(frozen=True)
