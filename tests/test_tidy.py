@@ -216,7 +216,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/replication/pulling/{name}.py"
         for name in (
-            "progress",
+            "catch_up",
             "receiver",
             "token_bucket",
         )

@@ -14,7 +14,7 @@ from agent.config import BrokerSettings, NodeSettings
 from agent.fact_store import FactStore, StoreError
 from agent.replication.mqtt import Access, Asker, Link
 from agent.replication.pki import Identity
-from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, PayingAsker, Share
+from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, Share, ThrottledRequester
 from agent.telemetry import Telemetry
 
 TOLD_MAX = 1000  # differences of a stream named one by one, so that the door's answer stays below its limit
@@ -51,7 +51,7 @@ def comparers(
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
             errors = (StoreError, BatchError)
-            asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
+            asker = ThrottledRequester(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
             found[peer.zone] = Comparer(asker, store, what, errors, telemetry=telemetry)
     return found
 

@@ -52,7 +52,7 @@ from agent.node.status import Figures
 from agent.replication.mqtt import Asker, Link
 from agent.replication.pki import IdentityWatch
 from agent.replication.protocol import Settings
-from agent.replication.pulling import FirstValues, PayingAsker, Puller, PullSettings
+from agent.replication.pulling import FirstValues, Puller, PullSettings, ThrottledRequester
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
 
@@ -195,7 +195,7 @@ class Node:
                 )
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)
-                    paying = PayingAsker(asker, bandwidth, telemetry=self._telemetry)
+                    paying = ThrottledRequester(asker, bandwidth, telemetry=self._telemetry)
                     self._first_values.append(FirstValues(paying, stream, origins, puller.begun, keep_here))
                 yield puller
 

@@ -25,7 +25,7 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Asker
 from agent.replication.protocol.page_size import BYTES_MAX
 from agent.replication.protocol.pull_events import Settings
-from agent.replication.pulling.puller import Puller, PullSettings
+from agent.replication.pulling import Puller, PullSettings
 from agent.replication.pulling.token_bucket import Bandwidth
 from agent.replication.serving.server import Server
 from tests.support.mosquitto import Mosquitto

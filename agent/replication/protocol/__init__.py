@@ -103,7 +103,6 @@ from agent.replication.protocol.ports import (
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
-    Accepted,
     Append,
     Appended,
     AppendFailed,
@@ -153,7 +152,6 @@ __all__ = [
     "VALUES_BYTES_MAX",
     "VALUES_MAX",
     "VERSION",
-    "Accepted",
     "AcquireLease",
     "Answer",
     "Append",

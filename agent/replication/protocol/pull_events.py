@@ -191,13 +191,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Append(Generic[Content]):
-    """Store this page together with the position, and with the definitions that came in pages before it, in one
-    transaction."""
+    """Store this page, the definitions that came in pages before it, and the position behind it, in one transaction."""
 
     page: ArrivedPage[Content]
     definitions_before: tuple[ArrivedPage[Content], ...]
-    epoch: str
-    offset: int
 
 
 class NoteKind(Enum):
@@ -235,15 +232,6 @@ class OpenFetch:
     sent_ms: int
     deadline_ms: int
     wait_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted(Generic[Content]):
-    """A page on its way to the store, and the position that holds once it is there."""
-
-    page: ArrivedPage[Content]
-    offset: int
-    definitions_before: tuple[ArrivedPage[Content], ...]
 
 
 @dataclass(slots=True)

@@ -2,8 +2,9 @@
 
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
 from agent.replication.pulling.latest_seed import FirstValues
-from agent.replication.pulling.puller import Puller, PullSettings, PullStatistics
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.pull_runner import PullSettings
+from agent.replication.pulling.puller import Puller, PullStatistics
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import Bandwidth, Share
 
 __all__ = [
@@ -12,9 +13,9 @@ __all__ = [
     "Comparer",
     "Comparison",
     "FirstValues",
-    "PayingAsker",
     "PullSettings",
     "PullStatistics",
     "Puller",
     "Share",
+    "ThrottledRequester",
 ]

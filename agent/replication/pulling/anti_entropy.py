@@ -41,7 +41,7 @@ from agent.replication.protocol import (
     shared,
 )
 from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Side, Span, Telemetry
 
 ANSWER_S = 10.0
@@ -115,7 +115,7 @@ class Comparer:
 
     def __init__(
         self,
-        asker: PayingAsker,
+        asker: ThrottledRequester,
         store: ReceivingStore,
         settings: CompareSettings,
         store_errors: tuple[type[Exception], ...],

@@ -26,7 +26,7 @@ from agent.replication.protocol import (
     PeerRefused,
     TransportError,
 )
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 ANSWER_S = 10.0
 ATTEMPTS = 2
@@ -44,7 +44,9 @@ class NotComing(Exception):
 class ArtifactPull:
     """What comes from one peer."""
 
-    def __init__(self, asker: PayingAsker, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self, asker: ThrottledRequester, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]
+    ) -> None:
         self._asker = asker
         self._artifacts = artifacts
         self._store_errors = store_errors

@@ -24,7 +24,7 @@ from agent.replication.protocol import (
     ReplicationError,
     delay_ms,
 )
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving import Told
 
 ANSWER_S = 60.0
@@ -42,7 +42,7 @@ class FirstValues:
 
     def __init__(
         self,
-        asker: PayingAsker,
+        asker: ThrottledRequester,
         stream: str,
         zones: frozenset[str],
         begun: asyncio.Event,

@@ -62,7 +62,7 @@ class PullSpans:
                 self._confirms[effect.confirm_offset] = self._start(Span.CONFIRM, offset=effect.confirm_offset)
             self._fetch = effect.fetch_id, self._start(Span.FETCH, after_offset=effect.after_offset)
         elif isinstance(effect, Append):
-            self._append = self._start(Span.APPEND, offset=effect.offset)
+            self._append = self._start(Span.APPEND, offset=effect.page.last_offset)
 
     def stopped(self) -> None:
         """The pull is being stopped: what is under way comes to nothing."""

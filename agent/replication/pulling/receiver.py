@@ -32,7 +32,6 @@ from agent.pages import LastBatch
 from agent.replication.protocol import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
-    Accepted,
     Append,
     Appended,
     AppendFailed,
@@ -114,8 +113,8 @@ class Receiver(Generic[Content]):
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
         self._definitions_before: list[ArrivedPage[Content]] = []
-        self._appending: Accepted[Content] | None = None
-        self._read_ahead: tuple[Accepted[Content], ...] = ()
+        self._appending: Append[Content] | None = None
+        self._read_ahead: tuple[Append[Content], ...] = ()
         self._is_proven = False
         self._peer_has_more = False
         self._open: OpenFetch | None = None
@@ -340,8 +339,7 @@ class Receiver(Generic[Content]):
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
         self._definitions_accepted.update(page.definitions)
-        accepted = Accepted(page, self._accepted_offset, tuple(self._definitions_before))
-        self._read_ahead = (*self._read_ahead, accepted)
+        self._read_ahead = (*self._read_ahead, Append(page, tuple(self._definitions_before)))
         self._definitions_before.clear()
         self._close(Asking.HOLDING)
 
@@ -379,7 +377,7 @@ class Receiver(Generic[Content]):
         self.frontier = 0
         pending = self._appending
         is_coming = pending is not None and pending.page.epoch == epoch
-        self._accepted_offset = pending.offset if pending is not None and is_coming else self.stored_offset
+        self._accepted_offset = pending.page.last_offset if pending is not None and is_coming else self.stored_offset
         self._read_ahead = ()
         self._forget_definitions()
         if back is None:
@@ -475,23 +473,22 @@ class Receiver(Generic[Content]):
 
     def _offer(self) -> None:
         assert self._appending is not None
-        accepted = self._appending
         self._to_storing(Storing.APPENDING)
-        self._effects.append(Append(accepted.page, accepted.definitions_before, accepted.page.epoch, accepted.offset))
+        self._effects.append(self._appending)
 
     def _appended(self) -> None:
         assert self._appending is not None
-        page, offset = self._appending.page, self._appending.offset
+        page = self._appending.page
         for one in (*self._appending.definitions_before, page):
             for origin, number in one.definitions.items():
                 self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
         self._appending = None
         if page.epoch == self.epoch:
-            assert offset >= self.stored_offset
-            self.stored_offset = offset
+            assert page.last_offset >= self.stored_offset
+            self.stored_offset = page.last_offset
             self._last_batch_stored = page.last_batch or self._last_batch_stored
         elif (left := self._left.get(page.epoch)) is not None:
-            self._left[page.epoch] = _Left(offset, page.last_batch or left.last_batch)
+            self._left[page.epoch] = _Left(page.last_offset, page.last_batch or left.last_batch)
         if self._pauses:
             self._pauses = 0
             self.page_waits = ""

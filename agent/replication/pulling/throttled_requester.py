@@ -15,7 +15,7 @@ from agent.replication.pulling.token_bucket import Bandwidth, Share
 from agent.telemetry import Side, Span, Telemetry
 
 
-class PayingAsker:
+class ThrottledRequester:
     """Asks as `asker` does. `bandwidth` is what all share who ask this peer; without one nothing waits."""
 
     def __init__(

@@ -28,7 +28,7 @@ from agent.replication.mqtt.requester import Asker
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import Bandwidth, Share
 from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node, access, sealed
@@ -49,7 +49,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> Comparer:
     """Compares the stream of a node with a peer's."""
     settings = CompareSettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
-    return Comparer(PayingAsker(node.asker(peer)), node.store, settings, STORE_ERRORS, chance=lambda: chance)
+    return Comparer(ThrottledRequester(node.asker(peer)), node.store, settings, STORE_ERRORS, chance=lambda: chance)
 
 
 def flip(path: Path, batch: bytes) -> None:
@@ -108,7 +108,7 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
         settings = CompareSettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
         limit = Bandwidth(1_000_000)
         comparing = Comparer(
-            PayingAsker(idmz.asker("plant-a"), limit), idmz.store, settings, STORE_ERRORS, telemetry=telemetry
+            ThrottledRequester(idmz.asker("plant-a"), limit), idmz.store, settings, STORE_ERRORS, telemetry=telemetry
         )
         await comparing.compare(STREAM, repair=False)
         assert ends() == (1, 1, 0, 0)
@@ -145,7 +145,7 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
     async def scenario(_: Node, idmz: Node) -> None:
         limit = Counting()
         settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        asker = PayingAsker(idmz.asker("plant-a"), limit, Share.REPAIR)
+        asker = ThrottledRequester(idmz.asker("plant-a"), limit, Share.REPAIR)
         found = await Comparer(asker, idmz.store, settings, STORE_ERRORS).compare(STREAM, repair=True, scan=True)
         assert found.repaired_facts == 100
         assert limit.spent == found.bytes > len(flipped)

@@ -11,7 +11,7 @@ from agent.replication.protocol.errors import MalformedMessage, PeerRefused, Tra
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull, Wanted
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import Bandwidth
 
 EPOCH = "0" * 32
@@ -84,7 +84,7 @@ def bring(files: Files, peer: Peer, bandwidth: Bandwidth | None = None) -> None:
 
 def pull_from(peer: Peer, files: Files, bandwidth: Bandwidth | None = None) -> ArtifactPull:
     """Brings from the peer into the files."""
-    return ArtifactPull(PayingAsker(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
+    return ArtifactPull(ThrottledRequester(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
 
 
 def refused(code: str, *, retryable: bool) -> PeerRefused:

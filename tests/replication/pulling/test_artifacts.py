@@ -17,7 +17,7 @@ from agent.message import Envelope, Fact, Message, canonical_json
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
 from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import Bandwidth
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node
@@ -173,7 +173,7 @@ def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path)
         serve(plant, {"idmz": [STREAM]})
         idmz.pull("plant-a")
         settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
+        comparer = Comparer(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
         put(plant, SMALL)
         await file_report(plant, SMALL)
         for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):

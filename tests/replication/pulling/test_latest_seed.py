@@ -14,7 +14,7 @@ from agent.message import Sample, TagDefinition
 from agent.node.peer_latest_cache import FOLDER, heard_rows, is_kept, keep
 from agent.replication.protocol.messages import LatestEntry
 from agent.replication.pulling.latest_seed import FirstValues
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.latest_page import Told
 from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.serving.test_latest import value
@@ -98,9 +98,11 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
         idmz.serve({"enterprise": [STREAM]}, heard_in=tmp_path)
         begun, kept = asyncio.Event(), list[Told]()
         values = FirstValues(
-            PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
+            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
         )
-        others = FirstValues(PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append)
+        others = FirstValues(
+            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
+        )
         async with idmz.running(), enterprise.running():
             begun.set()
             await values.run()

@@ -143,11 +143,15 @@ def test_log_begins_late_only_where_the_peer_says_so() -> None:
     driver(LinkUp())
     assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
     effects = [*driver(Tick(), 1_000), *driver.answer(page(1, 1_010))]
-    assert [(effect.epoch, effect.offset) for effect in effects if isinstance(effect, Append)] == [(ONE, 1_010)]
+    assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
+        (ONE, 1_010)
+    ]
     driver = Driver(settings=Settings(start="end"))
     driver(LinkUp())
     effects = driver.answer(page(1_001, 1_010))
-    assert [(effect.epoch, effect.offset) for effect in effects if isinstance(effect, Append)] == [(ONE, 1_010)]
+    assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
+        (ONE, 1_010)
+    ]
 
 
 def test_other_epoch_starts_over() -> None:

@@ -12,7 +12,7 @@ from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.pulling import throttled_requester
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import REPAIR_WAITS_MS_MAX, Bandwidth, Share
 
 RATE = 100_000
@@ -57,7 +57,7 @@ def test_an_answer_is_waited_off_before_the_next_request(monkeypatch: pytest.Mon
     clock = Clock(monkeypatch)
     peer, bandwidth = Peer(clock), Bandwidth(RATE)
     bandwidth.spend(RATE // 4, 0)  # what was saved up
-    asker = PayingAsker(peer, bandwidth)  # type: ignore[arg-type]
+    asker = ThrottledRequester(peer, bandwidth)  # type: ignore[arg-type]
 
     async def scenario() -> None:
         for _ in range(3):
@@ -76,9 +76,9 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     peer, bandwidth = Peer(clock), Bandwidth(RATE)
     bandwidth.spend(31 * RATE, 0)
-    asyncio.run(PayingAsker(peer, bandwidth, Share.REPAIR).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
+    asyncio.run(ThrottledRequester(peer, bandwidth, Share.REPAIR).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX]
-    asyncio.run(PayingAsker(peer).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
+    asyncio.run(ThrottledRequester(peer).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX] * 2
 
 
