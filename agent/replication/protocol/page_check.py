@@ -87,19 +87,16 @@ def check_batches(
     sealed: Sequence[bytes],
     stream: str,
     origins: frozenset[str],
-    *,
-    is_opened: bool,
 ) -> list[Batch]:
     """The batches, parsed. Raises PageRefused unless each is whole, what the page says of it, of this stream, of an origin that this peer may
-    bring, and (with `is_opened`) readable to its last fact."""
+    bring, and readable to its last fact."""
     batches = []
     for (first, last, _), data in zip(entries, sealed, strict=True):
         where = f"batch at offset {first}"
         try:
             batch = parse(data)
             _check_header(batch.header, where, last - first + 1, stream, origins)
-            if is_opened:
-                verify(batch)
+            verify(batch)
         except BatchError as error:
             raise PageRefused(f"{where}: {error}") from error
         batches.append(batch)
@@ -114,7 +111,7 @@ def check_sequences(
         raise PageRefused("an answer to another operation than FetchSequences")
     if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
         raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
-    batches = check_batches(answer.batches, sealed, request.stream, origins, is_opened=True)
+    batches = check_batches(answer.batches, sealed, request.stream, origins)
     for (first, _, _), batch in zip(answer.batches, batches, strict=True):
         if (str(batch.header.origin), batch.header.first_sequence) != (request.origin, first):
             raise PageRefused(f"batch at sequence {first} is another than the page says")

@@ -63,8 +63,6 @@ class PullSettings:
     origins: frozenset[str]
     limit: int = 262_144
     """Facts of a page: sixteen of the largest batches, so that bytes and not facts are the bound."""
-    verify: bool = True
-    """Open each batch once before storing it."""
     receiver: Settings = field(default_factory=Settings)
 
 
@@ -213,14 +211,7 @@ class PullRunner:
 
     def _start_check(self, content: PageContent) -> CheckedContent:
         settings = self._settings
-        check = partial(
-            check_batches,
-            content.entries,
-            content.sealed,
-            settings.stream,
-            settings.origins,
-            is_opened=settings.verify,
-        )
+        check = partial(check_batches, content.entries, content.sealed, settings.stream, settings.origins)
         return CheckedContent(content, self._io.check(check, sum(map(len, content.sealed))))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
