@@ -5,6 +5,7 @@ Each test holds one promise between the receiver's core and the store, which sim
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -30,7 +31,9 @@ from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import ConnectionLost
 from agent.replication.protocol.messages import Confirm, DefinitionEntry, FetchAnswer, FetchFacts, HeldEnd, TakenEnd
 from agent.replication.protocol.pull_events import Asking, Settings
-from agent.replication.pulling import Puller, PullSettings, puller
+from agent.replication.protocol.settings import BYTES_PER_SECOND_MIN
+from agent.replication.pulling import Bandwidth, Puller, PullSettings, puller
+from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.waiting import wait_until_async
 
@@ -137,11 +140,11 @@ class HandPeer:
 class Scene:
     """A puller that runs, its peer and its store."""
 
-    def __init__(self, store: HandStore, settings: PullSettings = PULL) -> None:
+    def __init__(self, store: HandStore, bandwidth: Bandwidth | None) -> None:
         self.store, self.peer = store, HandPeer()
         asker: Any = self.peer
         port: Any = store
-        self.puller = Puller(asker, port, settings, (StoreError,), chance=lambda: 0.0)
+        self.puller = Puller(asker, port, PULL, (StoreError,), chance=lambda: 0.0, bandwidth=bandwidth)
 
     async def answer(self, payload: bytes, number: int = -1) -> None:
         """Answer a request, by default the newest."""
@@ -162,9 +165,9 @@ async def settle() -> None:
 
 
 @contextlib.asynccontextmanager
-async def pulling(store: HandStore | None = None, settings: PullSettings = PULL) -> AsyncIterator[Scene]:
+async def pulling(store: HandStore | None = None, bandwidth: Bandwidth | None = None) -> AsyncIterator[Scene]:
     """A puller that has sent its first request."""
-    scene = Scene(store or HandStore(), settings)
+    scene = Scene(store or HandStore(), bandwidth)
     running = asyncio.create_task(scene.puller.run())  # tidy: the test's own
     try:
         await settle()
@@ -515,7 +518,74 @@ def test_lost_request_and_lost_connection_are_passing() -> None:
             await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BACKOFF, "a failure to send")
             scene.peer.is_down = False
             await scene.requested(3)
-            assert scene.store.notes == []
+            assert (scene.store.notes, scene.puller.statistics().timeouts) == ([], 0)
+
+    asyncio.run(scenario())
+
+
+def test_lost_connection_ends_the_open_request() -> None:
+    """Nothing is asked until the connection is back; a page of before is of no use then."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            scene.peer.down("cut")
+            await settle()
+            found = scene.puller.statistics()
+            assert (found.asking, found.lost_reason, found.page_waits) == (Asking.OFFLINE, "cut", "")
+            await scene.answer(plant.page(1, 10))
+            assert scene.store.put == []
+            scene.peer.up()
+            assert (await scene.requested(2)).after_offset == 0
+
+    asyncio.run(scenario())
+
+
+def test_far_behind_the_page_is_backlog() -> None:
+    """From the first page on that shows how far behind this pull is, the store does not count the facts as the pace of the peer."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            assert not scene.puller.begun.is_set()
+            await scene.answer(plant.page(1, 10, end_offset=BEHIND_FACTS_MIN))
+            found = scene.puller.statistics()
+            assert scene.store.put[0].how["is_backlog"]
+            assert (found.peer_end_offset, found.is_caught_up) == (BEHIND_FACTS_MIN, False)
+            assert found.catch_up is not None
+            assert found.last_answer_ms is not None
+            assert scene.puller.begun.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_what_the_store_passed_over_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Refused facts each time, those that could not be compared once, though each page of an old epoch names them."""
+    plant, caplog_names = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
+    one = OriginRange("plant", bytes(16), 1, 5)
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            for number in range(2):
+                await scene.answer(plant.page(1 + 10 * number, 10))
+                scene.store.put[number].future.set_result(PutResult(10, 0, 10, refused=(one,), uncompared=(one,)))
+                await settle()
+
+    asyncio.run(scenario())
+    assert [each.message for each in caplog.records if each.message.startswith("facts_")] == caplog_names
+
+
+def test_every_answer_is_paid_for() -> None:
+    """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no use."""
+
+    async def scenario() -> None:
+        limit = Bandwidth(BYTES_PER_SECOND_MIN)
+        async with pulling(bandwidth=limit) as scene:
+            await scene.answer(b"x" * 100_000)
+            assert limit.bytes_owed(time.monotonic_ns() // 1_000_000) > 90_000
+            pacing = scene.puller.statistics().pacing
+            assert pacing is not None
+            assert pacing.bytes_owed > 90_000
 
     asyncio.run(scenario())
 
