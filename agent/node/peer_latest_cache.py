@@ -13,14 +13,13 @@ from pathlib import Path
 import msgspec
 
 from agent.query.latest import ShownRow
-from agent.replication.protocol import LatestEntry
-from agent.replication.serving import Told
+from agent.replication.protocol import LatestEntry, PeerLatest
 
 FOLDER = "heard"
-_TOLD = msgspec.json.Decoder(Told)
+_TOLD = msgspec.json.Decoder(PeerLatest)
 
 
-def keep(state_dir: Path, told: Told) -> None:
+def keep(state_dir: Path, told: PeerLatest) -> None:
     """Keep what a peer told, durably, in place of what it told before. Raises OSError."""
     file = _file(state_dir, told.peer, told.stream)
     file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -68,7 +67,7 @@ def _file(state_dir: Path, peer: str, stream: str) -> Path:
     return state_dir / FOLDER / f"{peer}.{stream}.json"
 
 
-def _read(file: Path) -> Told | None:
+def _read(file: Path) -> PeerLatest | None:
     try:
         return _TOLD.decode(file.read_bytes())
     except (OSError, ValueError):  # not there, or not what we wrote; every msgspec error is a ValueError

@@ -21,11 +21,11 @@ from agent.replication.protocol import (
     LatestAnswer,
     LatestEntry,
     MalformedMessage,
+    PeerLatest,
     ReplicationError,
     delay_ms,
 )
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.serving import Told
 
 ANSWER_S = 60.0
 """It looks as deep as it may, and others may wait to be answered before."""
@@ -46,7 +46,7 @@ class FirstValues:
         stream: str,
         zones: frozenset[str],
         begun: asyncio.Event,
-        keep: Callable[[Told], None],
+        keep: Callable[[PeerLatest], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._asker = asker
@@ -75,7 +75,7 @@ class FirstValues:
                 _log.info("first_values_kept", extra={**fields, "values": len(told.values)})
                 return
 
-    async def _ask(self) -> Told:
+    async def _ask(self) -> PeerLatest:
         """Page after page, to the last.  Values of zones that this peer may not speak for are left out."""
         asked_unix_ms, values, after = time.time_ns() // 1_000_000, list[LatestEntry](), None
         while True:
@@ -93,5 +93,5 @@ class FirstValues:
             if len(values) > VALUES_KEPT_MAX:
                 raise MalformedMessage(f"more than {VALUES_KEPT_MAX} last values", operation="GetLatest")
             if not answer.more:
-                return Told(self._asker.peer_zone, answer.epoch, self._stream, asked_unix_ms, values)
+                return PeerLatest(self._asker.peer_zone, answer.epoch, self._stream, asked_unix_ms, values)
             after = answer.last_after(after)

@@ -38,17 +38,6 @@ class Found:
     queue_depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a peer's store (zone, epoch) knew last of a stream, and when it was asked."""
-
-    peer: str
-    epoch: str
-    stream: str
-    asked_unix_ms: int
-    values: Sequence[LatestEntry]
-
-
 Wanted = Callable[[TagOrder], bool]
 LookUp = Callable[[str, Wanted, int, int], Found]
 """(stream, which tags, fresh_ms, depth_facts) to what is known; touches the disk. Raises the store's errors."""

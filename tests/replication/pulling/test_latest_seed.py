@@ -12,10 +12,9 @@ from agent.config import load
 from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
 from agent.node.peer_latest_cache import FOLDER, heard_rows, is_kept, keep
-from agent.replication.protocol.messages import LatestEntry
+from agent.replication.protocol.messages import LatestEntry, PeerLatest
 from agent.replication.pulling.latest_seed import FirstValues
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.serving.latest_page import Told
 from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.serving.test_latest import value
 from tests.support.mosquitto import Mosquitto
@@ -96,7 +95,7 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
         idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
         keep(tmp_path, told("plant-a", [value(1), value(2)]))
         idmz.serve({"enterprise": [STREAM]}, heard_in=tmp_path)
-        begun, kept = asyncio.Event(), list[Told]()
+        begun, kept = asyncio.Event(), list[PeerLatest]()
         values = FirstValues(
             ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
         )
@@ -118,9 +117,9 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def told(peer: str, values: list[LatestEntry]) -> Told:
+def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
     """What a peer told."""
-    return Told(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
+    return PeerLatest(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
 
 
 def test_what_is_kept_is_read_back_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from agent.pages import (
     ArtifactReference,
     HeldRange,
     LastBatch,
+    OriginRange,
     PeerPosition,
     PutResult,
     ReceivedDefinition,
@@ -561,7 +562,7 @@ def test_far_behind_the_page_is_backlog() -> None:
 
 def test_what_the_store_passed_over_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Refused facts each time, those that could not be compared once, though each page of an old epoch names them."""
-    plant, caplog_names = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
+    plant, expected = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
     one = OriginRange("plant", bytes(16), 1, 5)
 
     async def scenario() -> None:
@@ -572,7 +573,7 @@ def test_what_the_store_passed_over_is_logged(caplog: pytest.LogCaptureFixture) 
                 await settle()
 
     asyncio.run(scenario())
-    assert [each.message for each in caplog.records if each.message.startswith("facts_")] == caplog_names
+    assert [each.message for each in caplog.records if each.message.startswith("facts_")] == expected
 
 
 def test_every_answer_is_paid_for() -> None:
