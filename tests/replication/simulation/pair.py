@@ -17,9 +17,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agent.batch import DIGEST_BYTES
 from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import Confirm, FetchAnswer, FetchFacts
+from agent.replication.protocol.page_check import check_page
 from agent.replication.protocol.pull_events import (
     Append,
     Appended,
@@ -36,12 +38,13 @@ from agent.replication.protocol.pull_events import (
     Settings,
     Tick,
 )
+from agent.replication.pulling.pull_runner import PullSettings, fetch_request
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import sender
 from agent.replication.serving.page import Gone, ReadPlan, Refuse, Row, Selection, select_page
 
 STREAM = "facts.telemetry"
-CONSUMER = "idmz.facts.telemetry"
+PULL = PullSettings("plant-a", STREAM, "idmz.facts.telemetry", frozenset({"plant-a"}), limit=100)
 FAULTS_END_MS = 120_000
 CONVERGED_BY_MS = 300_000
 EVENTS_MAX = 200_000
@@ -345,15 +348,9 @@ class World:
         except MalformedMessage as error:
             raise Violation(f"page: {error}") from error
         assert isinstance(decoded, FetchAnswer)
-        first_offset, last_offset = decoded.covered() or (0, 0)
-        return ArrivedPage(
-            decoded.epoch,
-            decoded.frontier,
-            first_offset,
-            last_offset,
-            decoded.more,
-            content=(decoded.runs(), decoded.holes),
-        )
+        facts = [b"x" * DIGEST_BYTES] * len(answer.batches)
+        kept = (decoded.runs(), decoded.holes)
+        return check_page(decoded, facts, PULL.peer_zone, STREAM, PULL.origins, lambda _: kept)
 
     def _wake(self, entry: tuple[FetchFacts, int, int, int]) -> None:
         if entry in self.parked:
@@ -417,15 +414,7 @@ class World:
         life = self.receiver_life
         match effect:
             case Fetch():
-                request = FetchFacts(
-                    consumer_name=CONSUMER,
-                    stream=STREAM,
-                    limit=100,
-                    wait_ms=effect.wait_ms,
-                    epoch=effect.epoch,
-                    after_offset=effect.after_offset,
-                    confirm=Confirm(last_offset=effect.confirm_offset) if effect.confirm_offset else None,
-                )
+                request = fetch_request(effect, PULL, held=None)
                 sender_life = self.sender_life
 
                 def arrive() -> None:
@@ -454,19 +443,19 @@ class World:
             self._tell(Appended())
 
     def _store(self, effect: Append) -> None:
-        runs = self.held.setdefault(effect.epoch, [])
-        found, holes = effect.page.content  # type: ignore[misc]
+        runs = self.held.setdefault(effect.page.epoch, [])
+        found, holes = effect.page.content
         for first, last in found:
             expected = runs[-1][1] + 1 if runs else 1
             if first != expected:
                 raise Violation(f"order: offsets {first} to {last} stored where {expected} is next")
             runs.append((first, last))
-        self._check_holes(effect.epoch, holes)
-        self.position = (effect.epoch, self.position_after(effect))
+        self._check_holes(effect.page.epoch, holes)
+        self.position = (effect.page.epoch, self.position_after(effect))
 
     def position_after(self, effect: Append) -> int:
         """What the receiver's store remembers with the page."""
-        return effect.offset
+        return effect.page.last_offset
 
     def _check_holes(self, epoch: str, holes: list[tuple[int, int, str]]) -> None:
         """Nothing is given up that could still be had."""
