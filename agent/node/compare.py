@@ -14,7 +14,14 @@ from agent.config import BrokerSettings, NodeSettings
 from agent.fact_store import FactStore, StoreError
 from agent.replication.mqtt import Access, Asker, Link
 from agent.replication.pki import Identity
-from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, Share, ThrottledRequester
+from agent.replication.pulling import (
+    AntiEntropy,
+    AntiEntropySettings,
+    Comparison,
+    Priority,
+    ThrottledRequester,
+    TokenBucket,
+)
 from agent.telemetry import Telemetry
 
 TOLD_MAX = 1000  # differences of a stream named one by one, so that the door's answer stays below its limit
@@ -30,34 +37,34 @@ def access_of(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
     return Access(broker.name, zone, broker.host, broker.port, identity.context)
 
 
-def bandwidths(settings: NodeSettings) -> dict[str, Bandwidth]:
+def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
     """By zone, for each peer that may send only so many bytes a second, the allowance that all who ask it share."""
     limited = [peer for peer in settings.peer if peer.bytes_per_second_max]
-    return {peer.zone: Bandwidth(peer.bytes_per_second_max) for peer in limited}
+    return {peer.zone: TokenBucket(peer.bytes_per_second_max) for peer in limited}
 
 
 def comparers(
     settings: NodeSettings,
     store: FactStore,
     askers: Mapping[str, Asker],
-    limits: Mapping[str, Bandwidth],
+    limits: Mapping[str, TokenBucket],
     telemetry: Telemetry | None = None,
-) -> dict[str, Comparer]:
+) -> dict[str, AntiEntropy]:
     """By zone, for each peer that something is pulled from and that is asked."""
-    found = dict[str, Comparer]()
+    found = dict[str, AntiEntropy]()
     for peer in settings.peer:
         if peer.pulls and peer.zone in askers:
             origins = frozenset({peer.zone, *peer.relays})
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
-            what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
+            what = AntiEntropySettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
             errors = (StoreError, BatchError)
-            asker = ThrottledRequester(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
-            found[peer.zone] = Comparer(asker, store, what, errors, telemetry=telemetry)
+            asker = ThrottledRequester(askers[peer.zone], limits.get(peer.zone), Priority.REPAIR, telemetry)
+            found[peer.zone] = AntiEntropy(asker, store, what, errors, telemetry=telemetry)
     return found
 
 
-async def compare(known: Mapping[str, Comparer], request: local_socket.ComparePeer) -> local_socket.Compared:
-    """Compare all streams pulled from a peer. Raises LocalError where it is none, and what `Comparer.compare` raises."""
+async def compare(known: Mapping[str, AntiEntropy], request: local_socket.ComparePeer) -> local_socket.Compared:
+    """Compare all streams pulled from a peer. Raises LocalError where it is none, and what `AntiEntropy.compare` raises."""
     comparer = known.get(request.zone)
     if comparer is None:
         others = f"; it pulls from {', '.join(sorted(known))}" if known else ""

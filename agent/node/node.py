@@ -51,8 +51,8 @@ from agent.node.peer_latest_cache import heard_rows, is_kept, keep
 from agent.node.status import Figures
 from agent.replication.mqtt import Asker, Link
 from agent.replication.pki import IdentityWatch
-from agent.replication.protocol import Settings
-from agent.replication.pulling import FirstValues, Puller, PullSettings, ThrottledRequester
+from agent.replication.protocol import ReceiverSettings
+from agent.replication.pulling import LatestSeed, Puller, PullSettings, ThrottledRequester
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
 
@@ -111,7 +111,7 @@ class Node:
         }
         self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
-        self._first_values: list[FirstValues] = []
+        self._first_values: list[LatestSeed] = []
         self._askers = {peer.zone: Asker(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls}
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
@@ -188,7 +188,7 @@ class Node:
             bandwidth = self._bandwidths.get(peer.zone)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
-                receiver = Settings(start="oldest" if start == "oldest" else "end")
+                receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
                     asker, self._store, settings, (StoreError,), bandwidth=bandwidth, telemetry=self._telemetry
@@ -196,7 +196,7 @@ class Node:
                 if start == "latest" and not is_kept(self._settings.node.state_dir, peer.zone, stream):
                     keep_here = partial(keep, self._settings.node.state_dir)
                     paying = ThrottledRequester(asker, bandwidth, telemetry=self._telemetry)
-                    self._first_values.append(FirstValues(paying, stream, origins, puller.begun, keep_here))
+                    self._first_values.append(LatestSeed(paying, stream, origins, puller.begun, keep_here))
                 yield puller
 
     async def _until_the_store_fails(self) -> None:

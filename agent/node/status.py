@@ -39,7 +39,7 @@ from agent.health.watchdog import Progress
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.replication.mqtt import Link, LinkStatistics
 from agent.replication.protocol import Asking
-from agent.replication.pulling import Comparer, Puller, PullStatistics
+from agent.replication.pulling import AntiEntropy, Puller, PullStatistics
 from agent.replication.serving import Server
 from agent.telemetry import BOUNDS_S, SpanStatistics, Telemetry
 
@@ -81,7 +81,7 @@ class Figures:
         ingest: Ingest,
         telemetry: Telemetry,
         clock_s: Callable[[], float] = time.monotonic,
-        comparers: Iterable[Comparer] = (),
+        comparers: Iterable[AntiEntropy] = (),
     ) -> None:
         self._comparers = tuple(comparers)
         self._settings = settings

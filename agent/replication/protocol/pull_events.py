@@ -55,7 +55,7 @@ STORING_TRANSITIONS: dict[Storing, frozenset[Storing]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ReceiverSettings:
     """How patient the receiver is.  Times in ms."""
 
     start: Literal["oldest", "end"] = "oldest"
@@ -235,7 +235,7 @@ class OpenFetch:
 
 
 @dataclass(slots=True)
-class Counters:
+class ReceiverCounters:
     """What happened so far, for metrics."""
 
     pages: int = 0

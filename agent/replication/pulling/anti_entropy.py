@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class CompareSettings:
+class AntiEntropySettings:
     """With whom to compare what. `origins` are the zones whose facts this peer may bring; `begun_late` are streams whose pull
     did not begin at the oldest fact: what was before is not missing. `every_hours` 0: only when asked."""
 
@@ -95,7 +95,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class CompareStatistics:
+class AntiEntropyStatistics:
     """Counted since the start, for one stream of one peer."""
 
     peer_zone: str
@@ -110,14 +110,14 @@ class CompareStatistics:
     """Whether the last comparison left nothing that differs."""
 
 
-class Comparer:
+class AntiEntropy:
     """Compares with one peer. Made before the asker's link runs."""
 
     def __init__(
         self,
         asker: ThrottledRequester,
         store: ReceivingStore,
-        settings: CompareSettings,
+        settings: AntiEntropySettings,
         store_errors: tuple[type[Exception], ...],
         *,
         chance: Callable[[], float] = random.random,
@@ -127,15 +127,15 @@ class Comparer:
         self._asker, self._store, self._settings, self._store_errors = asker, store, settings, store_errors
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self._chance = chance
-        self._counted = {stream: CompareStatistics(settings.peer_zone, stream) for stream in settings.streams}
+        self._counted = {stream: AntiEntropyStatistics(settings.peer_zone, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
         self._artifacts = ArtifactPull(asker, store.artifacts, store_errors)
 
     @property
-    def settings(self) -> CompareSettings:
+    def settings(self) -> AntiEntropySettings:
         return self._settings
 
-    def statistics(self) -> list[CompareStatistics]:
+    def statistics(self) -> list[AntiEntropyStatistics]:
         """One for each stream."""
         return list(self._counted.values())
 
@@ -211,7 +211,7 @@ class Comparer:
                 await self._fetch_missing(found, origin, span)
             for origin, span in found.damaged:
                 await self._fetch_damaged(found, origin, span)
-            found.repaired_artifacts, found.missing_artifacts = await self._artifacts.mend(stream)
+            found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
         else:
             found.missing_artifacts = len(await asyncio.to_thread(self._store.artifacts.absent, stream))
         return found
@@ -352,7 +352,7 @@ class Comparer:
         if position is None:
             return  # nothing was ever pulled: everything is on its way
         async for batches, definitions in self._pages(found, origin, span):
-            await self._artifacts.bring(batches)
+            await self._artifacts.fetch(batches)
             putting = self._store.put_batches(
                 peer, found.stream, batches, definitions, position, verify=False, is_backlog=True
             )

@@ -34,8 +34,8 @@ from agent.replication.protocol import (
     PageArrived,
     PageContent,
     PageRefused,
+    ReceiverSettings,
     ReceivingStore,
-    Settings,
     TakenEnd,
     TransportError,
     advice,
@@ -46,7 +46,7 @@ from agent.replication.protocol import (
 from agent.replication.pulling.catch_up import CatchUpEvent, CatchUpTracker
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.pulling.token_bucket import TokenBucket
 from agent.telemetry import Telemetry
 
 ORIGINS_MAX = 500
@@ -63,7 +63,7 @@ class PullSettings:
     origins: frozenset[str]
     limit: int = 262_144
     """Facts of a page: sixteen of the largest batches, so that bytes and not facts are the bound."""
-    receiver: Settings = field(default_factory=Settings)
+    receiver: ReceiverSettings = field(default_factory=ReceiverSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class PullIO(Protocol):
         """Await a future of the store."""
         ...
 
-    def bring_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
+    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
         """Await the artifacts to which facts refer; raises TransportError or an error of the store for what may pass."""
         ...
 
@@ -126,7 +126,7 @@ class PullRunner:
         store: ReceivingStore,
         settings: PullSettings,
         store_errors: tuple[type[Exception], ...],
-        bandwidth: Bandwidth | None = None,
+        bandwidth: TokenBucket | None = None,
         telemetry: Telemetry | None = None,
         make_receiver: type[Receiver[CheckedContent]] = Receiver,
     ) -> None:
@@ -219,7 +219,7 @@ class PullRunner:
         try:
             batches = await effect.page.content.batches
             if any(batch.header.kind is Kind.MESSAGES for batch in batches):
-                await self._io.bring_artifacts(batches)  # no fact is stored before what it refers to (0039)
+                await self._io.fetch_artifacts(batches)  # no fact is stored before what it refers to (0039)
             is_backlog = self.catch_up.takes_backlog
             putting = put_page(self._store, self._settings, effect, batches, is_backlog=is_backlog)
             result = await self._io.durable(putting)

@@ -39,7 +39,7 @@ from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.pulling.token_bucket import TokenBucket
 from agent.telemetry import Telemetry
 
 EVENTS_MAX = 512
@@ -104,7 +104,7 @@ class Puller:
         settings: PullSettings,
         store_errors: tuple[type[Exception], ...],
         chance: Callable[[], float] = random.random,
-        bandwidth: Bandwidth | None = None,
+        bandwidth: TokenBucket | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
         self._bandwidth = bandwidth
@@ -241,8 +241,8 @@ class Puller:
     def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
         return asyncio.wrap_future(future)
 
-    def bring_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
-        return self._artifacts.bring(batches)
+    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
+        return self._artifacts.fetch(batches)
 
     def note(self, note: Note) -> None:
         settings = self._settings

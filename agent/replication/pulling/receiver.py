@@ -38,7 +38,6 @@ from agent.replication.protocol import (
     ArrivedPage,
     Asking,
     Content,
-    Counters,
     Effect,
     Event,
     Fetch,
@@ -50,12 +49,13 @@ from agent.replication.protocol import (
     OpenFetch,
     PageArrived,
     PageSize,
-    Settings,
+    ReceiverCounters,
+    ReceiverSettings,
     Storing,
     Tick,
     delay_ms,
 )
-from agent.replication.pulling.token_bucket import Bandwidth, Share
+from agent.replication.pulling.token_bucket import Priority, TokenBucket
 
 PAGES_AHEAD_MAX = 2
 """One page under way while another waits for the disk: with one alone, the way of a page and its check add up."""
@@ -86,11 +86,11 @@ class Receiver(Generic[Content]):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ReceiverSettings,
         epoch: str | None,
         offset: int,
         definitions: Mapping[str, int] | None = None,
-        bandwidth: Bandwidth | None = None,
+        bandwidth: TokenBucket | None = None,
         last_batch: LastBatch | None = None,
     ) -> None:
         self._settings = settings
@@ -100,7 +100,7 @@ class Receiver(Generic[Content]):
         self._page_size = PageSize(settings.page_bytes_max)
         self.asking = Asking.OFFLINE
         self.storing = Storing.IDLE
-        self.counters = Counters()
+        self.counters = ReceiverCounters()
         self.epoch = epoch
         self.stored_offset = offset
         self.frontier = 0
@@ -237,8 +237,8 @@ class Receiver(Generic[Content]):
         """Whether the peer's bandwidth is used up; then it is asked as soon as there is some."""
         if self._bandwidth is None:
             return False
-        share = Share.LIVE if self.is_caught_up else Share.BACKLOG
-        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, share)
+        priority = Priority.LIVE if self.is_caught_up else Priority.BACKLOG
+        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, priority)
         if self._ask_at_ms <= now_ms:
             return False
         self._to(Asking.PACED)

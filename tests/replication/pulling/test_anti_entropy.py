@@ -27,9 +27,9 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Asker
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import Bandwidth, Share
+from agent.replication.pulling.token_bucket import Priority, TokenBucket
 from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
@@ -46,10 +46,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
         yield running
 
 
-def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> Comparer:
+def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> AntiEntropy:
     """Compares the stream of a node with a peer's."""
-    settings = CompareSettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
-    return Comparer(ThrottledRequester(node.asker(peer)), node.store, settings, STORE_ERRORS, chance=lambda: chance)
+    settings = AntiEntropySettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
+    return AntiEntropy(ThrottledRequester(node.asker(peer)), node.store, settings, STORE_ERRORS, chance=lambda: chance)
 
 
 def flip(path: Path, batch: bytes) -> None:
@@ -105,9 +105,9 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
 
     async def scenario(_: Node, idmz: Node) -> None:
         streams = (STREAM, "facts.secret")
-        settings = CompareSettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
-        limit = Bandwidth(1_000_000)
-        comparing = Comparer(
+        settings = AntiEntropySettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
+        limit = TokenBucket(1_000_000)
+        comparing = AntiEntropy(
             ThrottledRequester(idmz.asker("plant-a"), limit), idmz.store, settings, STORE_ERRORS, telemetry=telemetry
         )
         await comparing.compare(STREAM, repair=False)
@@ -125,7 +125,7 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
     compared(broker, tmp_path, scenario, EVERYTHING)
 
 
-class Counting(Bandwidth):
+class Counting(TokenBucket):
     """Far more than is needed, and what of it was spent."""
 
     def __init__(self) -> None:
@@ -144,9 +144,9 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
 
     async def scenario(_: Node, idmz: Node) -> None:
         limit = Counting()
-        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        asker = ThrottledRequester(idmz.asker("plant-a"), limit, Share.REPAIR)
-        found = await Comparer(asker, idmz.store, settings, STORE_ERRORS).compare(STREAM, repair=True, scan=True)
+        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
+        asker = ThrottledRequester(idmz.asker("plant-a"), limit, Priority.REPAIR)
+        found = await AntiEntropy(asker, idmz.store, settings, STORE_ERRORS).compare(STREAM, repair=True, scan=True)
         assert found.repaired_facts == 100
         assert limit.spent == found.bytes > len(flipped)
 

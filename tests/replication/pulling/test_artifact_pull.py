@@ -12,7 +12,7 @@ from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, List
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull, Wanted
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.pulling.token_bucket import TokenBucket
 
 EPOCH = "0" * 32
 BLOB = b"some report " * 100_000
@@ -77,12 +77,12 @@ class Peer:
         return Reply(answer, [data] if data else [], len(data) + 300)
 
 
-def bring(files: Files, peer: Peer, bandwidth: Bandwidth | None = None) -> None:
+def bring(files: Files, peer: Peer, bandwidth: TokenBucket | None = None) -> None:
     """What a page's facts refer to."""
     asyncio.run(pull_from(peer, files, bandwidth).bring([]))
 
 
-def pull_from(peer: Peer, files: Files, bandwidth: Bandwidth | None = None) -> ArtifactPull:
+def pull_from(peer: Peer, files: Files, bandwidth: TokenBucket | None = None) -> ArtifactPull:
     """Brings from the peer into the files."""
     return ArtifactPull(ThrottledRequester(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
 
@@ -173,7 +173,7 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(throttled_requester, "_now_ms", lambda: now_ms)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     files, peer = Files(), Peer()
-    bring(files, peer, Bandwidth(100_000))
+    bring(files, peer, TokenBucket(100_000))
     assert files.bytes == BLOB
     assert {one.bytes_max for one in peer.asked} == {25_000}
     assert len(BLOB) / 100_000 - 1 < now_ms / 1000 < len(BLOB) / 100_000 + 1

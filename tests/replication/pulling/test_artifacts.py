@@ -16,9 +16,9 @@ from agent.fact_store.log.settings import StoreSettings
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.pulling.token_bucket import TokenBucket
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STORE_ERRORS, STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -140,7 +140,7 @@ def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp
         serve(plant, {"idmz": [STREAM, ELSEWHERE]})
         put(plant, LARGE)
         await file_report(plant, LARGE, ELSEWHERE)
-        slow = Bandwidth(4 * 1024 * 1024)  # so that there is a middle to be stopped in
+        slow = TokenBucket(4 * 1024 * 1024)  # so that there is a middle to be stopped in
         async with plant.running():
             for bandwidth in (slow, None):
                 idmz = Node.open(broker, "idmz", tmp_path / "idmz")
@@ -172,8 +172,8 @@ def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path)
         plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
         serve(plant, {"idmz": [STREAM]})
         idmz.pull("plant-a")
-        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-        comparer = Comparer(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
+        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
+        comparer = AntiEntropy(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, STORE_ERRORS)
         put(plant, SMALL)
         await file_report(plant, SMALL)
         for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):

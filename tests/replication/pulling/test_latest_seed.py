@@ -13,7 +13,7 @@ from agent.local_socket import local_socket
 from agent.message import Sample, TagDefinition
 from agent.node.peer_latest_cache import FOLDER, heard_rows, is_kept, keep
 from agent.replication.protocol.messages import LatestEntry, PeerLatest
-from agent.replication.pulling.latest_seed import FirstValues
+from agent.replication.pulling.latest_seed import LatestSeed
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.serving.test_latest import value
@@ -96,10 +96,10 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
         keep(tmp_path, told("plant-a", [value(1), value(2)]))
         idmz.serve({"enterprise": [STREAM]}, heard_in=tmp_path)
         begun, kept = asyncio.Event(), list[PeerLatest]()
-        values = FirstValues(
+        values = LatestSeed(
             ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
         )
-        others = FirstValues(
+        others = LatestSeed(
             ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
         )
         async with idmz.running(), enterprise.running():

@@ -16,9 +16,9 @@ from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.log.settings import StreamSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample
-from agent.replication.protocol.pull_events import Asking, Settings
+from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.protocol.settings import BYTES_PER_SECOND_MIN
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.pulling.token_bucket import TokenBucket
 from tests.replication.nodes import STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -26,7 +26,7 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 LIVE = "facts.live"
-IMPATIENT = Settings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500)
+IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500)
 
 
 def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM, LIVE]})
-        narrow = Bandwidth(BYTES_PER_SECOND_MIN)
+        narrow = TokenBucket(BYTES_PER_SECOND_MIN)
         draining = idmz.pull("plant-a", bandwidth=narrow)
         live = idmz.pull("plant-a", stream=LIVE, bandwidth=narrow)
         await define(plant.store, "line1/temperature")

@@ -31,15 +31,15 @@ from agent.pages import (
 from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import ConnectionLost
 from agent.replication.protocol.messages import Confirm, DefinitionEntry, FetchAnswer, FetchFacts, HeldEnd, TakenEnd
-from agent.replication.protocol.pull_events import Asking, Settings
+from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.protocol.settings import BYTES_PER_SECOND_MIN
-from agent.replication.pulling import Bandwidth, Puller, PullSettings, puller
+from agent.replication.pulling import Puller, PullSettings, TokenBucket, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.waiting import wait_until_async
 
 ONE, TWO = "1" * 32, "2" * 32
-PATIENCE = Settings(pause_ms_min=1, pause_ms_max=1, backoff_ms_min=1, backoff_ms_max=1)
+PATIENCE = ReceiverSettings(pause_ms_min=1, pause_ms_max=1, backoff_ms_min=1, backoff_ms_max=1)
 PULL = PullSettings("plant", TELEMETRY, "idmz.facts.telemetry", frozenset({"plant"}), receiver=PATIENCE)
 
 
@@ -141,7 +141,7 @@ class HandPeer:
 class Scene:
     """A puller that runs, its peer and its store."""
 
-    def __init__(self, store: HandStore, bandwidth: Bandwidth | None) -> None:
+    def __init__(self, store: HandStore, bandwidth: TokenBucket | None) -> None:
         self.store, self.peer = store, HandPeer()
         asker: Any = self.peer
         port: Any = store
@@ -166,7 +166,7 @@ async def settle() -> None:
 
 
 @contextlib.asynccontextmanager
-async def pulling(store: HandStore | None = None, bandwidth: Bandwidth | None = None) -> AsyncIterator[Scene]:
+async def pulling(store: HandStore | None = None, bandwidth: TokenBucket | None = None) -> AsyncIterator[Scene]:
     """A puller that has sent its first request."""
     scene = Scene(store or HandStore(), bandwidth)
     running = asyncio.create_task(scene.puller.run())  # tidy: the test's own
@@ -580,7 +580,7 @@ def test_every_answer_is_paid_for() -> None:
     """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no use."""
 
     async def scenario() -> None:
-        limit = Bandwidth(BYTES_PER_SECOND_MIN)
+        limit = TokenBucket(BYTES_PER_SECOND_MIN)
         async with pulling(bandwidth=limit) as scene:
             await scene.answer(b"x" * 100_000)
             assert limit.bytes_owed(time.monotonic_ns() // 1_000_000) > 90_000

@@ -21,14 +21,16 @@ from agent.replication.protocol.pull_events import (
     Note,
     NoteKind,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Storing,
     Tick,
 )
 from agent.replication.pulling.receiver import DEFINITION_PAGES_MAX, Receiver
 
 ONE, TWO = "1" * 32, "2" * 32
-PATIENCE = Settings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400, blocked_ms=60_000)
+PATIENCE = ReceiverSettings(
+    wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400, blocked_ms=60_000
+)
 
 
 def page(
@@ -43,7 +45,7 @@ def page(
 class Driver:
     """A receiver with a clock; remembers what it asked for."""
 
-    def __init__(self, epoch: str | None = None, offset: int = 0, settings: Settings = PATIENCE) -> None:
+    def __init__(self, epoch: str | None = None, offset: int = 0, settings: ReceiverSettings = PATIENCE) -> None:
         self.core = Receiver(settings, epoch, offset)
         self.now_ms = 0
         self.fetches: list[Fetch] = []
@@ -85,7 +87,7 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
 
 def test_start_at_the_end_takes_the_peers_word() -> None:
     """With start = "end" the peer's frontier is the position, and the next request names it."""
-    driver = Driver(settings=Settings(start="end"))
+    driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
     assert driver.fetches[-1].after_offset is None
     driver.now_ms += 1_000
@@ -146,7 +148,7 @@ def test_log_begins_late_only_where_the_peer_says_so() -> None:
     assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
         (ONE, 1_010)
     ]
-    driver = Driver(settings=Settings(start="end"))
+    driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
     effects = driver.answer(page(1_001, 1_010))
     assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
@@ -289,7 +291,7 @@ def test_link_down_and_up() -> None:
 def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before() -> None:
     """After many failures and a loss: asked within the spread, and while the peer may be on its way back at least once a second; then as
     rarely as ever. The first connection of a life is used at once."""
-    patience = Settings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
+    patience = ReceiverSettings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
     driver = Driver(ONE, 0, patience)
     assert kinds(driver(LinkUp())) == [Fetch]
 

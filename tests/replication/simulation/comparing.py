@@ -1,6 +1,6 @@
 """Anti-entropy of a node, as `agent.replication.pulling.anti_entropy` does it: the product's own coroutines, stepped by the world's events.
 
-`Comparer` asks, decides and repairs; `Digests` and `Ranges` answer. Nothing of them is rebuilt here: where they wait for a message or a
+`AntiEntropy` asks, decides and repairs; `Digests` and `Ranges` answer. Nothing of them is rebuilt here: where they wait for a message or a
 commit they are left standing, and go on when its event comes. What stands in the place of asyncio is `steps`.
 """
 
@@ -21,7 +21,7 @@ from agent.replication.protocol.codec import decode_answer, encode_answer, encod
 from agent.replication.protocol.errors import ReplicationError, TransportError
 from agent.replication.protocol.messages import ErrorAnswer, FetchSequences, GetDigests, Request
 from agent.replication.pulling import anti_entropy, artifact_pull
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.serving.operations import context, digests, ranges
 from agent.replication.serving.page import Refuse
 from agent.replication.serving.sender import Caller
@@ -83,13 +83,13 @@ class Comparing:
         node = self._pull.node
         if not node.is_up or self._running is not None:
             return False
-        settings = CompareSettings(self._pull.peer.zone, (STREAM,), node.world.zones, every_hours=0)
+        settings = AntiEntropySettings(self._pull.peer.zone, (STREAM,), node.world.zones, every_hours=0)
         asker: Any = PeerAsker(self._pull)
-        self._running = self._compare(Comparer(asker, node.running, settings, (StoreError,)))
+        self._running = self._compare(AntiEntropy(asker, node.running, settings, (StoreError,)))
         run(self._running, node.soon)
         return True
 
-    async def _compare(self, comparer: Comparer) -> None:
+    async def _compare(self, comparer: AntiEntropy) -> None:
         with suppress(ReplicationError, StoreError):  # the next one begins anew
             found = await comparer.compare(STREAM, repair=True, scan=True)
             self._pull.node.world.injected["repaired"] += found.repaired_ranges

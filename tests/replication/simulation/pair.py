@@ -35,7 +35,7 @@ from agent.replication.protocol.pull_events import (
     LinkUp,
     Note,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Tick,
 )
 from agent.replication.pulling.pull_runner import PullSettings, fetch_request
@@ -131,11 +131,11 @@ class World:
         seed: int,
         faults: Faults,
         make_receiver: Callable[..., Receiver] = Receiver,
-        settings: Settings | None = None,
+        settings: ReceiverSettings | None = None,
     ) -> None:
         self.chance = random.Random(seed)
         self.faults = faults
-        self.settings = settings or Settings()
+        self.settings = settings or ReceiverSettings()
         self.make_receiver = make_receiver
         self.now_ms = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []

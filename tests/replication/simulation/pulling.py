@@ -195,9 +195,9 @@ class Pull:
     def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
         return Waiting(future)
 
-    def bring_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
+    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
         asker: Any = PeerAsker(self)
-        return ArtifactPull(asker, self.node.running.artifacts, (StoreError,)).bring(batches)
+        return ArtifactPull(asker, self.node.running.artifacts, (StoreError,)).fetch(batches)
 
     def note(self, note: Note) -> None:
         """Nobody reads the log."""

@@ -23,9 +23,9 @@ from agent.lease import Lease, Shown
 from agent.replication.protocol import codec
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.protocol.pull_events import Settings
+from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling import anti_entropy
-from agent.replication.pulling.anti_entropy import Comparer
+from agent.replication.pulling.anti_entropy import AntiEntropy
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import reading, sender
 from agent.replication.serving.page import Refuse, Selection, select_page
@@ -48,7 +48,7 @@ from tests.replication.simulation.serving import Fetching, Serving
 from tests.sim import patient
 
 SCHEDULES_MAX = 40
-ENDLESS = Settings(backoff_ms_min=200_000, backoff_ms_max=10**9)
+ENDLESS = ReceiverSettings(backoff_ms_min=200_000, backoff_ms_max=10**9)
 """A back-off without a sensible end. It does no harm as long as late answers are taken, which is what must be seen."""
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -194,7 +194,7 @@ def repairs_no_damage(patch: pytest.MonkeyPatch) -> None:
     async def found_and_left(*_: object) -> None:
         """Nothing is fetched."""
 
-    patch.setattr(Comparer, "_fetch_damaged", found_and_left)
+    patch.setattr(AntiEntropy, "_fetch_damaged", found_and_left)
 
 
 def misses_no_gap(patch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ class Broken:
     checkers: tuple[str, ...]
     breaks: Break = nothing
     receiver: type[Receiver] = Receiver
-    settings: Settings | None = None
+    settings: ReceiverSettings | None = None
     first_seed: int = 0  # of the forty, where it takes much to come together
 
     def __str__(self) -> str:

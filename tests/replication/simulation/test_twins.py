@@ -21,14 +21,14 @@ from agent.replication.protocol.pull_events import (
     LinkDown,
     LinkUp,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Tick,
 )
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import sender
 from tests.sim import first_seed, patient, scaled
 
-PATIENCE = Settings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
+PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
 FAULTS_END_MS, END_MS = 20_000, 40_000
 
 
