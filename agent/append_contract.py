@@ -1,9 +1,9 @@
 """What an application is told of its append, and in whose name it may append: the same words at every door of a node.
 
-A program of the zone appends through the node's socket (`agent.local_socket.local_socket`), one of another zone through the broker
-(`agent.replication`). Both doors hand the message to the same store and ask it the same way; what the store says of it becomes
-the fields of an answer here, and what may stand in `from_zone` and `producer` is decided here, so that no door is wider than
-the other. The outcomes themselves are those of the store (`fact_store.admission`).
+A program of the zone appends through the node's socket (`agent.local_socket.local_socket`), one of another zone through
+the broker (`agent.replication`). Both doors hand the message to the same store and ask it the same way; what the store
+says of it becomes the fields of an answer here, and what may stand in `from_zone` and `producer` is decided here, so
+that no door is wider than the other. The outcomes themselves are those of the store (`fact_store.admission`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ STORED = frozenset({"applied", "noop_already_applied", "queued"})
 
 
 class Precondition(NamedTuple):
-    """On what an application's message depends. `producer` with `lease_epoch`: nobody holds a newer lease under this name.
-    `base_offset`: there is no newer message about the subject than this offset (0: there is none)."""
+    """On what an application's message depends. `producer` with `lease_epoch`: nobody holds a newer lease under this
+    name. `base_offset`: there is no newer message about the subject than this offset (0: there is none)."""
 
     producer: str | None = None
     lease_epoch: int | None = None
@@ -36,9 +36,9 @@ Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "s
 
 
 class AppendOutcome(NamedTuple):
-    """What became of a message: see `agent.fact_store.append.admission`. The offset is that of the message first stored under its id;
-    0 while it is not known (acks none). `queued`: durable here (unless acks is none) and not yet where `acks` promises it; `warning`
-    says why."""
+    """What became of a message: see `agent.fact_store.append.admission`. The offset is that of the message first stored
+    under its id; 0 while it is not known (acks none). `queued`: durable here (unless acks is none) and not yet where
+    `acks` promises it; `warning` says why."""
 
     offset: int
     outcome: Outcome
@@ -47,7 +47,8 @@ class AppendOutcome(NamedTuple):
 
 
 class _Outcome(Protocol):
-    """The fields of an outcome, in a store's or in an answer that reports it. `lease_epoch` 0 or None: none is in force against it."""
+    """The fields of an outcome, in a store's or in an answer that reports it. `lease_epoch` 0 or None: none is in force
+    against it."""
 
     @property
     def offset(self) -> int: ...
@@ -86,7 +87,7 @@ def check_from_zone(message: Message, zone: str) -> None:
 
 
 def check_producer(producer: str | None, zone: str) -> None:
-    """Raise MessageError unless a producer of another zone bears its zone's name: a lease that anybody may take would let one zone
-    shut out another's producers, or this one's."""
+    """Raise MessageError unless a producer of another zone bears its zone's name: a lease that anybody may take would
+    let one zone shut out another's producers, or this one's."""
     if producer is not None and not producer.startswith(f"{zone}."):
         raise MessageError("producer", f"{producer!r}; producers of {zone} are named {zone}.<name>")

@@ -1,9 +1,9 @@
 """How large a page to ask one peer for: as large as its way allows, found by asking. Core: no IO, no clock.
 
-A large page costs both sides less (0.13 us a fact in pages of 1 MB, 0.18 in pages of 256 KiB), but what waits behind it waits longer,
-and on a slow way one that takes longer than its receiver's patience is asked for again and again. So a page that came at once
-is followed by one twice as large, and one that took long by one half as large. In between, where only the distance may be long,
-nothing changes.
+A large page costs both sides less (0.13 us a fact in pages of 1 MB, 0.18 in pages of 256 KiB), but what waits behind it
+waits longer, and on a slow way one that takes longer than its receiver's patience is asked for again and again. So a
+page that came at once is followed by one twice as large, and one that took long by one half as large. In between, where
+only the distance may be long, nothing changes.
 """
 
 from __future__ import annotations

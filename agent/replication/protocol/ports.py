@@ -5,12 +5,13 @@ both as it is.  What the ports demand of it:
 
 - Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
-- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a small page in
-  the event loop's.  Everything else that returns a plain value is a look into memory, called from the event loop.
+- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
+  small page in the event loop's.  Everything else that returns a plain value is a look into memory, called from the
+  event loop.
 - A definition is stored only together with a batch that vouches for it; what no batch of the page needs is ignored.
 - Trouble is raised, directly or through the future, as one exception type of the store's own (handed to the shells as
-  `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is,
-  a forked history or a malformed batch is not.  After an exception nothing has changed.
+  `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is, a
+  forked history or a malformed batch is not.  After an exception nothing has changed.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Artifacts(Protocol):
         ...
 
     def missing(self, batches: Sequence[Batch]) -> Sequence[ArtifactReference]:
-        """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are stored."""
+        """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are
+        stored."""
         ...
 
     def unavailable(self, peer: str, digest: str, why: str) -> None:
@@ -125,24 +127,25 @@ class ServingStore(ComparedStore, Protocol):
     def register_consumer(
         self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int
     ) -> Future[Consumer]:
-        """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds since
-        1970); the same registration again returns what stands."""
+        """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds
+        since 1970); the same registration again returns what stands."""
         ...
 
     def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
-        """The lease in force after an instance has shown its own, durable; an exception for one whose place was taken."""
+        """The lease in force after an instance has shown its own, durable; an exception for one whose place was
+        taken."""
         ...
 
     def confirm(
         self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
     ) -> Future[int]:
-        """Merge a confirmed range; the frontier after it, durable before it is returned. Who shows an old lease confirms nothing,
-        also if the new one was taken a moment ago."""
+        """Merge a confirmed range; the frontier after it, durable before it is returned. Who shows an old lease
+        confirms nothing, also if the new one was taken a moment ago."""
         ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
-        """A fetch of this consumer is answered with a page that reaches the end of the log or not, or waits at the end so
-        long.  Returns at once and never raises; a confirmation needs no such word."""
+        """A fetch of this consumer is answered with a page that reaches the end of the log or not, or waits at the end
+        so long.  Returns at once and never raises; a confirmation needs no such word."""
         ...
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
@@ -150,13 +153,13 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
     def begin_handing(self, stream: str, zone: str) -> Future[None] | None:
-        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future is done.  None
-        where it is already."""
+        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future
+        is done.  None where it is already."""
         ...
 
     def handed(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
-        """A zone is about to be answered what a stream holds up to an offset; `end`: where the last batch of the page ends, and its digest.
-        Returns at once."""
+        """A zone is about to be answered what a stream holds up to an offset; `end`: where the last batch of the page
+        ends, and its digest. Returns at once."""
         ...
 
     def has_handed(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
@@ -164,20 +167,21 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
     def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
-        """Why a zone cannot have been told by this store of everything up to an offset of this epoch, in words; None where it can.  From
-        memory."""
+        """Why a zone cannot have been told by this store of everything up to an offset of this epoch, in words; None
+        where it can.  From memory."""
         ...
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
-        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
-        sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
+        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's
+        digest, the last sequence of this epoch that it holds and the digest there.  None where nothing speaks against
+        it.  Touches the disk."""
         ...
 
     def read(
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
     ) -> Page:
-        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits; with
-        `until_offset` none that begins beyond it."""
+        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits;
+        with `until_offset` none that begins beyond it."""
         ...
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:
@@ -192,12 +196,13 @@ class ServingStore(ComparedStore, Protocol):
         acks: Literal["none", "local", "quorum", "all"] | None = None,
         preconditions: Sequence[Precondition] = (),
     ) -> Future[list[AppendOutcome]]:
-        """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the stream's, if None)
-        promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
+        """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the
+        stream's, if None) promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
         ...
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
-        """A lease epoch higher than any before it, durable: appends of this producer with lower ones are fenced from now on."""
+        """A lease epoch higher than any before it, durable: appends of this producer with lower ones are fenced from
+        now on."""
         ...
 
     def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
@@ -209,7 +214,8 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]:
-        """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to stop."""
+        """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to
+        stop."""
         ...
 
 
@@ -242,11 +248,11 @@ class ReceivingStore(ComparedStore, Protocol):
         verify: bool,
         is_backlog: bool = False,
     ) -> Future[PutResult]:
-        """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one transaction, or
-        nothing at all.
+        """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one
+        transaction, or nothing at all.
 
-        Without `verify` the batches' contents need not be opened: the caller has done it. `is_backlog`: what the peer had kept for us
-        says nothing of the pace at which facts come in.
+        Without `verify` the batches' contents need not be opened: the caller has done it. `is_backlog`: what the peer
+        had kept for us says nothing of the pace at which facts come in.
         """
         ...
 
@@ -267,7 +273,8 @@ class ReceivingStore(ComparedStore, Protocol):
         ...
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
-        """The number of the first tag definition that is damaged here, of those that the batch with a sequence needs; None where none is."""
+        """The number of the first tag definition that is damaged here, of those that the batch with a sequence needs;
+        None where none is."""
         ...
 
     def repair_definitions(
@@ -277,5 +284,6 @@ class ReceivingStore(ComparedStore, Protocol):
         ...
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
-        """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a person acts."""
+        """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a
+        person acts."""
         ...

@@ -1,7 +1,9 @@
-"""The comparing shell: asks a peer for digests, lets `anti_entropy` say what differs, and fetches what is missing or damaged here.
+"""The comparing shell: asks a peer for digests, lets `anti_entropy` say what differs, and fetches what is missing or
+damaged here.
 
-Nothing that is equal travels but its digests. What is fetched is checked like any page: gaps are appended at the end of the log, as late
-batches are; damaged batches are put back where they lay, if the store itself can vouch for them. A fork is an incident and stays as it is.
+Nothing that is equal travels but its digests. What is fetched is checked like any page: gaps are appended at the end of
+the log, as late batches are; damaged batches are put back where they lay, if the store itself can vouch for them. A
+fork is an incident and stays as it is.
 
 Our own facts are never taken back as new ones: of them only what is damaged here is asked for.
 """
@@ -56,8 +58,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AntiEntropySettings:
-    """With whom to compare what. `origins` are the zones whose facts this peer may bring; `begun_late` are streams whose pull
-    did not begin at the oldest fact: what was before is not missing. `every_hours` 0: only when asked."""
+    """With whom to compare what. `origins` are the zones whose facts this peer may bring; `begun_late` are streams
+    whose pull did not begin at the oldest fact: what was before is not missing. `every_hours` 0: only when asked."""
 
     peer_zone: str
     streams: tuple[str, ...]
@@ -68,7 +70,8 @@ class AntiEntropySettings:
 
 @dataclass(slots=True)
 class Comparison:
-    """What comparing one stream with one peer found, and what became of it. Facts, spans of sequences, and bytes of answers."""
+    """What comparing one stream with one peer found, and what became of it. Facts, spans of sequences, and bytes of
+    answers."""
 
     stream: str
     compared_facts: int = 0
@@ -140,8 +143,8 @@ class AntiEntropy:
         return list(self._counted.values())
 
     async def run(self) -> None:
-        """Compare and repair every so many hours until cancelled; the first time after a random part of that, so that many nodes that
-        came up together do not ask together."""
+        """Compare and repair every so many hours until cancelled; the first time after a random part of that, so that
+        many nodes that came up together do not ask together."""
         wait_s = self._settings.every_hours * HOUR_S * self._chance()
         if not self._settings.every_hours:
             await asyncio.get_running_loop().create_future()  # until cancelled
@@ -155,7 +158,8 @@ class AntiEntropy:
             wait_s = self._settings.every_hours * HOUR_S
 
     async def compare(self, stream: str, *, repair: bool, scan: bool = False) -> Comparison:
-        """Compare one stream; with `repair` fetch what is missing or damaged here; with `scan` read all of it first, to find damage.
+        """Compare one stream; with `repair` fetch what is missing or damaged here; with `scan` read all of it first, to
+        find damage.
 
         Raises PeerRefused, MalformedMessage, PageRefused, TransportError, or an error of the store.
         """
@@ -281,7 +285,8 @@ class AntiEntropy:
     async def _look_at_definitions(
         self, found: Comparison, origin: Origin, ours: Sequence[DigestRange], theirs: Sequence[DigestRange]
     ) -> None:
-        """Tag definitions travel once, and nobody asks for them again: those that the last batch needs which both hold are read."""
+        """Tag definitions travel once, and nobody asks for them again: those that the last batch needs which both hold
+        are read."""
         common = shared(ours, theirs)
         if not common:
             return
@@ -326,7 +331,8 @@ class AntiEntropy:
         return {last: bytes.fromhex(digest) for last, digest in (await self._digests(found, request)).ends}
 
     async def _our_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> dict[int, bytes]:
-        """For each sequence that some batch here holds, its digest if that batch ends there, else nothing that could be equal."""
+        """For each sequence that some batch here holds, its digest if that batch ends there, else nothing that could be
+        equal."""
 
         def read() -> dict[int, bytes]:
             ends = dict[int, bytes]()
@@ -379,7 +385,8 @@ class AntiEntropy:
     async def _pages(
         self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
     ) -> AsyncIterator[tuple[list[Batch], list[ReceivedDefinition]]]:
-        """Batches of a span, checked, with the definitions that came with or before them, after those held here or so many."""
+        """Batches of a span, checked, with the definitions that came with or before them, after those held here or so
+        many."""
         first, last = span
         known, waiting = definitions_known, list[ReceivedDefinition]()
         if known is None:

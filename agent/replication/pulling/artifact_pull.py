@@ -1,9 +1,10 @@
 """Fetches the artifacts to which a page's facts refer, before the page is stored.
 
-Chunks are fetched in order, from where an earlier attempt ended, also after a restart of this node, because the store keeps what has
-arrived. The next chunks are under way while one is written, so that a long round trip costs little. After a loss of the connection or with a
-full disk the page waits, so that no fact is stored before the artifact it refers to. What the peer does not have, or this node refuses, is
-an incident, and the facts are stored all the same: a missing drawing must not stop the facts behind it (decision 0039).
+Chunks are fetched in order, from where an earlier attempt ended, also after a restart of this node, because the store
+keeps what has arrived. The next chunks are under way while one is written, so that a long round trip costs little.
+After a loss of the connection or with a full disk the page waits, so that no fact is stored before the artifact it
+refers to. What the peer does not have, or this node refuses, is an incident, and the facts are stored all the same: a
+missing drawing must not stop the facts behind it (decision 0039).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class ArtifactPull:
         self._chunks_ahead = asker.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
 
     async def fetch(self, batches: Sequence[Batch]) -> None:
-        """Return when everything to which the facts refer is here, or known to be unavailable. Raises TransportError and the retryable errors
-        of the store."""
+        """Return when everything to which the facts refer is here, or known to be unavailable. Raises TransportError
+        and the retryable errors of the store."""
         lost = set[ArtifactReference]()
         while missing := [one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost]:
             for reference in missing:  # then all are looked at again: a large one may have taken days
@@ -63,8 +64,8 @@ class ArtifactPull:
                     self._artifacts.unavailable(self._asker.peer_zone, reference.digest, why)
 
     async def fetch_absent(self, stream: str) -> tuple[int, int]:
-        """Fetch the artifacts to which held facts of a stream refer and that are not here, as far as the peer has them now. Returns how many
-        arrived and how many are still absent. Raises as `fetch`."""
+        """Fetch the artifacts to which held facts of a stream refer and that are not here, as far as the peer has them
+        now. Returns how many arrived and how many are still absent. Raises as `fetch`."""
         absent = await asyncio.to_thread(self._artifacts.absent, stream)
         left = 0
         for digest in absent:
@@ -100,8 +101,9 @@ class ArtifactPull:
                 return
 
     async def _fetch_rest(self, reference: ArtifactReference, held: ArtifactProgress) -> None:
-        """Ask for chunks ahead and store them in order. A chunk that is not at the end of what is stored is useless, and so are those behind
-        it: the peer gives less at once than was asked for, or another pull fetches the same artifact."""
+        """Ask for chunks ahead and store them in order. A chunk that is not at the end of what is stored is useless,
+        and so are those behind it: the peer gives less at once than was asked for, or another pull fetches the same
+        artifact."""
         failure: Exception | None = None
         chunk_bytes, asked = self._chunk_bytes, held.received
         ahead = deque[tuple[int, asyncio.Task[bytes | Exception]]]()
@@ -145,7 +147,8 @@ class ArtifactPull:
         return data
 
     async def _ask(self, request: GetObject) -> tuple[ObjectAnswer, bytes]:
-        """The answer and what is attached. ArtifactUnavailable for what is final; TransportError for what may pass, or was spoilt on its way."""
+        """The answer and what is attached. ArtifactUnavailable for what is final; TransportError for what may pass, or
+        was spoilt on its way."""
         try:
             reply = await self._asker.ask(request, ANSWER_S)
         except PeerRefused as error:

@@ -1,7 +1,9 @@
-"""How a pull catches up with its peer: where it began, where it is, where the peer's log ends, how long it will still take. A core.
+"""How a pull catches up with its peer: where it began, where it is, where the peer's log ends, how long it will still
+take. A core.
 
-A zone that is new, or returns after an outage, may be hours behind. It reads the backlog page by page like any other facts; this module
-only measures it for operators. The estimate uses how fast the distance to the end shrinks, because the peer's log grows meanwhile.
+A zone that is new, or returns after an outage, may be hours behind. It reads the backlog page by page like any other
+facts; this module only measures it for operators. The estimate uses how fast the distance to the end shrinks, because
+the peer's log grows meanwhile.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 BEHIND_FACTS_MIN = 100_000
-"""More than a page holds, and than a busy stream has on its way: a smaller backlog is gone before it can be reported."""
+"""More than a page holds, and than a busy stream has on its way: a smaller backlog is gone before it can be
+reported."""
 NEAR_FACTS = 10_000
 """Where the rest is a page of live facts, which never ends."""
 SAMPLE_MS, SAMPLES_MAX = 1_000, 20
-"""The rate is that of the last 20 s: long enough for pages of any size, short enough to notice a line that has become slow."""
+"""The rate is that of the last 20 s: long enough for pages of any size, short enough to notice a line that has become
+slow."""
 LOG_EVERY_MS = 30_000
 
 
@@ -29,8 +33,8 @@ class CatchUpEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Offsets of the peer's stream: where the pull began, where it is, where the log ends. `facts_per_s` arrive; `seconds_left` is None
-    while it cannot be estimated, or where the peer's log grows faster."""
+    """Offsets of the peer's stream: where the pull began, where it is, where the log ends. `facts_per_s` arrive;
+    `seconds_left` is None while it cannot be estimated, or where the peer's log grows faster."""
 
     from_offset: int
     offset: int
@@ -59,7 +63,8 @@ class CatchUpTracker:
 
     @property
     def takes_backlog(self) -> bool:
-        """Whether what arrives is history. Where the distance does not shrink, facts arrive at the pace at which the peer records them."""
+        """Whether what arrives is history. Where the distance does not shrink, facts arrive at the pace at which the
+        peer records them."""
         return self.now is not None and self.now.closes_in
 
     def update(self, now_ms: int, offset: int, end_offset: int) -> CatchUpEvent | None:

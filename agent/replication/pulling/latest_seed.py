@@ -1,8 +1,8 @@
 """The latest value of each tag, asked for once when a pull begins at the end of its peer's log.
 
-Such a pull has no value of a tag until the tag changes, which may take hours. So it asks its peer for the latest values, after the peer has
-registered our consumer: newer values arrive with the pull, and none can be missed in between. These values are no facts, since no batch
-proves them; they are kept beside the log.
+Such a pull has no value of a tag until the tag changes, which may take hours. So it asks its peer for the latest
+values, after the peer has registered our consumer: newer values arrive with the pull, and none can be missed in
+between. These values are no facts, since no batch proves them; they are kept beside the log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from agent.replication.pulling.throttled_requester import ThrottledRequester
 ANSWER_S = 60.0
 """The peer searches as deep as it may, and may have other requests to answer first."""
 RETRY_MS_MIN, RETRY_MS_MAX = 1_000, 60_000
-"""A peer that does not export the stream, or does not know the request, is asked again once a minute, as for a pull that it refuses."""
+"""A peer that does not export the stream, or does not know the request, is asked again once a minute, as for a pull
+that it refuses."""
 VALUES_KEPT_MAX = 100_000
 """Ten times the tags of a large plant; more are refused."""
 
@@ -38,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class LatestSeed:
-    """Asks for the values of one stream until they have arrived, and keeps them; `zones` are those whose facts this peer may bring."""
+    """Asks for the values of one stream until they have arrived, and keeps them; `zones` are those whose facts this
+    peer may bring."""
 
     def __init__(
         self,

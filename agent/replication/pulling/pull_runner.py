@@ -1,10 +1,12 @@
-"""Carries out what the receiver decides for one pull: its effects become requests and stored pages, their outcomes become events.
+"""Carries out what the receiver decides for one pull: its effects become requests and stored pages, their outcomes
+become events.
 
-The runner has no clock, thread or connection of its own. `PullIO` gives it those: asyncio's in the product (`puller`), the simulated
-world's in tests, so that both run every decision between the receiver and the store from here.
+The runner has no clock, thread or connection of its own. `PullIO` gives it those: asyncio's in the product (`puller`),
+the simulated world's in tests, so that both run every decision between the receiver and the store from here.
 
-A page is checked in two steps (`protocol.page_check`): its header when it arrives, its batches at once afterwards, beside the page that is
-being stored. What a peer's answer gets wrong is final: the page is asked for again rarely, and the log says why, once.
+A page is checked in two steps (`protocol.page_check`): its header when it arrives, its batches at once afterwards,
+beside the page that is being stored. What a peer's answer gets wrong is final: the page is asked for again rarely, and
+the log says why, once.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ ORIGINS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """What to pull from which peer. `origins` are the zones whose facts this peer may bring: its own and those it relays."""
+    """What to pull from which peer. `origins` are the zones whose facts this peer may bring: its own and those it
+    relays."""
 
     peer_zone: str
     stream: str
@@ -68,7 +71,8 @@ class PullSettings:
 
 @dataclass(frozen=True, slots=True)
 class CheckedContent:
-    """What of a page goes to the store. `batches` gives the parsed batches when their check has ended, or raises PageRefused."""
+    """What of a page goes to the store. `batches` gives the parsed batches when their check has ended, or raises
+    PageRefused."""
 
     content: PageContent
     batches: Awaitable[list[Batch]]
@@ -97,11 +101,13 @@ class PullIO(Protocol):
         ...
 
     def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
-        """Await the artifacts to which facts refer; raises TransportError or an error of the store for what may pass."""
+        """Await the artifacts to which facts refer; raises TransportError or an error of the store for what may
+        pass."""
         ...
 
     def happened(self, event: PullEvent) -> None:
-        """Have `PullRunner.handle` called with an event, after the call that is under way, in the order of these calls."""
+        """Have `PullRunner.handle` called with an event, after the call that is under way, in the order of these
+        calls."""
         ...
 
     def note(self, note: Note) -> None:
@@ -215,7 +221,8 @@ class PullRunner:
         return CheckedContent(content, self._io.check(check, sum(map(len, content.sealed))))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
-        """Check, artifacts, store, in this order; then report the outcome. What the store refuses for now is offered again by the core."""
+        """Check, artifacts, store, in this order; then report the outcome. What the store refuses for now is offered
+        again by the core."""
         try:
             batches = await effect.page.content.batches
             if any(batch.header.kind is Kind.MESSAGES for batch in batches):
@@ -232,7 +239,8 @@ class PullRunner:
 
 
 def fetch_request(effect: Fetch, settings: PullSettings, held: HeldEnd | None) -> FetchFacts:
-    """The request that a fetch asks for; `held` is the last fact of the peer's epoch that is held here, where it is to be shown."""
+    """The request that a fetch asks for; `held` is the last fact of the peer's epoch that is held here, where it is to
+    be shown."""
     last_batch = effect.last_batch
     return FetchFacts(
         consumer_name=settings.consumer_name,
@@ -277,7 +285,8 @@ def put_page(
 
 
 def _unreadable(fetch_id: int, error: MalformedMessage) -> FetchFailed:
-    """An answer in another major version stays unreadable until a node is updated; any other may have been damaged on its way."""
+    """An answer in another major version stays unreadable until a node is updated; any other may have been damaged on
+    its way."""
     if error.code == "unsupported_version":
         return FetchFailed(fetch_id, error.code, f"{error.why}. {ERRORS[error.code].hint}", is_retryable=False)
     return FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True)

@@ -1,7 +1,9 @@
-"""The spans of one pull, from what its receiver decides: its fetches, its pages on their way to disk, and its first reading.
+"""The spans of one pull, from what its receiver decides: its fetches, its pages on their way to disk, and its first
+reading.
 
-The runner reports each event after the core has handled it and before it carries out the effects; what began or ended since then is found
-by comparing states. A fetch that the core has given up ends with the event for which it did so, and so does what it confirmed.
+The runner reports each event after the core has handled it and before it carries out the effects; what began or ended
+since then is found by comparing states. A fetch that the core has given up ends with the event for which it did so, and
+so does what it confirmed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from agent.replication.pulling.receiver import Receiver
 from agent.telemetry import Side, Span, Started, Telemetry
 
 CONFIRMS_MAX = 4
-"""Under way at once: a page that is read ahead does not wait for what its request confirms, so the next request confirms it too."""
+"""Under way at once: a page that is read ahead does not wait for what its request confirms, so the next request
+confirms it too."""
 _FAILED = frozenset({Asking.BACKOFF, Asking.BLOCKED, Asking.FENCED, Asking.OFFLINE})
 
 
@@ -91,7 +94,8 @@ class PullSpans:
                 self._telemetry.discard(started, "what it would bring is asked for again")  # our store refused a page
 
     def _look_at_confirms(self, event: Event[Content], core: Receiver[Content]) -> None:
-        """A page has the peer's frontier. What perhaps was not sent, or is of a store that was replaced, is confirmed anew."""
+        """A page has the peer's frontier. What perhaps was not sent, or is of a store that was replaced, is confirmed
+        anew."""
         is_restarted = core.counters.restarts > self._restarts
         for offset in list(self._confirms):
             if is_restarted:

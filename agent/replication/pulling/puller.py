@@ -1,8 +1,8 @@
 """The pulling shell: one stream of one peer, on asyncio.
 
-`receiver` decides, `pull_runner` carries out what it decides; this module gives them a clock, a connection, and a thread in which large
-pages are checked, so that a page read ahead is checked while the one before it is written. Everything that happens becomes an event in
-one bounded queue, and one task hands the events to the runner.
+`receiver` decides, `pull_runner` carries out what it decides; this module gives them a clock, a connection, and a
+thread in which large pages are checked, so that a page read ahead is checked while the one before it is written.
+Everything that happens becomes an event in one bounded queue, and one task hands the events to the runner.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _STANDS = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCE
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """The effect of a peer's bandwidth limit: for how long this pull has not asked because of it; of all pulls of this peer together,
-    the bytes that came early and are still to be waited off, and those that were."""
+    """The effect of a peer's bandwidth limit: for how long this pull has not asked because of it; of all pulls of this
+    peer together, the bytes that came early and are still to be waited off, and those that were."""
 
     bytes_per_second_max: int
     paced_ms: int
@@ -95,7 +95,8 @@ class PullStatistics:
 
 
 class Puller:
-    """One stream of one peer. Made before the asker's link runs; the pullers of one peer share its `bandwidth`, if it is limited."""
+    """One stream of one peer. Made before the asker's link runs; the pullers of one peer share its `bandwidth`, if it
+    is limited."""
 
     def __init__(
         self,
@@ -165,7 +166,8 @@ class Puller:
         return Pacing(limit.bytes_per_second_max, paced_ms, limit.bytes_owed(now_ms), limit.bytes_waited_off)
 
     async def run(self) -> None:
-        """Pull until cancelled; once in a puller's life. When it ends, a page on its way to disk is stored as a whole, or not at all."""
+        """Pull until cancelled; once in a puller's life. When it ends, a page on its way to disk is stored as a whole,
+        or not at all."""
         assert self._runner is None, "a puller runs once"
         runner = self._runner = PullRunner(
             *(self, self._store, self._settings, self._store_errors), self._bandwidth, self._telemetry

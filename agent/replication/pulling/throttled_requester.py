@@ -1,7 +1,7 @@
 """Requests to a peer other than a pull's own fetches, within the peer's bandwidth limit.
 
-The receiver times a pull's fetches itself. Comparisons, artifacts and latest values wait here until the token bucket has room for their
-priority, and take their tokens when the answer has arrived.
+The receiver times a pull's fetches itself. Comparisons, artifacts and latest values wait here until the token bucket
+has room for their priority, and take their tokens when the answer has arrived.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """The bandwidth limit of one peer: a token bucket shared by all pulls of the peer, which may be overdrawn. A core.
 
-The size of a page is known only when it has arrived, so its tokens are taken afterwards, and the next page is asked for when the debt is
-gone. Over any period no more arrives than the rate, a quarter of a second's worth that was saved, and what was under way. Pages are asked
-for in the size of a quarter of a second, as far as batches, which are never cut, allow.
+The size of a page is known only when it has arrived, so its tokens are taken afterwards, and the next page is asked for
+when the debt is gone. Over any period no more arrives than the rate, a quarter of a second's worth that was saved, and
+what was under way. Pages are asked for in the size of a quarter of a second, as far as batches, which are never cut,
+allow.
 
-A stream at the end of its log goes first: it may ask while the debt is below two seconds, which a stream with a backlog has to wait off.
-So a backlog does not delay live facts. The rate holds for both together, also where the live facts alone exceed it.
+A stream at the end of its log goes first: it may ask while the debt is below two seconds, which a stream with a backlog
+has to wait off. So a backlog does not delay live facts. The rate holds for both together, also where the live facts
+alone exceed it.
 
-Repairs go last: they ask when half of what can be saved is there, which happens only when nothing else uses the bandwidth. So that a
-backlog of days does not stop them, each of their requests waits half a minute at most, and then has the priority of live facts.
+Repairs go last: they ask when half of what can be saved is there, which happens only when nothing else uses the
+bandwidth. So that a backlog of days does not stop them, each of their requests waits half a minute at most, and then
+has the priority of live facts.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ PAGE_MS = 250
 SAVED_MS_MAX = 250
 """What can be saved while nothing arrives."""
 OVERDRAWN_MS_MAX = 2_000
-"""How far a stream at the end of its log may overdraw: beyond any page of PAGE_MS, at the least rate and the least page."""
+"""How far a stream at the end of its log may overdraw: beyond any page of PAGE_MS, at the least rate and the least
+page."""
 PAGE_BYTES_MIN = 16 * 1024
 """Smaller pages would cost more in requests than they give in smoothness."""
 
 REPAIR_SAVED_MS = 125
-"""What must be saved before a repair asks: a backlog, which asks as soon as there is no debt, never leaves that much for long."""
+"""What must be saved before a repair asks: a backlog, which asks as soon as there is no debt, never leaves that much
+for long."""
 REPAIR_WAITS_MS_MAX = 30_000
 
 
@@ -83,8 +88,8 @@ class TokenBucket:
         self._saved -= size * 1000
 
     def ready_ms(self, now_ms: int, priority: Priority, waited_ms: int = 0) -> int:
-        """When a request that has waited for `waited_ms` may be sent; `now_ms` for at once. The caller asks again then, because others spend
-        meanwhile."""
+        """When a request that has waited for `waited_ms` may be sent; `now_ms` for at once. The caller asks again then,
+        because others spend meanwhile."""
         self._catch_up(now_ms)
         ready_ms = now_ms + max(0, -((self._saved - self._rate * _LEAST_MS[priority]) // self._rate))
         if priority is Priority.REPAIR and ready_ms - now_ms > REPAIR_WAITS_MS_MAX - waited_ms:

@@ -1,4 +1,5 @@
-"""Two stores compared over the real broker: what is damaged or missing here comes back, byte for byte; a fork stays and is told."""
+"""Two stores compared over the real broker: what is damaged or missing here comes back, byte for byte; a fork stays and
+is told."""
 
 import asyncio
 import json
@@ -155,8 +156,8 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
 
 @pytest.mark.parametrize("hurt, helper", [("idmz", "plant-a"), ("plant-a", "idmz")])
 def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: Path, hurt: str, helper: str) -> None:
-    """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with it at their
-    offsets, served again, also after a restart, and the file is whole to whoever verifies it."""
+    """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with
+    it at their offsets, served again, also after a restart, and the file is whole to whoever verifies it."""
     before = asyncio.run(pulled(broker, tmp_path))
     for at in (3, 9):
         flip(tmp_path / f"{hurt}.db", before[at])
@@ -203,8 +204,9 @@ def spoil_definition(path: Path) -> None:
 
 
 def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds it and has the
-    peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as whole."""
+    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds
+    it and has the peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as
+    whole."""
     asyncio.run(pulled(broker, tmp_path))
     spoil_definition(tmp_path / "idmz.db")
 
@@ -235,8 +237,8 @@ def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path)
 
 
 def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
-    """Facts that the peer did not have when they were due, and has now, are found as a gap and come late; what is merely on its way is
-    left to the pull."""
+    """Facts that the peer did not have when they were due, and has now, are found as a gap and come late; what is
+    merely on its way is left to the pull."""
 
     async def prepare() -> list[bytes]:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -271,7 +273,8 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
 
 
 def test_a_fork_is_told_and_left_alone(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or changed."""
+    """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or
+    changed."""
     asyncio.run(pulled(broker, tmp_path))
     (tmp_path / "idmz.db").rename(tmp_path / "kept.db")
 
@@ -312,7 +315,8 @@ def resealed(before: Batch, one: Batch) -> Batch:
 
 
 def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> None:
-    """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by page."""
+    """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by
+    page."""
     before = asyncio.run(pulled(broker, tmp_path))
 
     async def scenario(plant: Node, idmz: Node) -> None:
@@ -395,8 +399,8 @@ pulls = ["{STREAM}"]
 
 
 def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
-    """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the damage; the last
-    finds it and puts it back. With a node running the same words go through its door."""
+    """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the
+    damage; the last finds it and puts it back. With a node running the same words go through its door."""
     before = asyncio.run(pulled(broker, tmp_path))
     flip(tmp_path / "idmz.db", before[5])
     (tmp_path / "state").mkdir()

@@ -1,4 +1,5 @@
-"""What brings artifacts, against a peer and a store played by the test, in virtual time: pace, patience, and who is believed."""
+"""What brings artifacts, against a peer and a store played by the test, in virtual time: pace, patience, and who is
+believed."""
 
 import asyncio
 import hashlib
@@ -6,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from agent.pages import ArtifactReference
 from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.pulling import throttled_requester
-from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull, Wanted
+from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import TokenBucket
 
@@ -35,8 +37,8 @@ class Files:
         self.told: list[str] = []
         self.error: Refused | None = None
 
-    def missing(self, _: object) -> list[Wanted]:
-        return [] if self.bytes == BLOB else [Wanted(DIGEST, len(BLOB))]
+    def missing(self, _: object) -> list[ArtifactReference]:
+        return [] if self.bytes == BLOB else [ArtifactReference(DIGEST, len(BLOB))]
 
     def absent(self, _: str) -> list[str]:
         return [one.digest for one in self.missing(None)]
@@ -102,8 +104,8 @@ def test_it_goes_on_from_what_is_here() -> None:
 
 
 class FarAway(Peer):
-    """Answers the latest request first, and only once so many wait as are ever asked for at once; notes how many those were. Gives at most
-    `most` bytes at once."""
+    """Answers the latest request first, and only once so many wait as are ever asked for at once; notes how many those
+    were. Gives at most `most` bytes at once."""
 
     def __init__(self, most: int = 2**30) -> None:
         super().__init__()
@@ -128,7 +130,8 @@ class FarAway(Peer):
 
 
 def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
-    """Three are under way, never more, and whichever comes first, each byte is asked for once and stored where it belongs."""
+    """Three are under way, never more, and whichever comes first, each byte is asked for once and stored where it
+    belongs."""
     files, peer = Files(), FarAway()
     bring(files, peer)
     assert files.bytes == BLOB
@@ -137,7 +140,8 @@ def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
 
 
 def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
-    """Its broker takes 100,000 bytes at once: what was asked for ahead is thrown away once, and then chunks are of that size."""
+    """Its broker takes 100,000 bytes at once: what was asked for ahead is thrown away once, and then chunks are of that
+    size."""
     files, peer = Files(), FarAway(most=100_000)
     bring(files, peer)
     assert (files.bytes, files.told) == (BLOB, [])
@@ -145,7 +149,8 @@ def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
 
 
 def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
-    """The second of three chunks is lost: the first stays, the third is thrown away, and the next attempt goes on behind the first."""
+    """The second of three chunks is lost: the first stays, the third is thrown away, and the next attempt goes on
+    behind the first."""
 
     class Lossy(Peer):
         async def ask(self, request: GetObject, timeout_s: float) -> Reply:
@@ -183,7 +188,8 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     "error", [TransportError("x", "lost"), refused("busy", retryable=True), MalformedMessage("spoilt")]
 )
 def test_what_may_pass_is_the_pages_to_wait_for(error: Exception) -> None:
-    """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come stays."""
+    """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come
+    stays."""
     files, peer = Files(), Peer(answers=[error])
     files.bytes = BLOB[:10]
     with pytest.raises(TransportError):
@@ -214,8 +220,8 @@ def test_a_full_store_is_the_pages_to_wait_for() -> None:
     ids=["gone", "an older version", "changed", "longer", "shorter"],
 )
 def test_what_will_not_come_is_told_once_and_holds_nothing_up(peer: Peer) -> None:
-    """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for twice, as those that
-    lay here may have been the spoilt ones."""
+    """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for
+    twice, as those that lay here may have been the spoilt ones."""
     files = Files()
     bring(files, peer)
     assert len(files.told) == 1
@@ -233,7 +239,8 @@ def test_spoilt_bytes_from_before_cost_one_more_attempt() -> None:
 
 
 def test_mending_takes_the_size_from_the_peer_and_tells_nothing_twice() -> None:
-    """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to the first."""
+    """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to
+    the first."""
     files = Files()
     gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
     there = Peer()

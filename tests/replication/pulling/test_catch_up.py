@@ -74,8 +74,8 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
 
 
 def test_it_is_told_at_the_beginning_now_and_then_and_at_the_end() -> None:
-    """One line for each, and none between; the end is when the rest is what a busy stream always has on its way. After it, it begins
-    anew only when far behind again."""
+    """One line for each, and none between; the end is when the rest is what a busy stream always has on its way. After
+    it, it begins anew only when far behind again."""
     tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
     for second in range(101):
         if (one := tracker.update(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
@@ -99,8 +99,8 @@ def test_a_peer_that_begins_anew_is_caught_up_with_anew() -> None:
 
 @pytest.mark.system
 def test_a_new_zone_says_how_far_it_is(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has caught up; and its
-    store knows that it was history that came."""
+    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has
+    caught up; and its store knows that it was history that came."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)

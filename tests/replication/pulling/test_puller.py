@@ -1,6 +1,8 @@
-"""The pulling shell against a peer and a store that the test plays by hand: requests are answered, and futures resolved, one by one.
+"""The pulling shell against a peer and a store that the test plays by hand: requests are answered, and futures
+resolved, one by one.
 
-Each test holds one promise between the receiver's core and the store, which simulations would see only by its consequences.
+Each test holds one promise between the receiver's core and the store, which simulations would see only by its
+consequences.
 """
 
 import asyncio
@@ -227,8 +229,8 @@ def result(facts: int = 10) -> PutResult:
 
 
 def test_request_says_what_is_durable_here() -> None:
-    """Position, last batch, known definitions, lease and the peer's own facts of a stored position are in the first request, and it expires
-    when nobody would wait for its answer any more."""
+    """Position, last batch, known definitions, lease and the peer's own facts of a stored position are in the first
+    request, and it expires when nobody would wait for its answer any more."""
     origin = Origin("plant", bytes.fromhex(ONE))
     store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, LastBatch(40, b"d" * 16)))
     store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}
@@ -329,8 +331,8 @@ def test_definitions_of_pages_before_go_with_the_batch() -> None:
 
 
 def test_nothing_behind_a_refused_page_is_stored() -> None:
-    """Two accepted pages, the first is refused for good: the second, which builds on it, is never handed to the store, and nothing is
-    confirmed."""
+    """Two accepted pages, the first is refused for good: the second, which builds on it, is never handed to the store,
+    and nothing is confirmed."""
     plant = Peer()
 
     async def scenario() -> None:
@@ -353,7 +355,8 @@ def test_nothing_behind_a_refused_page_is_stored() -> None:
 
 @pytest.mark.parametrize("is_at_once", [False, True])
 def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> None:
-    """A refusal that may pass keeps the page: the same is offered again, no incident is kept, and the page behind it waits."""
+    """A refusal that may pass keeps the page: the same is offered again, no incident is kept, and the page behind it
+    waits."""
     plant = Peer()
 
     async def scenario() -> None:
@@ -392,8 +395,8 @@ def test_final_refusal_at_once_stands() -> None:
 
 
 def test_page_of_the_old_epoch_is_stored_under_it() -> None:
-    """The peer's store is replaced while a page of the old one is on its way to the disk, refused for now: it is offered again under the
-    epoch of which it is, and nothing of the new store is confirmed for it."""
+    """The peer's store is replaced while a page of the old one is on its way to the disk, refused for now: it is
+    offered again under the epoch of which it is, and nothing of the new store is confirmed for it."""
     plant, other = Peer(), Peer(epoch=b"o" * 16)
 
     async def scenario() -> None:
@@ -429,7 +432,8 @@ def flipped(sealed: bytes, at: int) -> bytes:
 def test_batches_are_checked_before_they_are_stored(
     what: str, inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Facts of a zone that this peer may not bring, of another stream, or that cannot be opened never reach the store."""
+    """Facts of a zone that this peer may not bring, of another stream, or that cannot be opened never reach the
+    store."""
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
     plant = Peer()
     match what:
@@ -543,7 +547,8 @@ def test_lost_connection_ends_the_open_request() -> None:
 
 
 def test_far_behind_the_page_is_backlog() -> None:
-    """From the first page on that shows how far behind this pull is, the store does not count the facts as the pace of the peer."""
+    """From the first page on that shows how far behind this pull is, the store does not count the facts as the pace of
+    the peer."""
     plant = Peer()
 
     async def scenario() -> None:
@@ -577,7 +582,8 @@ def test_what_the_store_passed_over_is_logged(caplog: pytest.LogCaptureFixture) 
 
 
 def test_every_answer_is_paid_for() -> None:
-    """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no use."""
+    """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no
+    use."""
 
     async def scenario() -> None:
         limit = TokenBucket(BYTES_PER_SECOND_MIN)

@@ -73,8 +73,8 @@ def test_first_fetch_begins_at_the_oldest() -> None:
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
-    """After a start and after each loss the first fetch does not wait, so that a peer that is there is known to be; then
-    they wait again."""
+    """After a start and after each loss the first fetch does not wait, so that a peer that is there is known to be;
+    then they wait again."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert driver.fetches[-1].wait_ms == 0
@@ -97,7 +97,8 @@ def test_start_at_the_end_takes_the_peers_word() -> None:
 
 
 def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
-    """While a page is stored two more are asked for; a fourth is not, until the first is in; then it confirms the first."""
+    """While a page is stored two more are asked for; a fourth is not, until the first is in; then it confirms the
+    first."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
@@ -140,7 +141,8 @@ def test_page_elsewhere_is_no_page(first: int) -> None:
 
 
 def test_log_begins_late_only_where_the_peer_says_so() -> None:
-    """Asked from the beginning, a page must begin there, holes included; asked from no position, it begins where the peer puts us."""
+    """Asked from the beginning, a page must begin there, holes included; asked from no position, it begins where the
+    peer puts us."""
     driver = Driver()
     driver(LinkUp())
     assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
@@ -187,8 +189,9 @@ def other_epoch(driver: Driver, epoch: str) -> list[Effect]:
 
 
 def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
-    """An epoch that comes back is gone on with where it was, once in a while and not at each answer, and it is said once who has to act.
-    A page that was on its way to disk meanwhile counts for its own epoch. (This ended in an assertion, hence the whole node.)"""
+    """An epoch that comes back is gone on with where it was, once in a while and not at each answer, and it is said
+    once who has to act. A page that was on its way to disk meanwhile counts for its own epoch. (This ended in an
+    assertion, hence the whole node.)"""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))  # on its way to disk
@@ -289,8 +292,8 @@ def test_link_down_and_up() -> None:
 
 
 def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before() -> None:
-    """After many failures and a loss: asked within the spread, and while the peer may be on its way back at least once a second; then as
-    rarely as ever. The first connection of a life is used at once."""
+    """After many failures and a loss: asked within the spread, and while the peer may be on its way back at least once
+    a second; then as rarely as ever. The first connection of a life is used at once."""
     patience = ReceiverSettings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
     driver = Driver(ONE, 0, patience)
     assert kinds(driver(LinkUp())) == [Fetch]
@@ -394,8 +397,8 @@ apt_events = st.tuples(
     st.sampled_from([None, ONE]),
 )
 def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str | None) -> None:
-    """Whatever a peer answers, to whichever request, also right at our position and in the name of one epoch and then the other, no assertion
-    fails, and what is stored never goes back in an epoch."""
+    """Whatever a peer answers, to whichever request, also right at our position and in the name of one epoch and then
+    the other, no assertion fails, and what is stored never goes back in an epoch."""
     core = Receiver(PATIENCE, epoch, 0)
     now_ms, stored = 0, {ONE: 0, TWO: 0}
     core.handle(LinkUp(), 0, 0.5)
@@ -447,8 +450,8 @@ def possible(core: Receiver, event: object) -> Event | None:
 
 
 def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
-    """Fetches ask for a lease (0) until an answer brings one, an older one counts for nothing, and it outlives the connection and
-    the peer's store: a new one would fence a twin each time the line is bad."""
+    """Fetches ask for a lease (0) until an answer brings one, an older one counts for nothing, and it outlives the
+    connection and the peer's store: a new one would fence a twin each time the line is bad."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
@@ -465,9 +468,9 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
 
 
 def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
-    """A receiver that begins guesses that nobody had one; told which is in force it asks at once after that, still without waiting at the
-    peer, and names none any more once it has its own. When another was faster it waits a moment first; a peer that says so for ever
-    is not asked in a circle."""
+    """A receiver that begins guesses that nobody had one; told which is in force it asks at once after that, still
+    without waiting at the peer, and names none any more once it has its own. When another was faster it waits a moment
+    first; a peer that says so for ever is not asked in a circle."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
@@ -493,8 +496,8 @@ def test_a_late_word_of_the_lease_in_force_counts_for_nothing() -> None:
 
 
 def test_a_fenced_receiver_stops_for_good() -> None:
-    """It says so once, stores what it had accepted, and neither time, nor a new connection, nor a page that comes late, nor its
-    own store's refusal makes it ask again or forget why it stopped."""
+    """It says so once, stores what it had accepted, and neither time, nor a new connection, nor a page that comes late,
+    nor its own store's refusal makes it ask again or forget why it stopped."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     driver.answer(page(1, 10, more=True, lease=1))
@@ -512,8 +515,9 @@ def test_a_fenced_receiver_stops_for_good() -> None:
 
 
 def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
-    """What is held with the first fetch, after each loss and after a second without an answer, but not from page to page; the last batch
-    taken always, also of a page that is not durable yet, and nothing of another life of its store."""
+    """What is held with the first fetch, after each loss and after a second without an answer, but not from page to
+    page; the last batch taken always, also of a page that is not durable yet, and nothing of another life of its
+    store."""
     first, second = LastBatch(10, b"a" * 16), LastBatch(20, b"b" * 16)
     driver = Driver(ONE, 10)
     driver.core = Receiver(PATIENCE, ONE, 10, last_batch=first)
@@ -536,7 +540,8 @@ def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
 
 
 def test_an_old_copy_that_stays_one_is_for_a_person() -> None:
-    """A peer that finds out is asked again soon, for it goes on in a moment; one that stays as it is is told to people, and asked rarely."""
+    """A peer that finds out is asked again soon, for it goes on in a moment; one that stays as it is is told to people,
+    and asked rarely."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     noted = list[object]()
@@ -552,8 +557,9 @@ def test_an_old_copy_that_stays_one_is_for_a_person() -> None:
 
 
 def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
-    """Two machines with one image answer under one name, of which one has gone on otherwise: it is told as what stands, although the
-    other's answers are good in between. (Both took turns in the log, every two seconds, and the status said by chance what was the case.)"""
+    """Two machines with one image answer under one name, of which one has gone on otherwise: it is told as what stands,
+    although the other's answers are good in between. (Both took turns in the log, every two seconds, and the status
+    said by chance what was the case.)"""
     driver, noted = Driver(ONE, 10), list[object]()
     driver(LinkUp())
     for _ in range(12):

@@ -53,7 +53,8 @@ class Clock:
 
 
 def test_an_answer_is_waited_off_before_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs nothing."""
+    """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs
+    nothing."""
     clock = Clock(monkeypatch)
     peer, bandwidth = Peer(clock), TokenBucket(RATE)
     bandwidth.spend(RATE // 4, 0)  # what was saved up
@@ -83,8 +84,8 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_who_ask_a_peer_of_a_node_share_its_allowance(tmp_path: Path) -> None:
-    """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a peer without a
-    limit they have none."""
+    """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a
+    peer without a limit they have none."""
 
     async def scenario() -> None:
         brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)

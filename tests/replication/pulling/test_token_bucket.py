@@ -36,7 +36,8 @@ PAGE_BYTES = 25_000
 
 
 class Pull:
-    """A receiver that shares a bucket, and the peer's side of its stream: a log that ends at `end_offset`, in pages of 10 facts."""
+    """A receiver that shares a bucket, and the peer's side of its stream: a log that ends at `end_offset`, in pages of
+    10 facts."""
 
     def __init__(self, bandwidth: TokenBucket, end_offset: int) -> None:
         self.core = Receiver(ReceiverSettings(wait_ms=60_000), ONE, 0, bandwidth=bandwidth)
@@ -103,7 +104,8 @@ def test_what_is_not_used_is_not_saved_for_long() -> None:
     "rate, page", [(BYTES_PER_SECOND_MIN, PAGE_BYTES_MIN), (RATE, RATE // 4), (10_000_000, 262_144)]
 )
 def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
-    """Small on a thin conduit, so that nothing live waits long behind one; never below the least, nor above what one would ask for."""
+    """Small on a thin conduit, so that nothing live waits long behind one; never below the least, nor above what one
+    would ask for."""
     assert TokenBucket(rate).page_bytes(262_144) == page
 
 
@@ -112,8 +114,8 @@ def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Priority)), max_size=60),
 )
 def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Priority]]) -> None:
-    """Whoever asks no sooner than told gets, over any stretch, no more than the rate, what was saved up, what may be overdrawn, and
-    the page that was under way."""
+    """Whoever asks no sooner than told gets, over any stretch, no more than the rate, what was saved up, what may be
+    overdrawn, and the page that was under way."""
     bandwidth, now_ms, spent = TokenBucket(rate), 0, 0
     for pause_ms, size, share in steps:
         now_ms = bandwidth.ready_ms(now_ms + pause_ms, share)
@@ -124,8 +126,9 @@ def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Pri
 
 
 def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
-    """Two streams of one peer: one with a day's backlog, one at the end of its log, where a fact is written every 200 ms. Together they
-    bring what the rate allows; the backlog is asked for only when nothing is owed, and each live fact is asked for before it is there."""
+    """Two streams of one peer: one with a day's backlog, one at the end of its log, where a fact is written every 200
+    ms. Together they bring what the rate allows; the backlog is asked for only when nothing is owed, and each live fact
+    is asked for before it is there."""
     bandwidth = TokenBucket(RATE)
     backlog, live = Pull(bandwidth, 10**6), Pull(bandwidth, 0)
     backlog(LinkUp(), 0)
@@ -148,7 +151,8 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
 
 
 def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
-    """Alone it has the whole rate. Beside a backlog it asks once in half a minute, and the backlog has nearly everything."""
+    """Alone it has the whole rate. Beside a backlog it asks once in half a minute, and the backlog has nearly
+    everything."""
     alone = TokenBucket(RATE)
     alone.spend(PAGE_BYTES, 0)
     assert alone.ready_ms(0, Priority.REPAIR) == REPAIR_SAVED_MS
@@ -180,8 +184,9 @@ def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
 
 
 def test_what_is_owed_and_what_was_waited_off_is_told() -> None:
-    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted; time without debt is
-    not. The pull says for how long it did not ask, also while it still waits, and not for the time in which it was cut off."""
+    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted;
+    time without debt is not. The pull says for how long it did not ask, also while it still waits, and not for the time
+    in which it was cut off."""
     bandwidth = TokenBucket(RATE)
     pull = Pull(bandwidth, 1_000)
     pull(LinkUp(), 0)

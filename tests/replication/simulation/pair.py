@@ -1,8 +1,8 @@
 """Both cores back to back under a virtual clock and a bad network: a seeded loop over a heap of events.
 
 The sender's log and the receiver's store are models kept as simple as possible, so that nothing in them forgives what a
-core does wrong: the receiver's store appends what it is given, without looking for duplicates.  The checkers stand outside
-of the cores and look only at the two stores, after every change:
+core does wrong: the receiver's store appends what it is given, without looking for duplicates.  The checkers stand
+outside of the cores and look only at the two stores, after every change:
 
     order      what the receiver holds of each epoch of the sender, with the holes it was told of, is exactly offsets 1, 2, 3 ... n
     holes      what it was told to be gone is gone: retention has released it or the disk damaged it

@@ -1,4 +1,5 @@
-"""Runs the product's coroutines without an event loop: each runs up to the next future, and goes on as an event of the world."""
+"""Runs the product's coroutines without an event loop: each runs up to the next future, and goes on as an event of the
+world."""
 
 from __future__ import annotations
 
