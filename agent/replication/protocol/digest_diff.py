@@ -1,17 +1,17 @@
-"""What two stores that should hold the same do not have in common: found from digests alone. Core: no IO.
+"""Differences between two stores that should hold the same facts, found from digests alone. Core: no IO.
 
-Each store says which sequences of an origin it holds, as ranges with the chain's digest at their ends. From two such
-lists follow
+Each store lists the sequences of an origin that it holds, as ranges with the chain's digest at their ends. From two
+such lists follow
 
     missing     held there and not here: gaps of ours, to be fetched
     shared      held by both: to be compared, and equal as a whole where the digest at the last sequence of both is equal
 
-A shared span whose last digests differ is a fork: somebody changed history. Where it begins is found by `narrow`, with
+A shared span whose last digests differ is a fork: one history was changed. Where it begins is found by `narrow`, with
 the digests of batches spread over what is left, until no batch end lies between the last that is equal and the first
-that is not; each exchange leaves one piece in so many as it asks for. A fork is told and never repaired: which history
-is the right one, no digest says.
+that is not; each exchange leaves one piece in so many as it asks for. A fork is reported and never repaired: digests do
+not tell which history is right.
 
-What a store cannot tell, because retention has released the batch, is no difference.
+Batches that retention has released on one side cannot be compared and are no difference.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The two doors through which replication reaches a fact store.
+"""The ports through which replication uses a fact store.
 
-`ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; a fact store satisfies
-both as it is.  What the ports demand of it:
+`ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; `FactStore` satisfies
+both. What the ports demand of it:
 
 - Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
 - `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
-  small page in the event loop's.  Everything else that returns a plain value is a look into memory, called from the
+  small page in the event loop's.  Everything else that returns a plain value reads memory only, and is called from the
   event loop.
-- A definition is stored only together with a batch that vouches for it; what no batch of the page needs is ignored.
-- Trouble is raised, directly or through the future, as one exception type of the store's own (handed to the shells as
-  `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is, a
+- A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
+- Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
+  `store_errors`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is, a
   forked history or a malformed batch is not.  After an exception nothing has changed.
 """
 
@@ -80,7 +80,7 @@ class Artifacts(Protocol):
         ...
 
     def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """The next bytes, or none to ask how many are here."""
+        """Store the next bytes; with empty `data` only report how many are here."""
         ...
 
     def absent(self, stream: str) -> Sequence[str]:
@@ -88,12 +88,12 @@ class Artifacts(Protocol):
         ...
 
     def missing(self, batches: Sequence[Batch]) -> Sequence[ArtifactReference]:
-        """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are
-        stored."""
+        """The artifacts to which the facts of batches refer and that are not here; those that are here stay at least
+        until the facts are stored."""
         ...
 
     def unavailable(self, peer: str, digest: str, why: str) -> None:
-        """An artifact to which a peer's fact refers will not come."""
+        """Record an incident: an artifact to which a peer's fact refers is unavailable."""
         ...
 
 
@@ -128,53 +128,54 @@ class ServingStore(ComparedStore, Protocol):
         self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int
     ) -> Future[Consumer]:
         """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds
-        since 1970); the same registration again returns what stands."""
+        since 1970); the same registration again changes nothing."""
         ...
 
     def hold_lease(self, consumer: str, shown: Shown) -> Future[Lease]:
-        """The lease in force after an instance has shown its own, durable; an exception for one whose place was
+        """The lease in force after an instance has shown its own, durable; an exception for an instance whose place was
         taken."""
         ...
 
     def confirm(
         self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: Shown | None = None
     ) -> Future[int]:
-        """Merge a confirmed range; the frontier after it, durable before it is returned. Who shows an old lease
-        confirms nothing, also if the new one was taken a moment ago."""
+        """Merge a confirmed range; returns the frontier after it, durable. An instance that shows an old lease confirms
+        nothing, also if the new one is only a moment old."""
         ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
-        """A fetch of this consumer is answered with a page that reaches the end of the log or not, or waits at the end
-        so long.  Returns at once and never raises; a confirmation needs no such word."""
+        """Note that a fetch of this consumer is answered with a page that reaches the end of the log or not, or waits
+        there for `waits_ms`. Returns at once and never raises. Not needed for confirmations."""
         ...
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
+        """Note that a peer claims facts of this epoch that were never written here. Returns at once and never
+        raises."""
         ...
 
     def begin_handing(self, stream: str, zone: str) -> Future[None] | None:
-        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future
-        is done.  None where it is already."""
+        """Note, before a zone is served facts of a stream for the first time in this life of the store; durable when
+        the future is done. None where it was noted before."""
         ...
 
     def handed(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
-        """A zone is about to be answered what a stream holds up to an offset; `end`: where the last batch of the page
+        """Note that a zone is about to be served a stream up to an offset; `end`: where the last batch of the page
         ends, and its digest. Returns at once."""
         ...
 
     def has_handed(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
-        """Whether one of the last pages handed to a zone ended with this batch.  From memory."""
+        """Whether one of the last pages served to a zone ended with this batch.  From memory."""
         ...
 
     def never_handed(self, stream: str, zone: str, offset: int) -> str | None:
-        """Why a zone cannot have been told by this store of everything up to an offset of this epoch, in words; None
-        where it can.  From memory."""
+        """Why this store cannot have served a zone everything up to an offset of this epoch, as text; None where it can
+        have.  From memory."""
         ...
 
     def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
-        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's
-        digest, the last sequence of this epoch that it holds and the digest there.  None where nothing speaks against
-        it.  Touches the disk."""
+        """How a peer's claim contradicts a stream: `taken` is the last offset of a batch it took and the batch's
+        digest, `held` the last sequence of this epoch that it holds and the digest there. None where nothing
+        contradicts. Touches the disk."""
         ...
 
     def read(
@@ -251,8 +252,8 @@ class ReceivingStore(ComparedStore, Protocol):
         """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one
         transaction, or nothing at all.
 
-        Without `verify` the batches' contents need not be opened: the caller has done it. `is_backlog`: what the peer
-        had kept for us says nothing of the pace at which facts come in.
+        Without `verify` the batches' contents need not be opened: the caller has done it. `is_backlog`: the facts are
+        history, so they do not count for the rate at which facts come in.
         """
         ...
 
@@ -269,21 +270,21 @@ class ReceivingStore(ComparedStore, Protocol):
         ...
 
     def repair(self, stream: str, peer: str, sealed: Sequence[bytes]) -> Future[list[RepairedRange]]:
-        """Put damaged batches back, at the offsets where they lay; one object for each that was."""
+        """Put damaged batches back at their offsets; returns the ranges that were."""
         ...
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
-        """The number of the first tag definition that is damaged here, of those that the batch with a sequence needs;
-        None where none is."""
+        """The number of the first damaged tag definition of those that the batch with a sequence needs; None where none
+        is."""
         ...
 
     def repair_definitions(
         self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
     ) -> Future[int]:
-        """Put damaged tag definitions back, for which a batch that is held vouches; how many were."""
+        """Put damaged tag definitions back that a held batch's digest covers; returns how many were."""
         ...
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
-        """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a
-        person acts."""
+        """Record an incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes
+        until an operator acts."""
         ...

@@ -1,11 +1,11 @@
-"""The comparing shell: asks a peer for digests, lets `anti_entropy` say what differs, and fetches what is missing or
-damaged here.
+"""Anti-entropy with one peer: compares digests (`protocol.digest_diff` decides what differs), and fetches what is
+missing or damaged here.
 
-Nothing that is equal travels but its digests. What is fetched is checked like any page: gaps are appended at the end of
-the log, as late batches are; damaged batches are put back where they lay, if the store itself can vouch for them. A
-fork is an incident and stays as it is.
+Of what is equal only digests travel. What is fetched is checked like any page: missing batches are appended at the end
+of the log; damaged ones are put back at their offsets, if the store still has their digests. A fork becomes an incident
+and is not repaired.
 
-Our own facts are never taken back as new ones: of them only what is damaged here is asked for.
+This node's own facts are never taken back as new ones: of them only what is damaged here is asked for.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ LIMIT = 65_536
 SCAN_BYTES = 8 * 1024 * 1024
 HOUR_S = 3600.0
 NARROWINGS_MAX = 64
-"""Each leaves a 64th of what was left, and sequences have 63 bits: a peer that needs more is making batches up."""
+"""Each exchange leaves a 64th of the rest, and sequences have 63 bits: a peer that needs more invents batches."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AntiEntropySettings:
-    """With whom to compare what. `origins` are the zones whose facts this peer may bring; `begun_late` are streams
-    whose pull did not begin at the oldest fact: what was before is not missing. `every_hours` 0: only when asked."""
+    """What to compare with which peer. `origins` are the zones whose facts this peer may bring; `begun_late` are
+    streams whose pull did not begin at the oldest fact, so that earlier facts are not missing. `every_hours` 0: only on
+    request."""
 
     peer_zone: str
     streams: tuple[str, ...]
@@ -70,8 +71,8 @@ class AntiEntropySettings:
 
 @dataclass(slots=True)
 class Comparison:
-    """What comparing one stream with one peer found, and what became of it. Facts, spans of sequences, and bytes of
-    answers."""
+    """What the comparison of one stream with one peer found and repaired. Counts are of facts, ranges of sequences, and
+    bytes of answers."""
 
     stream: str
     compared_facts: int = 0
@@ -81,14 +82,14 @@ class Comparison:
     damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
     forks: list[str] = field(default_factory=list)
     damaged_definitions: list[tuple[Origin, int, int]] = field(default_factory=list)
-    """Of whom, from which number on, and the sequence of a batch that vouches for what they were."""
+    """Origin, first damaged number, and the sequence of a batch whose digest covers the definitions."""
     repaired_definitions: int = 0
     repaired_ranges: int = 0
     repaired_facts: int = 0
     unavailable_facts: int = 0
     refused: list[str] = field(default_factory=list)
     missing_artifacts: int = 0
-    """To which held facts of the stream refer; after a repair, those that the peer has not either."""
+    """Artifacts to which held facts of the stream refer; after a repair, those that the peer lacks too."""
     repaired_artifacts: int = 0
 
     @property
@@ -110,11 +111,11 @@ class AntiEntropyStatistics:
     repaired_facts: int = 0
     last_unix_ms: int | None = None
     is_equal: bool | None = None
-    """Whether the last comparison left nothing that differs."""
+    """Whether nothing differs after the last comparison and its repairs."""
 
 
 class AntiEntropy:
-    """Compares with one peer. Made before the asker's link runs."""
+    """Compares with one peer, one stream at a time. Made before the asker's link runs."""
 
     def __init__(
         self,
@@ -143,8 +144,8 @@ class AntiEntropy:
         return list(self._counted.values())
 
     async def run(self) -> None:
-        """Compare and repair every so many hours until cancelled; the first time after a random part of that, so that
-        many nodes that came up together do not ask together."""
+        """Compare and repair every `every_hours` until cancelled; the first time after a random part of that, so that
+        nodes that start together do not ask together."""
         wait_s = self._settings.every_hours * HOUR_S * self._chance()
         if not self._settings.every_hours:
             await asyncio.get_running_loop().create_future()  # until cancelled
@@ -190,7 +191,7 @@ class AntiEntropy:
         own_zone = self._store.zone
         for origin, ranges in theirs.items():
             if origin.zone not in {*self._settings.origins, own_zone}:
-                continue  # it is not theirs to bring
+                continue  # the peer may not bring facts of this zone
             mine = ours.get(origin, [])
             forks = len(found.forks)
             for span in shared(mine, ranges):
@@ -221,7 +222,7 @@ class AntiEntropy:
         return found
 
     def _scan(self, stream: str) -> None:
-        """In a thread: read everything, so that the store notes what is damaged."""
+        """In a thread: read the whole stream, so that the store notes what is damaged."""
         after, end_offset = 0, self._store.end_offset(stream)
         while after < end_offset:
             page = self._store.read(stream, after, LIMIT, SCAN_BYTES)
@@ -229,7 +230,7 @@ class AntiEntropy:
             after = max(places, default=end_offset)
 
     async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[DigestRange]], bool]:
-        """What the peer holds of whom, and whether we have everything that it had then."""
+        """The ranges that the peer holds of each origin, and whether everything it had then was pulled."""
         ranges, after, more = dict[Origin, list[DigestRange]](), None, True
         end_offset, epoch = 0, ""
         while more:
@@ -258,7 +259,7 @@ class AntiEntropy:
         mine = known_end(ours, last) or (await self._our_ends(found.stream, origin, [last])).get(last)
         other = known_end(theirs, last) or (await self._their_ends(found, origin, (last, last), 1)).get(last)
         if mine is None or other is None:
-            return  # released on one side: nothing can be said, and nothing can be fetched
+            return  # released on one side: neither comparable nor to be fetched
         found.compared_facts += last - first + 1
         if mine == other:
             return
@@ -275,9 +276,7 @@ class AntiEntropy:
             raise PageRefused(f"{self._settings.peer_zone} names ever more batches {what}")
         at = interval.first_sequence, interval.last_sequence
         page = await asyncio.to_thread(self._store.read_sequences, found.stream, origin, *at, 1, 1)
-        if any(
-            hole.reason == "damaged" for hole in page.holes
-        ):  # a digest that the disk has changed is no other history
+        if any(hole.reason == "damaged" for hole in page.holes):  # damage by the disk, not another history
             found.damaged.append((origin, at))
         else:
             found.forks.append(f"{origin}: {at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here")
@@ -285,22 +284,22 @@ class AntiEntropy:
     async def _look_at_definitions(
         self, found: Comparison, origin: Origin, ours: Sequence[DigestRange], theirs: Sequence[DigestRange]
     ) -> None:
-        """Tag definitions travel once, and nobody asks for them again: those that the last batch needs which both hold
-        are read."""
+        """Look for damaged tag definitions, which travel only once: those are read that the last batch held by both
+        sides needs."""
         common = shared(ours, theirs)
         if not common:
             return
         sequence = common[-1][1]
         try:
             number = await asyncio.to_thread(self._store.damaged_definition, found.stream, origin, sequence)
-        except self._store_errors as error:  # not even which are damaged can be read
+        except self._store_errors as error:  # the table itself cannot be read
             found.refused.append(str(error))
             return
         if number is not None:
             found.damaged_definitions.append((origin, number, sequence))
 
     async def _fetch_definitions(self, found: Comparison, origin: Origin, number: int, sequence: int) -> None:
-        """They come with the batch that needs them."""
+        """Fetch damaged definitions with the batch that needs them."""
         peer, put_back = self._settings.peer_zone, 0
         async for batches, definitions in self._pages(found, origin, (sequence, sequence), number - 1):
             try:
@@ -314,7 +313,8 @@ class AntiEntropy:
         found.repaired_ranges += put_back > 0
 
     async def _note_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Missing is what the peer still has; what it has released of what we never had is nobody's any more."""
+        """Note as missing what the peer still has; facts that it has released and that were never here are
+        unavailable."""
         if await self._their_ends(found, origin, span, ENDS_DEFAULT):
             found.missing.append((origin, span))
         else:
@@ -352,11 +352,11 @@ class AntiEntropy:
         return reply.answer
 
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Append a gap of ours, as any late batch."""
+        """Fetch missing batches and append them."""
         peer, stored = self._settings.peer_zone, 0
         position = self._store.peer_position(peer, found.stream)
         if position is None:
-            return  # nothing was ever pulled: everything is on its way
+            return  # nothing was pulled yet: everything will come with the pull
         async for batches, definitions in self._pages(found, origin, span):
             await self._artifacts.fetch(batches)
             putting = self._store.put_batches(
@@ -367,7 +367,7 @@ class AntiEntropy:
         found.repaired_ranges += stored > 0
 
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Put damaged batches back where they lay. One that is refused keeps no other from being repaired."""
+        """Put damaged batches back at their offsets. A refused one does not stop the repair of others."""
         peer, facts = self._settings.peer_zone, 0
         async for batches, _ in self._pages(found, origin, span):
             for batch in batches:
@@ -385,8 +385,8 @@ class AntiEntropy:
     async def _pages(
         self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
     ) -> AsyncIterator[tuple[list[Batch], list[ReceivedDefinition]]]:
-        """Batches of a span, checked, with the definitions that came with or before them, after those held here or so
-        many."""
+        """Batches of a span, checked, with the definitions that came with or before them; asks for definitions after
+        number `definitions_known`, or after those held here."""
         first, last = span
         known, waiting = definitions_known, list[ReceivedDefinition]()
         if known is None:
@@ -419,7 +419,7 @@ class AntiEntropy:
                 yield batches, waiting
                 waiting = []
             if covered is None and not definitions:
-                return  # it has nothing to say of them
+                return  # the peer has nothing of the rest
             first = first if covered is None else covered[1] + 1
 
     def _count(self, stream: str, found: Comparison) -> None:

@@ -81,7 +81,7 @@ class Peer:
 
 def bring(files: Files, peer: Peer, bandwidth: TokenBucket | None = None) -> None:
     """What a page's facts refer to."""
-    asyncio.run(pull_from(peer, files, bandwidth).bring([]))
+    asyncio.run(pull_from(peer, files, bandwidth).fetch([]))
 
 
 def pull_from(peer: Peer, files: Files, bandwidth: TokenBucket | None = None) -> ArtifactPull:
