@@ -244,9 +244,9 @@ def test_mending_takes_the_size_from_the_peer_and_tells_nothing_twice() -> None:
     files = Files()
     gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
     there = Peer()
-    assert asyncio.run(pull_from(gone, files).mend("s")) == (0, 1)
-    assert asyncio.run(pull_from(there, files).mend("s")) == (1, 0)
-    assert asyncio.run(pull_from(there, files).mend("s")) == (0, 0)
+    assert asyncio.run(pull_from(gone, files).fetch_absent("s")) == (0, 1)
+    assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (1, 0)
+    assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (0, 0)
     assert (files.bytes, files.told) == (BLOB, [])
 
 
