@@ -177,7 +177,7 @@ def test_page_of_the_old_epoch_is_still_stored() -> None:
     driver(FetchFailed(2, "epoch_changed", "other store", is_retryable=True, epoch=TWO))
     driver(AppendFailed("full", is_retryable=True))
     retried = driver(Tick(), 100)
-    assert [(each.epoch, each.offset) for each in retried if isinstance(each, Append)] == [(ONE, 20)]
+    assert [(each.page.epoch, each.page.last_offset) for each in retried if isinstance(each, Append)] == [(ONE, 20)]
     driver(Appended())
     assert driver.core.stored_offset == 0
 
@@ -409,7 +409,7 @@ def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str 
             continue
         for effect in core.handle(happened, now_ms, 0.5):
             if isinstance(effect, Append):
-                assert effect.offset >= 0
+                assert effect.page.last_offset >= 0
             if isinstance(effect, Fetch) and effect.confirm_offset is not None:
                 assert effect.confirm_offset == core.stored_offset
         if core.epoch is not None:
