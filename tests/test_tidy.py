@@ -209,6 +209,7 @@ CORES: tuple[str, ...] = (
         for name in (
             "codec",
             "digest_diff",
+            "page_check",
             "page_size",
             "topics",
         )
