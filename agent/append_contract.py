@@ -20,8 +20,8 @@ STORED = frozenset({"applied", "noop_already_applied", "queued"})
 
 
 class Precondition(NamedTuple):
-    """A condition for storing a message. `producer` with `lease_epoch`: no newer lease under this name is in force.
-    `base_offset`: no message about the subject is newer than this offset (0: there is no message about it)."""
+    """A condition for storing a message. `producer` with `lease_epoch`: no newer lease under this
+    name is in force. `base_offset`: no message about the subject is newer than this offset (0: there is no message about it)."""
 
     producer: str | None = None
     lease_epoch: int | None = None
@@ -35,9 +35,9 @@ Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "s
 
 
 class AppendOutcome(NamedTuple):
-    """What became of a message: see `agent.fact_store.append.admission`. The offset is that of the message first stored under its id;
-    0 while it is not known (acks none). `queued`: durable here (unless acks is none) and not yet where `acks` promises it; `warning`
-    says why."""
+    """What became of a message: see `agent.fact_store.append.admission`. The offset is that of the message first stored
+    under its id; 0 while it is not known (acks none). `queued`: durable here (unless acks is none) and not yet where
+    `acks` promises it; `warning` says why."""
 
     offset: int
     outcome: Outcome
@@ -46,7 +46,8 @@ class AppendOutcome(NamedTuple):
 
 
 class _Outcome(Protocol):
-    """The fields of an outcome, in a store's or in an answer that reports it. `lease_epoch` 0 or None: none is in force against it."""
+    """The fields of an outcome, in a store's or in an answer that reports it. `lease_epoch` 0 or None: none is in force
+    against it."""
 
     @property
     def offset(self) -> int: ...

@@ -1,7 +1,8 @@
-"""What the fact store and replication say to each other of pages: batches, the offsets and sequences they cover, what became of them.
+"""What the fact store and replication say to each other of pages: batches, the offsets and sequences they cover, what
+became of them.
 
-Frozen records without behaviour. An offset is a position in one store's stream, a sequence a position in the stream of its origin;
-both begin at 1, and 0 means "nothing yet". Ranges include both ends. Core: no IO.
+Frozen records without behaviour. An offset is a position in one store's stream, a sequence a position in the stream of
+its origin; both begin at 1, and 0 means "nothing yet". Ranges include both ends. Core: no IO.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class LastBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerPosition:
-    """How far a peer's stream is stored here: an offset in one epoch of the peer, and the last batch taken up to there, if known."""
+    """How far a peer's stream is stored here: an offset in one epoch of the peer, and the last batch taken up to there,
+    if known."""
 
     epoch: bytes
     offset: int
@@ -120,7 +122,8 @@ class RepairedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class HeldRange:
-    """Consecutive sequences held of one stream and origin, and the digests at both ends; retention may have released their facts."""
+    """Consecutive sequences held of one stream and origin, and the digests at both ends; retention may have released
+    their facts."""
 
     first_sequence: int
     last_sequence: int
@@ -141,7 +144,8 @@ class BatchEnd(NamedTuple):
 
 
 class Consumer(Protocol):
-    """A registered consumer: its zone, its stream, the offset up to which it has confirmed everything, and its lease."""
+    """A registered consumer: its zone, its stream, the offset up to which it has confirmed everything, and its
+    lease."""
 
     @property
     def zone(self) -> str: ...
@@ -166,7 +170,8 @@ class ArtifactReference:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactProgress:
-    """How much of an artifact is here: `received` of `size` bytes; complete once the whole was compared with its digest."""
+    """How much of an artifact is here: `received` of `size` bytes; complete once the whole was compared with its
+    digest."""
 
     size: int
     received: int

@@ -59,8 +59,8 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.cli": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "bench"),
 }
 
-# The floors inside a part, lowest first: a folder imports only folders named before it. Modules that stand in the part itself
-# are its top floor.
+# The floors inside a part, lowest first: a folder imports only folders of lower floors; `a|b` share a floor and do not import each
+# other. Modules that stand in the part itself are its top floor.
 FLOORS: dict[str, tuple[str, ...]] = {
     "agent.fact_store": (
         *(
@@ -77,7 +77,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "agent.query": ("scan", "latest", "sql", "export"),
-    "agent.replication": ("protocol", "pki", "mqtt", "serving", "pulling", "broker"),
+    "agent.replication": ("protocol", "pki", "mqtt", "serving|pulling", "broker"),
 }
 
 # Packages without a face of their own: their modules and folders are what others import.
@@ -213,7 +213,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/replication/pulling/{name}.py"
         for name in (
-            "progress",
+            "catch_up",
             "receiver",
             "token_bucket",
         )
@@ -352,8 +352,13 @@ def part_of(name: str) -> str | None:
 def floor_of(part: str, path: str) -> int:
     """On which floor of a part a file stands; the part's own modules are the top floor."""
     folder = path.removeprefix(part.replace(".", "/") + "/").partition("/")[0]
+    return height_of(part, folder)
+
+
+def height_of(part: str, folder: str) -> int:
+    """The floor of a folder, or of a module of the part itself."""
     floors = FLOORS[part]
-    return floors.index(folder) if folder in floors else len(floors)
+    return next((height for height, floor in enumerate(floors) if folder in floor.split("|")), len(floors))
 
 
 @functools.cache
@@ -419,18 +424,20 @@ def imports_run_downwards(module: Module) -> Iterator[str]:
 
 
 def floors_run_downwards(module: Module) -> Iterator[str]:
-    """Inside a part, a folder imports only folders that stand below it in FLOORS."""
+    """Inside a part, a folder imports only folders of lower floors in FLOORS."""
     part = part_of(module.name)
     if part not in FLOORS:
         return
-    floors = FLOORS[part]
-    own = floor_of(part, module.path)
+    own, own_folder = (
+        floor_of(part, module.path),
+        module.path.removeprefix(part.replace(".", "/") + "/").partition("/")[0],
+    )
     for line, name in module.imports():
         if not name.startswith(f"{part}."):
             continue
         folder = name.removeprefix(f"{part}.").partition(".")[0]
-        height = floors.index(folder) if folder in floors else len(floors)
-        if height > own:
+        height = height_of(part, folder)
+        if height > own or (height == own < len(FLOORS[part]) and folder != own_folder):
             yield f"{line}: {module.name} imports {name}"
 
 
@@ -732,6 +739,8 @@ BAD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.replication.pulling import Puller"),
     (floors_run_downwards, "agent/fact_store/log/x.py", "from agent.fact_store.writer import Writer"),
     (floors_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.store import FactStore"),
+    (floors_run_downwards, "agent/replication/pulling/x.py", "from agent.replication.serving import Server"),
+    (floors_run_downwards, "agent/replication/serving/x.py", "from agent.replication.pulling import Puller"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store.writer.writer import Writer"),
     (faces_are_respected, "agent/fact_store/store.py", "from agent.fact_store.log.records import BatchHead"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store import Secret"),

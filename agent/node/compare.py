@@ -16,7 +16,14 @@ from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
-from agent.replication.pulling import Bandwidth, Comparer, CompareSettings, Comparison, PayingAsker, Share
+from agent.replication.pulling import (
+    AntiEntropy,
+    AntiEntropySettings,
+    Comparison,
+    Priority,
+    ThrottledRequester,
+    TokenBucket,
+)
 from agent.telemetry import Telemetry
 
 DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket
@@ -32,34 +39,34 @@ def access_of(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
     return Access(broker.name, zone, broker.host, broker.port, identity.context)
 
 
-def bandwidths(settings: NodeSettings) -> dict[str, Bandwidth]:
+def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
     """The token bucket of each peer whose bandwidth is limited, by zone. All requests to the peer share it."""
     limited = [peer for peer in settings.peer if peer.bytes_per_second_max]
-    return {peer.zone: Bandwidth(peer.bytes_per_second_max) for peer in limited}
+    return {peer.zone: TokenBucket(peer.bytes_per_second_max) for peer in limited}
 
 
 def comparers(
     settings: NodeSettings,
     store: FactStore,
     askers: Mapping[str, Requester],
-    limits: Mapping[str, Bandwidth],
+    limits: Mapping[str, TokenBucket],
     telemetry: Telemetry | None = None,
-) -> dict[str, Comparer]:
+) -> dict[str, AntiEntropy]:
     """By zone, for each peer that something is pulled from and that is asked."""
-    found = dict[str, Comparer]()
+    found = dict[str, AntiEntropy]()
     for peer in settings.peer:
         if peer.pulls and peer.zone in askers:
             origins = frozenset({peer.zone, *peer.relays})
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
-            what = CompareSettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
-            asker = PayingAsker(askers[peer.zone], limits.get(peer.zone), Share.REPAIR, telemetry)
-            found[peer.zone] = Comparer(asker, store, what, COMPARISON_ERRORS, telemetry=telemetry)
+            what = AntiEntropySettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
+            asker = ThrottledRequester(askers[peer.zone], limits.get(peer.zone), Priority.REPAIR, telemetry)
+            found[peer.zone] = AntiEntropy(asker, store, what, COMPARISON_ERRORS, telemetry=telemetry)
     return found
 
 
-async def compare(known: Mapping[str, Comparer], request: local_socket.ComparePeer) -> local_socket.Compared:
+async def compare(known: Mapping[str, AntiEntropy], request: local_socket.ComparePeer) -> local_socket.Compared:
     """Compare all streams pulled from a peer. Raises LocalError if nothing is pulled from it, and what
-    `Comparer.compare` raises."""
+    `AntiEntropy.compare` raises."""
     comparer = known.get(request.zone)
     if comparer is None:
         others = f"; it pulls from {', '.join(sorted(known))}" if known else ""

@@ -31,8 +31,8 @@ from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pki import IdentityWatcher
-from agent.replication.protocol.pull_events import Settings
-from agent.replication.pulling import LatestSeed, PayingAsker, Puller, PullSettings
+from agent.replication.protocol.pull_events import ReceiverSettings
+from agent.replication.pulling import LatestSeed, Puller, PullSettings, ThrottledRequester
 from agent.replication.serving import Server
 from agent.telemetry import Telemetry
 
@@ -154,14 +154,14 @@ class Node:
             bandwidth = self._bandwidths.get(peer.zone)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
-                receiver = Settings(start="oldest" if start == "oldest" else "end")
+                receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
                     asker, self._store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry
                 )
                 if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
                     save = partial(save_peer_latest, self._settings.node.state_dir)
-                    within_limit = PayingAsker(asker, bandwidth, telemetry=self._telemetry)
+                    within_limit = ThrottledRequester(asker, bandwidth, telemetry=self._telemetry)
                     self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
                 yield puller
 

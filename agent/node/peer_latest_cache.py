@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from agent.query.latest import LatestRecord
-from agent.replication.protocol.messages import LatestEntry
-from agent.replication.serving import PeerLatest
+from agent.replication.protocol.messages import LatestEntry, PeerLatest
 
 FOLDER = "peer_latest"
 _DECODER = msgspec.json.Decoder(PeerLatest)

@@ -40,7 +40,7 @@ from agent.health.watchdog import Progress
 from agent.ingest import Ingest
 from agent.replication.mqtt import Link
 from agent.replication.protocol.pull_events import Asking
-from agent.replication.pulling import Comparer, Puller, PullStatistics
+from agent.replication.pulling import AntiEntropy, Puller, PullStatistics
 from agent.replication.serving import Server
 from agent.telemetry import BOUNDS_S, Telemetry
 
@@ -84,7 +84,7 @@ class StatusCollector:
         ingest: Ingest,
         telemetry: Telemetry,
         clock_s: Callable[[], float] = time.monotonic,
-        comparers: Iterable[Comparer] = (),
+        comparers: Iterable[AntiEntropy] = (),
     ) -> None:
         self._comparers = tuple(comparers)
         self._settings = settings

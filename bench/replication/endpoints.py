@@ -212,10 +212,9 @@ def pull(options: Options) -> None:
 async def _pull(options: Options, store: FactStore) -> None:
     broker = broker_access(options)
     link = Link(access(broker))
-    receiving: Any = store  # satisfies the port as it is
     asker = Requester(link, SERVING)
     streams = options.get("streams", [STREAM])
-    pullers = [Puller(asker, receiving, pull_settings(stream), STORE_ERRORS) for stream in streams]
+    pullers = [Puller(asker, store, pull_settings(stream), STORE_ERRORS) for stream in streams]
     async with _running(link.run()):
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()

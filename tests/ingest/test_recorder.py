@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent.ingest.gap import STORE_REFUSED, Gap
+from agent.ingest.gap import STORE_REFUSED
 from agent.ingest.recorder import Recorder
 from agent.message import Sample, TagDefinition
+from agent.pages import Gap
 from tests.ingest.fakes import Busy, FakeStore, in_loop
 from tests.waiting import wait_until_async
 

@@ -18,8 +18,8 @@ from agent.ingest.supervisor import Ingest, SourceStatistics, State
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.status import StatusCollector
 from agent.replication.protocol.pull_events import Asking
-from agent.replication.pulling.anti_entropy import CompareStatistics
-from agent.replication.pulling.progress import CatchUp
+from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
+from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.puller import Pacing, PullStatistics
 from agent.telemetry import Telemetry
 
@@ -138,7 +138,7 @@ def test_what_a_pull_and_its_comparisons_count_is_in_the_status(tmp_path: Path) 
     counted = {"facts_stored": 1, "facts_duplicate": 2, "pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6}
     counted |= {"restarts": 7, "lease": 8}
     comparisons = {"comparisons": 1, "failures": 2, "divergent_ranges": 3, "repaired_ranges": 4, "repaired_facts": 5}
-    compared = CompareStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)
+    compared = AntiEntropyStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)
     pull = pull_statistics(
         catch_up=CatchUp(10, 30, 50, 5.0, 4.0), pacing=None, offset=30, peer_end_offset=50, **counted
     )

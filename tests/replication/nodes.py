@@ -22,9 +22,9 @@ from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.page_size import BYTES_MAX
-from agent.replication.protocol.pull_events import Settings
-from agent.replication.pulling.puller import Puller, PullSettings
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.protocol.pull_events import ReceiverSettings
+from agent.replication.pulling import Puller, PullSettings
+from agent.replication.pulling.token_bucket import TokenBucket
 from agent.replication.serving.server import Server
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -101,13 +101,13 @@ class Node:
         peer_zone: str,
         relays: Iterable[str] = (),
         stream: str = STREAM,
-        bandwidth: Bandwidth | None = None,
+        bandwidth: TokenBucket | None = None,
         page_bytes_max: int = BYTES_MAX,
         **settings: object,
     ) -> Puller:
         """Bring a stream of `peer_zone` here."""
         origins = frozenset({peer_zone, *relays})
-        receiver = Settings(page_bytes_max=page_bytes_max)
+        receiver = ReceiverSettings(page_bytes_max=page_bytes_max)
         pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
         asker, pull = self.asker(peer_zone), replace(pull, **settings)
         puller = Puller(asker, self.store, pull, STORE_ERRORS, bandwidth=bandwidth)

@@ -1,15 +1,17 @@
-"""What two stores that should hold the same do not have in common: found from digests alone. Core: no IO.
+"""Differences between two stores that should hold the same facts, found from digests alone. Core: no IO.
 
-Each store says which sequences of an origin it holds, as ranges with the chain's digest at their ends. From two such lists follow
+Each store lists the sequences of an origin that it holds, as ranges with the chain's digest at their ends. From two
+such lists follow
 
     missing     held there and not here: gaps of ours, to be fetched
     shared      held by both: to be compared, and equal as a whole where the digest at the last sequence of both is equal
 
-A shared span whose last digests differ is a fork: somebody changed history. Where it begins is found by `narrow`, with the digests of
-batches spread over what is left, until no batch end lies between the last that is equal and the first that is not; each exchange
-leaves one piece in so many as it asks for. A fork is told and never repaired: which history is the right one, no digest says.
+A shared span whose last digests differ is a fork: one history was changed. Where it begins is found by `narrow`, with
+the digests of batches spread over what is left, until no batch end lies between the last that is equal and the first
+that is not; each exchange leaves one piece in so many as it asks for. A fork is reported and never repaired: digests do
+not tell which history is right.
 
-What a store cannot tell, because retention has released the batch, is no difference.
+Batches that retention has released on one side cannot be compared and are no difference.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ Ends = Mapping[int, bytes]
 def missing(
     ours: Sequence[DigestRange], theirs: Sequence[DigestRange], *, is_level: bool, is_from_start: bool = True
 ) -> list[Span]:
-    """The sequences that they hold and we do not. What comes after our last is still on its way, unless we have everything that
-    was there when they said so (`is_level`); what comes before our first was not wanted, unless we began at the oldest
-    (`is_from_start`)."""
+    """The sequences that they hold and we do not. What comes after our last is still on its way, unless we have
+    everything that was there when they said so (`is_level`); what comes before our first was not wanted, unless we
+    began at the oldest (`is_from_start`)."""
     found = ranges.subtract([one.span for one in theirs], [one.span for one in ours])
     first = 1 if is_from_start else min((one.first_sequence for one in ours), default=0)
     last = ours[-1].last_sequence if ours else 0
@@ -79,8 +81,9 @@ def known_end(held: Iterable[DigestRange], sequence: int) -> bytes | None:
 
 
 def narrow(interval: Interval, ours: Ends, theirs: Ends) -> Interval | Forked:
-    """What is left of an interval once some ends inside it are known: `theirs` as asked for, `ours` for the same sequences, where we have
-    a batch there at all. At a sequence that is missing from `ours` we hold no batch end, and that is another history.
+    """What is left of an interval once some ends inside it are known: `theirs` as asked for, `ours` for the same
+    sequences, where we have a batch there at all. At a sequence that is missing from `ours` we hold no batch end, and
+    that is another history.
 
     Forked when they have no end left between the two.
     """
@@ -98,7 +101,7 @@ def narrow(interval: Interval, ours: Ends, theirs: Ends) -> Interval | Forked:
 
 
 def spread(first_sequence: int, last_sequence: int, count: int) -> list[int]:
-    """At most `count` + 1 sequences from the first to the last, evenly: a batch is named by any sequence in it. The first is among them, so
-    that one batch at least is new in each exchange."""
+    """At most `count` + 1 sequences from the first to the last, evenly: a batch is named by any sequence in it. The
+    first is among them, so that one batch at least is new in each exchange."""
     width = last_sequence - first_sequence
     return sorted({first_sequence, *(first_sequence + width * number // count for number in range(1, count + 1))})

@@ -1,9 +1,9 @@
-"""What a receiver checks of a page: that the peer sent what it was asked for and may send, and that it can be read.
+"""Checks of a page that a peer sent: it is what was asked for, the peer may send it, and it can be read. Core: no IO.
 
-A core, in two steps.  `check_page` looks at the header of an answer, cheaply, when it arrives.  `check_batches` reads each
-batch's header and digest and opens it once within its limits, which is most of a receiver's work, so it is done in another
-thread, before the page goes to the store.  The history that the batches claim is for the store to compare.  What fails here
-is not a matter of luck or load, so it is refused for good (`PageRefused`).
+Two steps. `check_page` checks the header of an answer, which is cheap, when it arrives. `check_batches` reads each
+batch's header and digest and opens the batch once within its limits, which is most of a receiver's work, so it runs in
+another thread. The store compares the history that the batches claim. A failed check does not depend on load or luck,
+so it is final (`PageRefused`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAn
 from agent.replication.protocol.pull_events import ArrivedPage, Content
 
 DEFINITION_BYTES_MAX = 64 * 1024
-"""Several times the largest that an origin can make; a larger one could not be handed on."""
+"""Several times the largest that an origin can make; a larger one would not fit into a page."""
 
 
 class PageRefused(ReplicationError):
-    """A page that its peer should not have sent; the text names what is wrong with it."""
+    """A page that the peer must not send; the text names what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """What of a page goes to the store, and where its batches lie."""
+    """The part of a page that goes to the store. `entries` are first offset, last offset and size in bytes of each of
+    `sealed`."""
 
     entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
@@ -43,7 +44,8 @@ def check_page(
     origins: frozenset[str],
     start_check: Callable[[PageContent], Content],
 ) -> ArrivedPage[Content]:
-    """The page as the receiver takes it, with what `start_check` returns for its content, which begins the check of its batches.
+    """The page as the receiver takes it, with what `start_check` returns for its content, which begins the check of its
+    batches.
 
     Raises PageRefused when it is not what this peer may send for this stream.
     """
@@ -75,7 +77,7 @@ def check_page(
 
 
 def _last_batch(answer: FetchAnswer, sealed: Sequence[bytes]) -> LastBatch | None:
-    """The last batch of a page, our own facts included, which are left out of it."""
+    """The last batch of a page, including omitted ones (facts of the asking zone itself)."""
     found = [LastBatch(answer.batches[-1][1], sealed[-1][-DIGEST_BYTES:])] if answer.batches else []
     if answer.omitted and answer.omitted_digest is not None:
         found.append(LastBatch(answer.omitted[-1][1], bytes.fromhex(answer.omitted_digest)))
@@ -87,19 +89,16 @@ def check_batches(
     sealed: Sequence[bytes],
     stream: str,
     origins: frozenset[str],
-    *,
-    is_opened: bool,
 ) -> list[Batch]:
-    """The batches, parsed. Raises PageRefused unless each is whole, what the page says of it, of this stream, of an origin that this peer may
-    bring, and (with `is_opened`) readable to its last fact."""
+    """The batches, parsed. Raises PageRefused unless each is whole, matches its entry, is of this stream and of an
+    origin that this peer may bring, and opens to its last fact."""
     batches = []
     for (first, last, _), data in zip(entries, sealed, strict=True):
         where = f"batch at offset {first}"
         try:
             batch = parse(data)
             _check_header(batch.header, where, last - first + 1, stream, origins)
-            if is_opened:
-                verify(batch)
+            verify(batch)
         except BatchError as error:
             raise PageRefused(f"{where}: {error}") from error
         batches.append(batch)
@@ -109,12 +108,13 @@ def check_batches(
 def check_sequences(
     answer: Answer, sealed: Sequence[bytes], peer_zone: str, request: FetchSequences, origins: frozenset[str]
 ) -> tuple[list[Batch], list[ReceivedDefinition]]:
-    """Batches and definitions of a page of sequences, each batch opened once. PageRefused when it is not what was asked for."""
+    """Batches and definitions of a page of sequences, checked as by `check_batches`. Raises PageRefused when it is not
+    what was asked for."""
     if not isinstance(answer, SequencesAnswer):
         raise PageRefused("an answer to another operation than FetchSequences")
     if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
         raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
-    batches = check_batches(answer.batches, sealed, request.stream, origins, is_opened=True)
+    batches = check_batches(answer.batches, sealed, request.stream, origins)
     for (first, _, _), batch in zip(answer.batches, batches, strict=True):
         if (str(batch.header.origin), batch.header.first_sequence) != (request.origin, first):
             raise PageRefused(f"batch at sequence {first} is another than the page says")

@@ -1,16 +1,17 @@
-"""The two doors through which replication reaches a fact store.
+"""The ports through which replication uses a fact store.
 
-`ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; a fact store satisfies
-both as it is.  What the ports demand of it:
+`ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; `FactStore` satisfies
+both. What the ports demand of it:
 
 - Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
-- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a small page in
-  the event loop's.  Everything else that returns a plain value is a look into memory, called from the event loop.
-- A definition is stored only together with a batch that vouches for it; what no batch of the page needs is ignored.
-- Trouble is raised, directly or through the future, as one exception type of the store's own (handed to the shells as
-  `store_error`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is,
-  a forked history or a malformed batch is not.  After an exception nothing has changed.
+- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
+  small page in the event loop's.  Everything else that returns a plain value reads memory only, and is called from the
+  event loop.
+- A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
+- Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
+  `store_errors`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is, a
+  forked history or a malformed batch is not.  After an exception nothing has changed.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Artifacts(Protocol):
         ...
 
     def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """The next bytes, or none to ask how many are here."""
+        """Store the next bytes; with empty `data` only report how many are here."""
         ...
 
     def absent(self, stream: str) -> Sequence[str]:
@@ -87,11 +88,12 @@ class Artifacts(Protocol):
         ...
 
     def missing(self, batches: Sequence[Batch]) -> Sequence[ArtifactReference]:
-        """To which artifacts the facts of batches refer that are not here; the others stay at least until the facts are stored."""
+        """The artifacts to which the facts of batches refer and that are not here; those that are here stay at least
+        until the facts are stored."""
         ...
 
     def unavailable(self, peer: str, digest: str, why: str) -> None:
-        """An artifact to which a peer's fact refers will not come."""
+        """Record an incident: an artifact to which a peer's fact refers is unavailable."""
         ...
 
 
@@ -107,24 +109,25 @@ class Consumers(Protocol):
         ...
 
     def register(self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int) -> Future[Consumer]:
-        """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds since
-        1970); the same registration again returns what stands."""
+        """Register a consumer, durably, at the oldest fact, the end, or what was recorded from a time on (milliseconds
+        since 1970); the same registration again changes nothing."""
         ...
 
     def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
-        """The lease in force after an instance has shown its own, durable; an exception for one whose place was taken."""
+        """The lease in force after an instance has shown its own, durable; an exception for an instance whose place was
+        taken."""
         ...
 
     def confirm(
         self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
     ) -> Future[int]:
-        """Merge a confirmed range; the frontier after it, durable before it is returned. Who shows an old lease confirms nothing,
-        also if the new one was taken a moment ago."""
+        """Merge a confirmed range; returns the frontier after it, durable. An instance that shows an old lease confirms
+        nothing, also if the new one is only a moment old."""
         ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
-        """A fetch of this consumer is answered with a page that reaches the end of the log or not, or waits at the end so
-        long.  Returns at once and never raises; a confirmation needs no such word."""
+        """Note that a fetch of this consumer is answered with a page that reaches the end of the log or not, or waits
+        there for `waits_ms`. Returns at once and never raises. Not needed for confirmations."""
         ...
 
     def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
@@ -133,17 +136,17 @@ class Consumers(Protocol):
         ...
 
     def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
-        """A zone is about to be answered what a stream holds up to an offset; `end`: where the last batch of the page ends, and its digest.
-        Returns at once."""
+        """Note that a zone is about to be served a stream up to an offset; `end`: where the last batch of the page
+        ends, and its digest. Returns at once."""
         ...
 
     def has_served(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
-        """Whether one of the last pages handed to a zone ended with this batch.  From memory."""
+        """Whether one of the last pages served to a zone ended with this batch.  From memory."""
         ...
 
     def why_not_served(self, stream: str, zone: str, offset: int) -> str | None:
-        """Why a zone cannot have been told by this store of everything up to an offset of this epoch, in words; None where it can.  From
-        memory."""
+        """Why this store cannot have served a zone everything up to an offset of this epoch, as text; None where it can
+        have.  From memory."""
         ...
 
 
@@ -158,12 +161,13 @@ class Appends(Protocol):
         acks: Literal["none", "local", "quorum", "all"] | None = None,
         preconditions: Sequence[Precondition] = (),
     ) -> Future[list[AppendOutcome]]:
-        """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the stream's, if None)
-        promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
+        """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the
+        stream's, if None) promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
         ...
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
-        """A lease epoch higher than any before it, durable: appends of this producer with lower ones are fenced from now on."""
+        """A lease epoch higher than any before it, durable: appends of this producer with lower ones are fenced from
+        now on."""
         ...
 
     def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
@@ -241,8 +245,8 @@ class Inbound(Protocol):
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
     ) -> Future[PutResult]:
-        """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one transaction, or
-        nothing at all.
+        """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one
+        transaction, or nothing at all.
 
         The caller has parsed each batch and read its content. `is_backlog`: what the peer had kept for this store says nothing of the pace
         at which facts come in.
@@ -254,21 +258,23 @@ class Inbound(Protocol):
         ...
 
     def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
-        """Put damaged batches back, at the offsets where they lay; one object for each that was."""
+        """Put damaged batches back at their offsets; returns the ranges that were."""
         ...
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
-        """The number of the first tag definition that is damaged here, of those that the batch with a sequence needs; None where none is."""
+        """The number of the first damaged tag definition of those that the batch with a sequence needs; None where none
+        is."""
         ...
 
     def repair_definitions(
         self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
     ) -> Future[int]:
-        """Put damaged tag definitions back, for which a batch that is held vouches; how many were."""
+        """Put damaged tag definitions back that a held batch's digest covers; returns how many were."""
         ...
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
-        """An incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes until a person acts."""
+        """Record an incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes
+        until an operator acts."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""The words of the receiver: its two states with their tables, what happens to it, and what it asks to be done.
+"""The receiver's states with their transitions, its events, and its effects.
 
-`receiver` decides, `puller` acts; both speak in these.  All are frozen values, so that a test compares a decision with
-the one it expects.  The diagram in DESIGN.md is drawn from the two tables.
+`receiver` decides and `pull_runner` acts, in these terms. All are frozen values, so that a test compares a decision
+with the expected one. The diagram in DESIGN.md is drawn from the two tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Content = TypeVar("Content")
 
 
 class Asking(Enum):
-    """What stands between us and the peer."""
+    """The state towards the peer."""
 
     OFFLINE = "no connection to the broker"
     WAITING = "a fetch is open"
@@ -31,7 +31,7 @@ class Asking(Enum):
 
 
 class Storing(Enum):
-    """What stands between us and our store."""
+    """The state towards the store."""
 
     IDLE = "no page to store"
     APPENDING = "a page is on its way to disk"
@@ -55,34 +55,35 @@ STORING_TRANSITIONS: dict[Storing, frozenset[Storing]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How patient the receiver is.  Times in ms."""
+class ReceiverSettings:
+    """Times in ms, and limits, of a receiver."""
 
     start: Literal["oldest", "end"] = "oldest"
     wait_ms: int = 2_000
     """How long a fetch waits at the peer.  Asking twice as rarely saves a millisecond of CPU in four seconds."""
     answer_timeout_ms: int = 3_000
-    """Beyond `wait_ms`, and doubled by each failure up to eightfold.  Both together are how long it takes to ask again a peer
-    that was killed while our fetch was parked there.  An answer that comes later is used all the same."""
+    """Beyond `wait_ms`, and doubled by each failure up to eightfold.  Both together are how long it takes to ask again
+    a peer that was killed while our fetch was parked there.  An answer that comes later is used all the same."""
     backoff_ms_min: int = 250
     backoff_ms_max: int = 5_000
-    """A request is one small packet: a peer that returns should be found within seconds."""
+    """A request is one small packet, so a peer that returns is found within seconds."""
     spread_ms: int = 250
-    """Over which the pulls of a node ask again whose connection has come back: all at once, their pages would come at once too."""
+    """The pulls of a node ask again over this time after a reconnect; asking at once, all their pages would come at
+    once too."""
     returning_ms: int = 10_000
-    """After that, for so long the peer's own connection is probably on its way back ..."""
+    """For so long after a reconnect the peer's own connection is probably returning too ..."""
     backoff_ms_returning: int = 1_000
     """... and it is asked at least this often."""
     blocked_ms: int = 60_000
-    """Between two tries of what a human must mend."""
+    """Between two tries of what an operator must repair."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
     show_after_ms: int = 1_000
-    """A peer is shown what we have of it, unless it has answered what we asked within this time: no store is stopped, put back to an
-    old copy, started and filled again in less."""
+    """A request shows what is held of the peer unless the last answered one was sent within this time: no store is
+    stopped, restored from an old copy, started and filled again in less."""
     page_bytes_max: int = BYTES_MAX
     empty_ms_min: int = 200
-    """A page without facts that comes back sooner than this is not the end of a wait; it must not make us spin."""
+    """A page without facts that comes sooner than this did not wait; asking again at once would spin."""
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -93,8 +94,8 @@ class ArrivedPage(Generic[Content]):
     """A page as the decision needs it; `content` goes through to the store untouched.
 
     `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
-    to the highest number in it.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the peer, 0
-    where it gives none.  `last_batch` is the last batch of the page, None where it has none.
+    to the highest number in it.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the
+    peer, 0 where it gives none.  `last_batch` is the last batch of the page, None where it has none.
     """
 
     epoch: str
@@ -106,7 +107,7 @@ class ArrivedPage(Generic[Content]):
     definitions: Mapping[str, int] = field(default_factory=dict)
     lease: int = 0
     lease_in_force: int | None = None
-    """Ours is not yet, and there is nothing else in the page: the lease after which to ask for it."""
+    """The asker holds no lease yet, and the page has nothing else: the lease in force, after which to ask."""
     last_batch: LastBatch | None = None
     content: Content = field(kw_only=True)
 
@@ -133,9 +134,9 @@ class PageArrived(Generic[Content]):
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """A fetch came to nothing: refused by the peer, not delivered by the broker, or answered with nonsense.
+    """A fetch failed: refused by the peer, not delivered by the broker, or answered with something unreadable.
 
-    `epoch` is the peer's, when the reason is that it has changed.
+    `epoch` is the peer's new one, where the reason is that it has changed.
     """
 
     fetch_id: int
@@ -147,12 +148,12 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The page last handed over is durable."""
+    """The page handed to the store is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFailed:
-    """The page last handed over was not stored, and nothing of it."""
+    """The page handed to the store was not stored, and nothing of it."""
 
     reason: str
     is_retryable: bool
@@ -180,28 +181,25 @@ class Fetch:
     wait_ms: int
     bytes_max: int
     lease: int = 0
-    """Ours at the peer; 0 asks for one."""
+    """The lease held at the peer; 0 asks for one."""
     lease_after: int | None = None
-    """The epoch after which we ask, the one that was in force last as far as we know."""
+    """With lease 0: the lease after which to get one, the last that is known to have been in force."""
     must_show: bool = False
-    """Whether to show what we have of the peer, so that it learns if its store has been put back to an old copy."""
+    """Whether to show what is held of the peer, so that it notices if its store was restored from an old copy."""
     last_batch: LastBatch | None = None
-    """The last batch of it that is durable here, to be shown."""
+    """The last batch of the accepted pages, to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append(Generic[Content]):
-    """Store this page together with the position, and with the definitions that came in pages before it, in one
-    transaction."""
+    """Store this page, the definitions that came in pages before it, and the position behind it, in one transaction."""
 
     page: ArrivedPage[Content]
     definitions_before: tuple[ArrivedPage[Content], ...]
-    epoch: str
-    offset: int
 
 
 class NoteKind(Enum):
-    """Events worth one line in the log each."""
+    """Each is one line in the log, under this name."""
 
     PEER_LOST = "peer_lost"
     PEER_RETURNED = "peer_returned"
@@ -237,18 +235,9 @@ class OpenFetch:
     wait_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted(Generic[Content]):
-    """A page on its way to the store, and the position that holds once it is there."""
-
-    page: ArrivedPage[Content]
-    offset: int
-    definitions_before: tuple[ArrivedPage[Content], ...]
-
-
 @dataclass(slots=True)
-class Counters:
-    """What happened so far, for metrics."""
+class ReceiverCounters:
+    """Counted since the receiver began."""
 
     pages: int = 0
     pages_late: int = 0
@@ -256,4 +245,4 @@ class Counters:
     timeouts: int = 0
     restarts: int = 0
     paced_ms: int = 0
-    """For how long no request went out, because the peer's bandwidth was used up."""
+    """For how long no request was sent because the peer's bandwidth was used up."""

@@ -1,20 +1,21 @@
 """The pulling side: one stream of one peer brought into the store, its artifacts, and the comparison of both stores."""
 
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
 from agent.replication.pulling.latest_seed import LatestSeed
-from agent.replication.pulling.puller import Puller, PullSettings, PullStatistics
-from agent.replication.pulling.throttled_requester import PayingAsker
-from agent.replication.pulling.token_bucket import Bandwidth, Share
+from agent.replication.pulling.pull_runner import PullSettings
+from agent.replication.pulling.puller import Puller, PullStatistics
+from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.replication.pulling.token_bucket import Priority, TokenBucket
 
 __all__ = [
-    "Bandwidth",
-    "CompareSettings",
-    "Comparer",
+    "AntiEntropy",
+    "AntiEntropySettings",
     "Comparison",
     "LatestSeed",
-    "PayingAsker",
+    "Priority",
     "PullSettings",
     "PullStatistics",
     "Puller",
-    "Share",
+    "ThrottledRequester",
+    "TokenBucket",
 ]

@@ -1,9 +1,11 @@
-"""The comparing shell: asks a peer for digests, lets `anti_entropy` say what differs, and fetches what is missing or damaged here.
+"""Anti-entropy with one peer: compares digests (`protocol.digest_diff` decides what differs), and fetches what is
+missing or damaged here.
 
-Nothing that is equal travels but its digests. What is fetched is checked like any page: gaps are appended at the end of the log, as late
-batches are; damaged batches are put back where they lay, if the store itself can vouch for them. A fork is an incident and stays as it is.
+Of what is equal only digests travel. What is fetched is checked like any page: missing batches are appended at the end
+of the log; damaged ones are put back at their offsets, if the store still has their digests. A fork becomes an incident
+and is not repaired.
 
-Our own facts are never taken back as new ones: of them only what is damaged here is asked for.
+This node's own facts are never taken back as new ones: of them only what is damaged here is asked for.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.page_check import PageRefused, check_sequences
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Side, Span, Telemetry
 
 ANSWER_S = 10.0
@@ -42,15 +44,16 @@ LIMIT = 65_536
 SCAN_BYTES = 8 * 1024 * 1024
 HOUR_S = 3600.0
 NARROWINGS_MAX = 64
-"""Each leaves a 64th of what was left, and sequences have 63 bits: a peer that needs more is making batches up."""
+"""Each exchange leaves a 64th of the rest, and sequences have 63 bits: a peer that needs more invents batches."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class CompareSettings:
-    """With whom to compare what. `origins` are the zones whose facts this peer may bring; `begun_late` are streams whose pull
-    did not begin at the oldest fact: what was before is not missing. `every_hours` 0: only when asked."""
+class AntiEntropySettings:
+    """What to compare with which peer. `origins` are the zones whose facts this peer may bring; `begun_late` are
+    streams whose pull did not begin at the oldest fact, so that earlier facts are not missing. `every_hours` 0: only on
+    request."""
 
     peer_zone: str
     streams: tuple[str, ...]
@@ -61,7 +64,8 @@ class CompareSettings:
 
 @dataclass(slots=True)
 class Comparison:
-    """What comparing one stream with one peer found, and what became of it. Facts, spans of sequences, and bytes of answers."""
+    """What the comparison of one stream with one peer found and repaired. Counts are of facts, ranges of sequences, and
+    bytes of answers."""
 
     stream: str
     compared_facts: int = 0
@@ -71,14 +75,14 @@ class Comparison:
     damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
     forks: list[str] = field(default_factory=list)
     damaged_definitions: list[tuple[Origin, int, int]] = field(default_factory=list)
-    """Of whom, from which number on, and the sequence of a batch that vouches for what they were."""
+    """Origin, first damaged number, and the sequence of a batch whose digest covers the definitions."""
     repaired_definitions: int = 0
     repaired_ranges: int = 0
     repaired_facts: int = 0
     unavailable_facts: int = 0
     refused: list[str] = field(default_factory=list)
     missing_artifacts: int = 0
-    """To which held facts of the stream refer; after a repair, those that the peer has not either."""
+    """Artifacts to which held facts of the stream refer; after a repair, those that the peer lacks too."""
     repaired_artifacts: int = 0
 
     @property
@@ -88,7 +92,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class CompareStatistics:
+class AntiEntropyStatistics:
     """Counted since the start, for one stream of one peer."""
 
     peer_zone: str
@@ -100,17 +104,17 @@ class CompareStatistics:
     repaired_facts: int = 0
     last_unix_ms: int | None = None
     is_equal: bool | None = None
-    """Whether the last comparison left nothing that differs."""
+    """Whether nothing differs after the last comparison and its repairs."""
 
 
-class Comparer:
-    """Compares with one peer. Made before the asker's link runs."""
+class AntiEntropy:
+    """Compares with one peer, one stream at a time. Made before the asker's link runs."""
 
     def __init__(
         self,
-        asker: PayingAsker,
+        asker: ThrottledRequester,
         store: ReceivingStore,
-        settings: CompareSettings,
+        settings: AntiEntropySettings,
         store_errors: tuple[type[Exception], ...],
         *,
         chance: Callable[[], float] = random.random,
@@ -120,21 +124,21 @@ class Comparer:
         self._asker, self._store, self._settings, self._store_errors = asker, store, settings, store_errors
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self._chance = chance
-        self._counted = {stream: CompareStatistics(settings.peer_zone, stream) for stream in settings.streams}
+        self._counted = {stream: AntiEntropyStatistics(settings.peer_zone, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
         self._artifacts = ArtifactPull(asker, store.artifacts, store_errors)
 
     @property
-    def settings(self) -> CompareSettings:
+    def settings(self) -> AntiEntropySettings:
         return self._settings
 
-    def statistics(self) -> list[CompareStatistics]:
+    def statistics(self) -> list[AntiEntropyStatistics]:
         """One for each stream."""
         return list(self._counted.values())
 
     async def run(self) -> None:
-        """Compare and repair every so many hours until cancelled; the first time after a random part of that, so that many nodes that
-        came up together do not ask together."""
+        """Compare and repair every `every_hours` until cancelled; the first time after a random part of that, so that
+        nodes that start together do not ask together."""
         wait_s = self._settings.every_hours * HOUR_S * self._chance()
         if not self._settings.every_hours:
             await asyncio.get_running_loop().create_future()  # until cancelled
@@ -148,7 +152,8 @@ class Comparer:
             wait_s = self._settings.every_hours * HOUR_S
 
     async def compare(self, stream: str, *, repair: bool, scan: bool = False) -> Comparison:
-        """Compare one stream; with `repair` fetch what is missing or damaged here; with `scan` read all of it first, to find damage.
+        """Compare one stream; with `repair` fetch what is missing or damaged here; with `scan` read all of it first, to
+        find damage.
 
         Raises PeerRefused, MalformedMessage, PageRefused, TransportError, or an error of the store.
         """
@@ -179,7 +184,7 @@ class Comparer:
         own_zone = self._store.zone
         for origin, ranges in theirs.items():
             if origin.zone not in {*self._settings.origins, own_zone}:
-                continue  # it is not theirs to bring
+                continue  # the peer may not bring facts of this zone
             mine = ours.get(origin, [])
             forks = len(found.forks)
             for span in shared(mine, ranges):
@@ -204,13 +209,13 @@ class Comparer:
                 await self._fetch_missing(found, origin, span)
             for origin, span in found.damaged:
                 await self._fetch_damaged(found, origin, span)
-            found.repaired_artifacts, found.missing_artifacts = await self._artifacts.mend(stream)
+            found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
         else:
             found.missing_artifacts = len(await asyncio.to_thread(self._store.artifacts.absent, stream))
         return found
 
     def _scan(self, stream: str) -> None:
-        """In a thread: read everything, so that the store notes what is damaged."""
+        """In a thread: read the whole stream, so that the store notes what is damaged."""
         after, end_offset = 0, self._store.end_offset(stream)
         while after < end_offset:
             page = self._store.read(stream, after, LIMIT, SCAN_BYTES)
@@ -218,7 +223,7 @@ class Comparer:
             after = max(places, default=end_offset)
 
     async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[DigestRange]], bool]:
-        """What the peer holds of whom, and whether we have everything that it had then."""
+        """The ranges that the peer holds of each origin, and whether everything it had then was pulled."""
         ranges, after, more = dict[Origin, list[DigestRange]](), None, True
         end_offset, epoch = 0, ""
         while more:
@@ -247,7 +252,7 @@ class Comparer:
         mine = known_end(ours, last) or (await self._our_ends(found.stream, origin, [last])).get(last)
         other = known_end(theirs, last) or (await self._their_ends(found, origin, (last, last), 1)).get(last)
         if mine is None or other is None:
-            return  # released on one side: nothing can be said, and nothing can be fetched
+            return  # released on one side: neither comparable nor to be fetched
         found.compared_facts += last - first + 1
         if mine == other:
             return
@@ -264,9 +269,7 @@ class Comparer:
             raise PageRefused(f"{self._settings.peer_zone} names ever more batches {what}")
         at = interval.first_sequence, interval.last_sequence
         page = await asyncio.to_thread(self._store.read_sequences, found.stream, origin, *at, 1, 1)
-        if any(
-            hole.reason == "damaged" for hole in page.holes
-        ):  # a digest that the disk has changed is no other history
+        if any(hole.reason == "damaged" for hole in page.holes):  # damage by the disk, not another history
             found.damaged.append((origin, at))
         else:
             found.forks.append(f"{origin}: {at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here")
@@ -274,21 +277,22 @@ class Comparer:
     async def _look_at_definitions(
         self, found: Comparison, origin: Origin, ours: Sequence[DigestRange], theirs: Sequence[DigestRange]
     ) -> None:
-        """Tag definitions travel once, and nobody asks for them again: those that the last batch needs which both hold are read."""
+        """Look for damaged tag definitions, which travel only once: those are read that the last batch held by both
+        sides needs."""
         common = shared(ours, theirs)
         if not common:
             return
         sequence = common[-1][1]
         try:
             number = await asyncio.to_thread(self._store.inbound.damaged_definition, found.stream, origin, sequence)
-        except self._store_errors as error:  # not even which are damaged can be read
+        except self._store_errors as error:  # the table itself cannot be read
             found.refused.append(str(error))
             return
         if number is not None:
             found.damaged_definitions.append((origin, number, sequence))
 
     async def _fetch_definitions(self, found: Comparison, origin: Origin, number: int, sequence: int) -> None:
-        """They come with the batch that needs them."""
+        """Fetch damaged definitions with the batch that needs them."""
         peer, put_back = self._settings.peer_zone, 0
         async for batches, definitions in self._pages(found, origin, (sequence, sequence), number - 1):
             try:
@@ -302,7 +306,8 @@ class Comparer:
         found.repaired_ranges += put_back > 0
 
     async def _note_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Missing is what the peer still has; what it has released of what we never had is nobody's any more."""
+        """Note as missing what the peer still has; facts that it has released and that were never here are
+        unavailable."""
         if await self._their_ends(found, origin, span, ENDS_DEFAULT):
             found.missing.append((origin, span))
         else:
@@ -319,7 +324,8 @@ class Comparer:
         return {last: bytes.fromhex(digest) for last, digest in (await self._digests(found, request)).ends}
 
     async def _our_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> dict[int, bytes]:
-        """For each sequence that some batch here holds, its digest if that batch ends there, else nothing that could be equal."""
+        """For each sequence that some batch here holds, its digest if that batch ends there, else nothing that could be
+        equal."""
 
         def read() -> dict[int, bytes]:
             ends = dict[int, bytes]()
@@ -339,13 +345,13 @@ class Comparer:
         return reply.answer
 
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Append a gap of ours, as any late batch."""
+        """Fetch missing batches and append them."""
         peer, stored = self._settings.peer_zone, 0
         position = self._store.inbound.peer_position(peer, found.stream)
         if position is None:
-            return  # nothing was ever pulled: everything is on its way
+            return  # nothing was pulled yet: everything will come with the pull
         async for batches, definitions in self._pages(found, origin, span):
-            await self._artifacts.bring(batches)
+            await self._artifacts.fetch(batches)
             putting = self._store.inbound.put_batches(
                 peer, found.stream, batches, definitions, position, is_backlog=True
             )
@@ -354,7 +360,7 @@ class Comparer:
         found.repaired_ranges += stored > 0
 
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Put damaged batches back where they lay. One that is refused keeps no other from being repaired."""
+        """Put damaged batches back at their offsets. A refused one does not stop the repair of others."""
         peer, facts = self._settings.peer_zone, 0
         async for batches, _ in self._pages(found, origin, span):
             for batch in batches:
@@ -372,7 +378,8 @@ class Comparer:
     async def _pages(
         self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
     ) -> AsyncIterator[tuple[list[Batch], list[ReceivedDefinition]]]:
-        """Batches of a span, checked, with the definitions that came with or before them, after those held here or so many."""
+        """Batches of a span, checked, with the definitions that came with or before them; asks for definitions after
+        number `definitions_known`, or after those held here."""
         first, last = span
         known, waiting = definitions_known, list[ReceivedDefinition]()
         if known is None:
@@ -405,7 +412,7 @@ class Comparer:
                 yield batches, waiting
                 waiting = []
             if covered is None and not definitions:
-                return  # it has nothing to say of them
+                return  # the peer has nothing of the rest
             first = first if covered is None else covered[1] + 1
 
     def _count(self, stream: str, found: Comparison) -> None:

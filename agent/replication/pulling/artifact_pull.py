@@ -1,10 +1,10 @@
-"""Brings the artifacts to which a page's facts refer, before the page is stored.
+"""Fetches the artifacts to which a page's facts refer, before the page is stored.
 
-Chunk by chunk, in order, from where an earlier attempt ended, also in another life of this node: what came so far lies in the store. The next
-chunks are under way while one is written, so that a long way costs little more than a short one. A
-loss of the connection or a full disk is waited out, and the page with it, so that no fact stands here before what it refers to. What
-the peer does not have, or this node does not take, is told as an incident, and the facts are stored all the same: a
-missing drawing must not keep the facts behind it from arriving (decision 0039).
+Chunks are fetched in order, from where an earlier attempt ended, also after a restart of this node, because the store
+keeps what has arrived. The next chunks are under way while one is written, so that a long round trip costs little.
+After a loss of the connection or with a full disk the page waits, so that no fact is stored before the artifact it
+refers to. What the peer does not have, or this node refuses, is an incident, and the facts are stored all the same: a
+missing drawing must not stop the facts behind it (decision 0039).
 """
 
 from __future__ import annotations
@@ -19,81 +19,84 @@ from agent.pages import ArtifactProgress, ArtifactReference
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import BYTES_MAX_MIN, CHUNK_BYTES_MAX, GetObject, ObjectAnswer
 from agent.replication.protocol.ports import Artifacts
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 ANSWER_S = 10.0
 ATTEMPTS = 2
-"""What came may have been spoilt by what lay here from before; spoilt twice, it is spoilt at the peer."""
+"""The bytes kept from an earlier attempt may be damaged; after a second mismatch the peer's are."""
 CHUNKS_AHEAD_MAX = 3
 """Under way or in memory at once: 768 KiB for each pull. Over 50 ms there and back they bring 15 MB/s; one alone, 5."""
 
 _log = logging.getLogger(__name__)
 
 
-class NotComing(Exception):
-    """An artifact will not come from this peer; why."""
+class ArtifactUnavailable(Exception):
+    """This peer does not give the artifact; the text says why."""
 
 
 class ArtifactPull:
-    """What comes from one peer."""
+    """Artifacts of one peer."""
 
-    def __init__(self, asker: PayingAsker, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self, asker: ThrottledRequester, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]
+    ) -> None:
         self._asker = asker
         self._artifacts = artifacts
         self._store_errors = store_errors
         self._chunk_bytes = asker.page_bytes(CHUNK_BYTES_MAX)
         self._chunks_ahead = asker.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
 
-    async def bring(self, batches: Sequence[Batch]) -> None:
-        """Return when everything to which the facts refer is here, or known not to come. Raises what may pass: TransportError, and
-        those errors of the store that are retryable."""
+    async def fetch(self, batches: Sequence[Batch]) -> None:
+        """Return when everything to which the facts refer is here, or known to be unavailable. Raises TransportError
+        and the retryable errors of the store."""
         lost = set[ArtifactReference]()
         while missing := [one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost]:
             for reference in missing:  # then all are looked at again: a large one may have taken days
-                if (why := await self._brought(reference)) is not None:
+                if (why := await self._fetch_or_why(reference)) is not None:
                     lost.add(reference)
                     self._artifacts.unavailable(self._asker.peer_zone, reference.digest, why)
 
-    async def mend(self, stream: str) -> tuple[int, int]:
-        """Bring what held facts of a stream refer to and did not come with them, as far as the peer has it now; how many came, and how
-        many still are not here. Raises as `bring`."""
+    async def fetch_absent(self, stream: str) -> tuple[int, int]:
+        """Fetch the artifacts to which held facts of a stream refer and that are not here, as far as the peer has them
+        now. Returns how many arrived and how many are still absent. Raises as `fetch`."""
         absent = await asyncio.to_thread(self._artifacts.absent, stream)
         left = 0
         for digest in absent:
             try:
                 answer, _ = await self._ask(GetObject(digest=digest, bytes_max=BYTES_MAX_MIN))
-            except NotComing:
+            except ArtifactUnavailable:
                 left += 1
             else:
-                left += await self._brought(ArtifactReference(digest, answer.size)) is not None
+                left += await self._fetch_or_why(ArtifactReference(digest, answer.size)) is not None
         return len(absent) - left, left
 
-    async def _brought(self, reference: ArtifactReference) -> str | None:
-        """Bring one; why not, where it will not come."""
+    async def _fetch_or_why(self, reference: ArtifactReference) -> str | None:
+        """Fetch one; returns the reason where it is unavailable, else None."""
         fields = {"peer": self._asker.peer_zone, "digest": reference.digest, "bytes": reference.size}
         try:
-            await self._bring(reference)
-        except NotComing as error:
+            await self._fetch(reference)
+        except ArtifactUnavailable as error:
             _log.warning("artifact_missing", extra={**fields, "reason": str(error)})
             return str(error)
         _log.info("artifact_received", extra=fields)
         return None
 
-    async def _bring(self, reference: ArtifactReference) -> None:
+    async def _fetch(self, reference: ArtifactReference) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                await self._bring_rest(reference, await self._put(reference, 0, b""))
+                await self._fetch_rest(reference, await self._put(reference, 0, b""))
             except self._store_errors as error:
                 if getattr(error, "retryable", False):
                     raise
                 if attempt == ATTEMPTS:
-                    raise NotComing(str(error)) from error
+                    raise ArtifactUnavailable(str(error)) from error
             else:
                 return
 
-    async def _bring_rest(self, reference: ArtifactReference, held: ArtifactProgress) -> None:
-        """Ask for chunks ahead and store them in their order. One that is not where the store goes on is of no use, nor are those behind it:
-        the peer gives less at once than was asked for, or somebody else brings the same artifact."""
+    async def _fetch_rest(self, reference: ArtifactReference, held: ArtifactProgress) -> None:
+        """Ask for chunks ahead and store them in order. A chunk that is not at the end of what is stored is useless,
+        and so are those behind it: the peer gives less at once than was asked for, or another pull fetches the same
+        artifact."""
         failure: Exception | None = None
         chunk_bytes, asked = self._chunk_bytes, held.received
         ahead = deque[tuple[int, asyncio.Task[bytes | Exception]]]()
@@ -122,30 +125,33 @@ class ArtifactPull:
             raise failure
 
     async def _get_or_why(self, reference: ArtifactReference, offset: int, size: int) -> bytes | Exception:
-        """A chunk, or the reason why there is none: raised, it would end the group of those beside it as several errors."""
+        """A chunk, or the reason why there is none; raised, it would end the task group."""
         try:
             return await self._get(reference, offset, size)
-        except (NotComing, TransportError) as error:
+        except (ArtifactUnavailable, TransportError) as error:
             return error
 
     async def _get(self, reference: ArtifactReference, offset: int, size: int) -> bytes:
         answer, data = await self._ask(GetObject(digest=reference.digest, offset=offset, bytes_max=size))
         if (answer.size, answer.offset) != (reference.size, offset) or not data:
-            raise NotComing(f"{self._asker.peer_zone} has other bytes than the {reference.size} that the fact tells of")
+            raise ArtifactUnavailable(
+                f"{self._asker.peer_zone} has other bytes than the {reference.size} that the fact names"
+            )
         return data
 
     async def _ask(self, request: GetObject) -> tuple[ObjectAnswer, bytes]:
-        """The answer and what is attached. NotComing for what is final; TransportError for what may pass, or was spoilt on its way."""
+        """The answer and what is attached. ArtifactUnavailable for what is final; TransportError for what may pass, or
+        was spoilt on its way."""
         try:
             reply = await self._asker.ask(request, ANSWER_S)
         except PeerRefused as error:
             if error.retryable:
                 raise TransportError(error.zone, error.message, error.hint) from error
-            raise NotComing(str(error)) from error
+            raise ArtifactUnavailable(str(error)) from error
         except MalformedMessage as error:
             raise TransportError(self._asker.peer_zone, f"unreadable answer: {error.why}") from error
         if not isinstance(reply.answer, ObjectAnswer):
-            raise NotComing(f"{self._asker.peer_zone} gave another answer than an artifact")
+            raise ArtifactUnavailable(f"{self._asker.peer_zone} gave another answer than an artifact")
         return reply.answer, b"".join(reply.batches)
 
     async def _put(self, reference: ArtifactReference, offset: int, data: bytes) -> ArtifactProgress:
@@ -154,7 +160,7 @@ class ArtifactPull:
 
 
 def _cancel(ahead: deque[tuple[int, asyncio.Task[bytes | Exception]]]) -> None:
-    """Their answers, if they still come, are strangers."""
+    """Forget the chunks under way; late answers to them are ignored."""
     for _, task in ahead:
         task.cancel()
     ahead.clear()

@@ -1,8 +1,8 @@
 """The latest value of each tag, asked for once when a pull begins at the end of its peer's log.
 
-Such a pull has nothing to show until each tag changes, which may take hours. So its peer is asked for what it knows last, after it has
-registered our consumer: whatever is newer then comes with the pull, and between the two nothing can fall. What is told are no
-facts, since they come without the batch that would prove them; whoever keeps them keeps them beside the log.
+Such a pull has no value of a tag until the tag changes, which may take hours. So it asks its peer for the latest
+values, after the peer has registered our consumer: newer values arrive with the pull, and none can be missed in
+between. These values are no facts, since no batch proves them; they are kept beside the log.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from agent.replication.protocol.messages import (
     GetLatest,
     LatestAnswer,
     LatestEntry,
+    PeerLatest,
 )
 from agent.replication.protocol.pacing import backoff_ms
-from agent.replication.pulling.throttled_requester import PayingAsker
-from agent.replication.serving import PeerLatest
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 ANSWER_S = 60.0
-"""It looks as deep as it may, and others may wait to be answered before."""
+"""The peer searches as deep as it may, and may have other requests to answer first."""
 RETRY_MS_MIN, RETRY_MS_MAX = 1_000, 60_000
-"""A peer that does not export the stream, or is too old to be asked, is asked again once a minute, like a pull that it refuses."""
+"""A peer that does not export the stream, or does not know the request, is asked again once a minute, as for a pull
+that it refuses."""
 VALUES_KEPT_MAX = 100_000
-"""Ten times the tags of a large plant: a peer that tells more is not believed."""
+"""Ten times the tags of a large plant; more are refused."""
 
 _log = logging.getLogger(__name__)
 
 
 class LatestSeed:
-    """Asks for the values of one stream until they are there, and has them kept; `zones` are those whose facts this peer may bring."""
+    """Asks for the values of one stream until they have arrived, and keeps them; `zones` are those whose facts this
+    peer may bring."""
 
     def __init__(
         self,
-        asker: PayingAsker,
+        asker: ThrottledRequester,
         stream: str,
         zones: frozenset[str],
         begun: asyncio.Event,
@@ -56,26 +58,26 @@ class LatestSeed:
         self._chance = chance
 
     async def run(self) -> None:
-        """Returns when they are kept.  `keep` touches the disk: it is called in a thread, and an OSError of its is tried again."""
+        """Return when they are kept. `keep` writes to disk: it is called in a thread, and again after an OSError."""
         await self._begun.wait()
-        failures, told_why = 0, ""
+        failures, logged_why = 0, ""
         fields = {"peer": self._asker.peer_zone, "stream": self._stream}
         while True:
             try:
-                told = await self._ask()
-                await asyncio.to_thread(self._keep, told)
+                latest = await self._ask()
+                await asyncio.to_thread(self._keep, latest)
             except (ReplicationError, OSError) as error:
-                if str(error) != told_why:
-                    told_why = str(error)
-                    _log.warning("latest_seed_missing", extra={**fields, "reason": told_why})
+                if str(error) != logged_why:
+                    logged_why = str(error)
+                    _log.warning("latest_seed_missing", extra={**fields, "reason": logged_why})
                 await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures, self._chance()) / 1000)
                 failures += 1
             else:
-                _log.info("latest_seed_kept", extra={**fields, "values": len(told.values)})
+                _log.info("latest_seed_kept", extra={**fields, "values": len(latest.values)})
                 return
 
     async def _ask(self) -> PeerLatest:
-        """Page after page, to the last.  Values of zones that this peer may not speak for are left out."""
+        """All pages. Values of zones whose facts this peer may not bring are left out."""
         asked_unix_ms, values, after = time.time_ns() // 1_000_000, list[LatestEntry](), None
         while True:
             request = GetLatest(

@@ -1,7 +1,9 @@
-"""The spans of one pull, from what its receiver decides: its fetches, its pages on their way to disk, and its first reading.
+"""The spans of one pull, from what its receiver decides: its fetches, its pages on their way to disk, and its first
+reading.
 
-The shell tells each event after the core has handled it and before it acts on the effects; what has begun or ended since is seen
-by comparing. A fetch that the core has given up ends with the event for which it did so, and what it confirmed ends with it.
+The runner reports each event after the core has handled it and before it carries out the effects; what began or ended
+since then is found by comparing states. A fetch that the core has given up ends with the event for which it did so, and
+so does what it confirmed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from agent.replication.pulling.receiver import Receiver
 from agent.telemetry import Side, Span, Started, Telemetry
 
 CONFIRMS_MAX = 4
-"""Under way at once: a page that is read ahead does not wait for what its request confirms, so the next one says it."""
+"""Under way at once: a page that is read ahead does not wait for what its request confirms, so the next request
+confirms it too."""
 _FAILED = frozenset({Asking.BACKOFF, Asking.BLOCKED, Asking.FENCED, Asking.OFFLINE})
 
 
@@ -36,7 +39,7 @@ class PullSpans:
         self._about = {"peer": peer, "stream": stream}
         self._fetch: tuple[int, Started] | None = None
         self._append: Started | None = None
-        self._confirms: dict[int, Started] = {}  # by offset, of those that the peer has not said to have
+        self._confirms: dict[int, Started] = {}  # by offset, until the peer reports a frontier that includes it
         self._bootstrap = self._start(Span.BOOTSTRAP) if is_new else None
         self._dropped = self._restarts = 0
 
@@ -62,10 +65,10 @@ class PullSpans:
                 self._confirms[effect.confirm_offset] = self._start(Span.CONFIRM, offset=effect.confirm_offset)
             self._fetch = effect.fetch_id, self._start(Span.FETCH, after_offset=effect.after_offset)
         elif isinstance(effect, Append):
-            self._append = self._start(Span.APPEND, offset=effect.offset)
+            self._append = self._start(Span.APPEND, offset=effect.page.last_offset)
 
     def stopped(self) -> None:
-        """The pull is being stopped: what is under way comes to nothing."""
+        """The pull is being stopped; spans under way are discarded."""
         left = [self._append, self._bootstrap, self._fetch and self._fetch[1], *self._confirms.values()]
         for started in filter(None, left):
             self._telemetry.discard(started, "the node is being stopped")
@@ -91,7 +94,8 @@ class PullSpans:
                 self._telemetry.discard(started, "what it would bring is asked for again")  # our store refused a page
 
     def _look_at_confirms(self, event: Event[Content], core: Receiver[Content]) -> None:
-        """A page says how far the peer knows us. What is not sent with certainty, or of a store that is no more, is confirmed anew."""
+        """A page has the peer's frontier. What perhaps was not sent, or is of a store that was replaced, is confirmed
+        anew."""
         is_restarted = core.counters.restarts > self._restarts
         for offset in list(self._confirms):
             if is_restarted:

@@ -1,26 +1,26 @@
 """The pulling side's decisions for one stream of one peer: when to ask, what to store, what to confirm, when to wait.
 
-A core: events and the time in, effects out.  The shell (`puller`) carries the effects out in their order and reports
-what became of them.  The loop it makes: ask for a page; when it arrives, hand it to the store and, if the peer has more,
-ask for the next one at once (two pages are read ahead, never more); when the store has it durably, confirm on the next
-request.  At the end of the log nothing is read ahead: the request that confirms the last page is the one that waits at
-the peer for new facts, so a confirmation is never delayed by the waiting.
+A core: events and the time in, effects out. `pull_runner` carries the effects out in their order and reports their
+outcomes. The loop: ask for a page; when it arrives, hand it to the store and, if the peer has more, ask for the next
+one at once (at most two pages are read ahead); when the store has it durably, confirm it with the next request. At the
+end of the log nothing is read ahead: the request that confirms the last page is the one that waits at the peer for new
+facts, so the waiting never delays a confirmation.
 
-What counts is the position, not the order of the mail.  A page is taken when it starts where the accepted ones end,
-whichever of our requests it answers; the answer to an older request may be the first to arrive and is as good.  Any other
-page is dropped.  Nothing is ever skipped: a page that the store refuses for now is offered again, one that it refuses for
-good is asked for again, rarely, until somebody has looked.  No answer of a peer, however wrong, can bring down more than
-itself: what does not fit is dropped and counted.
+A page is accepted when it starts where the accepted ones end, whichever request it answers, also an older one. Any
+other page is dropped and counted. Nothing is skipped: a page that the store refuses for now is offered again, and one
+that it refuses for good is asked for again, rarely, until an operator acts.
 
-A peer that was put back to an old copy of its store and has grown since offers other facts at the same places, and cannot know
-it.  So it is shown what we have of it, whenever it has been silent: the last batch we took of its log, and the last of its own facts.
+A peer whose store was restored from an old copy and has grown since offers other facts at the same offsets, and cannot
+notice. So after a silence each request shows what is held here: the last batch taken from its log, and the last of its
+own facts (0041).
 
-Each life of a receiver asks the peer for a lease once, with its first fetches, and shows it from then on.  It asks for the one after
-that which is in force, so that a request of its, should it arrive when it is dead, takes nothing from its successor.  Told that another
-instance has a newer one, it stores what it has accepted and asks no more: two that took each other's place in turn would never end.
+Each life of a receiver asks the peer for a lease with its first fetches, and shows it from then on. It asks for the
+lease after the one in force, so that its own late request takes nothing from its successor (0036). When another
+instance has a newer lease, it stores what it has accepted and asks no more: two instances that took the place from each
+other would never end.
 
-Two things go on side by side, so there are two states, each with its table: what stands between us and the peer
-(`Asking`), and between us and our store (`Storing`).  Chance comes in as a value (`jitter`, 0 to 1).
+Two states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Chance is an argument
+(`jitter`, 0 to 1).
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ from agent.replication.protocol.page_size import PageSize
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
-    Accepted,
     Append,
     Appended,
     AppendFailed,
     ArrivedPage,
     Asking,
     Content,
-    Counters,
     Effect,
     Event,
     Fetch,
@@ -52,46 +50,48 @@ from agent.replication.protocol.pull_events import (
     NoteKind,
     OpenFetch,
     PageArrived,
-    Settings,
+    ReceiverCounters,
+    ReceiverSettings,
     Storing,
     Tick,
 )
-from agent.replication.pulling.token_bucket import Bandwidth, Share
+from agent.replication.pulling.token_bucket import Priority, TokenBucket
 
 PAGES_AHEAD_MAX = 2
-"""One page under way while another waits for the disk: with one alone, the way of a page and its check add up."""
+"""One page under way while another waits for the disk: with one alone, round trip and check add up."""
 DEFINITION_PAGES_MAX = 64
 """Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
 
 SHOWN_IN_VAIN_MAX = 8
-"""Times that a peer is asked again, some 20 s, which is found to be an old copy; by then it goes on under a new epoch, or waits for somebody."""
+"""Requests, over some 20 s, to a peer that was found to be an old copy; by then it has a new epoch, or waits for an
+operator."""
 
 EPOCHS_LEFT_MAX = 8
-"""Epochs of the peer that are remembered with the position in them: two machines under its name need two."""
+"""Epochs of the peer whose position is remembered: two machines under its name need two."""
 
 _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 
 class _Left(NamedTuple):
-    """Where we were in an epoch of the peer when another took its place."""
+    """The position in an epoch of the peer when another epoch took its place."""
 
     stored_offset: int
     last_batch: LastBatch | None
 
 
 class Receiver(Generic[Content]):
-    """One stream of one peer.  `epoch` and `offset` are the position stored with the last page, None and 0 if none was;
-    `last_batch` is the last batch that was taken of it; `bandwidth` is what all streams of the peer share, if it has a limit;
-    `lost_reason` says why the peer gives no facts at present, None while it does; `page_waits` why our store does not take the page
-    that is offered to it again and again, "" while it does."""
+    """One stream of one peer. `epoch`, `offset` and `last_batch` are the position stored with the last page, None, 0
+    and None if none was; `bandwidth` is shared by all streams of the peer, if it is limited. `lost_reason` says why the
+    peer gives no facts at present, None while it does; `page_waits` why the store does not take the page that is
+    offered to it again and again, "" while it does."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ReceiverSettings,
         epoch: str | None,
         offset: int,
         definitions: Mapping[str, int] | None = None,
-        bandwidth: Bandwidth | None = None,
+        bandwidth: TokenBucket | None = None,
         last_batch: LastBatch | None = None,
     ) -> None:
         self._settings = settings
@@ -101,7 +101,7 @@ class Receiver(Generic[Content]):
         self._page_size = PageSize(settings.page_bytes_max)
         self.asking = Asking.OFFLINE
         self.storing = Storing.IDLE
-        self.counters = Counters()
+        self.counters = ReceiverCounters()
         self.epoch = epoch
         self.stored_offset = offset
         self.frontier = 0
@@ -114,8 +114,8 @@ class Receiver(Generic[Content]):
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
         self._definitions_before: list[ArrivedPage[Content]] = []
-        self._appending: Accepted[Content] | None = None
-        self._read_ahead: tuple[Accepted[Content], ...] = ()
+        self._appending: Append[Content] | None = None
+        self._read_ahead: tuple[Append[Content], ...] = ()
         self._is_proven = False
         self._peer_has_more = False
         self._open: OpenFetch | None = None
@@ -161,7 +161,7 @@ class Receiver(Generic[Content]):
         self._handled_ms = now_ms
         match event:
             case LinkUp() | LinkDown() | PageArrived() | FetchFailed() if self.asking is Asking.FENCED:
-                pass  # the peer is no longer our business
+                pass  # another instance holds the place: nothing is asked any more (0036)
             case LinkUp():
                 self._link_up(now_ms, jitter)
             case LinkDown():
@@ -179,25 +179,27 @@ class Receiver(Generic[Content]):
         self._store_next()
         self._ask_next(now_ms)
         effects, self._effects = self._effects, []
-        effects.sort(key=lambda effect: isinstance(effect, Append))  # the request travels while the page is stored
+        effects.sort(
+            key=lambda effect: isinstance(effect, Append)
+        )  # so that the request travels while the page is stored
         return effects
 
     # ----------------------------------------------------------------------------------------------------------- asking
 
     def _ask_next(self, now_ms: int) -> None:
-        """Open a fetch if there is room for its page and nothing speaks against it."""
+        """Open a fetch if there is room for its page and the bandwidth allows it."""
         if self.asking is not Asking.HOLDING or len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return
         if self._appending is not None and not self._peer_has_more:
-            return  # the request after this append confirms it, and then waits at the peer
+            return  # at the end of the log: the request after this append confirms it, and then waits at the peer
         if self._must_wait(now_ms):
             return
         settings = self._settings
         self._last_fetch_id += 1
-        wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that has just come is asked to say so at once
+        wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that may be away is to answer at once
         timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
         self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms, wait_ms)
-        must_confirm = self.epoch is not None and self.stored_offset > self.frontier
+        must_confirm = self.epoch is not None and self.stored_offset > self.frontier  # stored, never accepted only
         self._effects.append(
             Fetch(
                 self._last_fetch_id,
@@ -215,15 +217,17 @@ class Receiver(Generic[Content]):
         self._to(Asking.WAITING)
 
     def _shown(self, now_ms: int) -> tuple[bool, LastBatch | None]:
-        """Whether to show the peer what we hold of it, not while its answers come one after the other; and the last batch taken, always: of
-        two machines that serve under one name each then knows at once that the other has answered."""
+        """Whether to show the peer what is held of it, which is not needed while its answers come one after the other;
+        and the last batch taken, always, so that of two machines that serve under one name each notices at once that
+        the other has answered (0041)."""
         asked_ms = self._asked_ms
         is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
         must_show = is_due and self.epoch is not None
         return must_show, self._last_batch() if self.epoch is not None else None
 
     def _last_batch(self) -> LastBatch | None:
-        """The last batch of the pages accepted, also of those on their way to the disk: the position that goes with it is theirs."""
+        """The last batch of the accepted pages, stored or not: it belongs to the position after which the request
+        asks."""
         on_their_way = [one for one in (self._appending, *self._read_ahead) if one is not None]
         for one in reversed(on_their_way):
             if one.page.epoch == self.epoch and one.page.last_batch is not None:
@@ -235,11 +239,11 @@ class Receiver(Generic[Content]):
         return found if self._bandwidth is None else self._bandwidth.page_bytes(found)
 
     def _must_wait(self, now_ms: int) -> bool:
-        """Whether the peer's bandwidth is used up; then it is asked as soon as there is some."""
+        """Whether the peer's bandwidth is used up; then the fetch is sent as soon as there is some."""
         if self._bandwidth is None:
             return False
-        share = Share.LIVE if self.is_caught_up else Share.BACKLOG
-        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, share)
+        priority = Priority.LIVE if self.is_caught_up else Priority.BACKLOG
+        self._ask_at_ms = self._bandwidth.ready_ms(now_ms, priority)
         if self._ask_at_ms <= now_ms:
             return False
         self._to(Asking.PACED)
@@ -250,7 +254,7 @@ class Receiver(Generic[Content]):
         self.lease = max(self.lease, page.lease)
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
         if self.asking is Asking.OFFLINE or (page.epoch != self.epoch and not is_newest):
-            self.counters.pages_dropped += 1  # from before the connection broke, or the peer's store was replaced
+            self.counters.pages_dropped += 1  # from before a lost connection, or of a store that was replaced
             return
         if is_newest:
             assert self._open is not None
@@ -258,7 +262,7 @@ class Receiver(Generic[Content]):
             if self.epoch is None:
                 self.epoch = page.epoch
             elif page.epoch != self.epoch:
-                self._restart(page.epoch, now_ms)  # a peer that does not know the field `epoch`
+                self._restart(page.epoch, now_ms)  # a peer that does not implement the field `epoch`
                 return
             self.frontier = page.frontier
         if page.lease_in_force is not None:
@@ -283,8 +287,8 @@ class Receiver(Generic[Content]):
         self._accept(page)
 
     def _ask_after(self, lease_in_force: int, now_ms: int, jitter: float) -> None:
-        """The lease that we asked for would have been another's: ask at once after that which is in force. When that has changed too,
-        somebody begins at the same time, and one of us goes first."""
+        """Another lease is in force than the one after which we asked: ask at once after that one. When it has changed
+        again, another instance begins at the same time, and the back-off decides which goes first."""
         self._lease_after = lease_in_force
         self._leases_missed += 1
         if self._leases_missed > 1:
@@ -295,8 +299,9 @@ class Receiver(Generic[Content]):
     def _fits(self, page: ArrivedPage[Content], *, is_newest: bool) -> bool:
         """Whether the page continues what was accepted, and there is room for it.
 
-        Where we have no position the peer chooses it, in answer to the newest fetch. Where we have one, also from the beginning,
-        what the peer no longer has is part of the page by its own word: offsets without a word are never passed over.
+        Without a position the peer chooses one, in answer to the newest fetch. With one, also 0, the page must start
+        right behind it: what the peer no longer has is named as holes of the page, so no offset is ever skipped
+        silently.
         """
         if len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return False
@@ -307,7 +312,9 @@ class Receiver(Generic[Content]):
     def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
         assert self._open is not None
         if self._accepted_offset is None:
-            self._accepted_offset = self.stored_offset = page.frontier  # the peer placed us at its end
+            self._accepted_offset = self.stored_offset = (
+                page.frontier
+            )  # the peer has registered the consumer at its end
         if page.definitions:
             self._keep_definitions(page, now_ms)
             return
@@ -320,7 +327,7 @@ class Receiver(Generic[Content]):
             self._close(Asking.HOLDING)
 
     def _keep_definitions(self, page: ArrivedPage[Content], now_ms: int) -> None:
-        """Definitions that did not fit beside their batches wait for them: only a batch vouches for what a tag means."""
+        """Definitions that did not fit beside their batch wait for it: a batch's digest proves what a tag means."""
         if len(self._definitions_before) >= DEFINITION_PAGES_MAX:
             self._block(NoteKind.PEER_REFUSES, f"{DEFINITION_PAGES_MAX} pages of definitions without a fact", now_ms)
             return
@@ -331,7 +338,7 @@ class Receiver(Generic[Content]):
         self._close(Asking.HOLDING)
 
     def _accept(self, page: ArrivedPage[Content]) -> None:
-        """Take the page: it goes to the store now, or as soon as the one before is there."""
+        """Accept the page: it goes to the store as soon as the one before it is durable."""
         assert len(self._read_ahead) < PAGES_AHEAD_MAX
         assert self._accepted_offset is not None
         self._answered()
@@ -340,8 +347,7 @@ class Receiver(Generic[Content]):
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
         self._definitions_accepted.update(page.definitions)
-        accepted = Accepted(page, self._accepted_offset, tuple(self._definitions_before))
-        self._read_ahead = (*self._read_ahead, accepted)
+        self._read_ahead = (*self._read_ahead, Append(page, tuple(self._definitions_before)))
         self._definitions_before.clear()
         self._close(Asking.HOLDING)
 
@@ -354,7 +360,7 @@ class Receiver(Generic[Content]):
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
         elif event.code == "history_differs" and self._shown_in_vain >= SHOWN_IN_VAIN_MAX:
-            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it may not begin a new epoch by itself
+            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it does not begin a new epoch by itself
         elif event.is_retryable:
             self._shown_in_vain += event.code == "history_differs"
             self._back_off(event.code, event.reason, now_ms, jitter)
@@ -362,11 +368,12 @@ class Receiver(Generic[Content]):
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
 
     def _restart(self, epoch: str, now_ms: int) -> None:
-        """The peer's store is another one: read it from its beginning.  A page of the old one may still be on its way
-        to disk; it is as good as ever and stays.
+        """The peer has another store: read it from its beginning. A page of the old one that is on its way to disk
+        stays valid.
 
-        A store never returns to an epoch that it has left.  Where one comes back, two stores answer in the peer's name (or an old copy was
-        put in place again), and to begin anew at each answer would read both for ever: it goes on where it was, rarely."""
+        A store never returns to an epoch that it has left. When an epoch returns, two stores answer in the peer's name
+        (or an old copy was put in place again), and beginning anew at each answer would read both for ever: the pull
+        goes on where it was, and asks rarely."""
         before, back = self.epoch, self._left.pop(epoch, None)
         self.counters.restarts += 1
         if before is not None:
@@ -379,7 +386,7 @@ class Receiver(Generic[Content]):
         self.frontier = 0
         pending = self._appending
         is_coming = pending is not None and pending.page.epoch == epoch
-        self._accepted_offset = pending.offset if pending is not None and is_coming else self.stored_offset
+        self._accepted_offset = pending.page.last_offset if pending is not None and is_coming else self.stored_offset
         self._read_ahead = ()
         self._forget_definitions()
         if back is None:
@@ -403,7 +410,7 @@ class Receiver(Generic[Content]):
             self._offer()
 
     def _link_up(self, now_ms: int, jitter: float) -> None:
-        """What failed before says nothing about the peer now: it was perhaps cut off by the same loss as we."""
+        """Earlier failures say nothing about the peer now: the same loss may have cut it off."""
         self._failures = 0
         if not self._was_linked:
             self._was_linked = True
@@ -437,17 +444,19 @@ class Receiver(Generic[Content]):
             self._to(Asking.BLOCKED)
 
     def _lose(self, kind: NoteKind, reason: str) -> None:
-        """Say once why no facts come, and again only when a final reason replaces a passing one."""
+        """Note once why no facts come, and again only when a final reason replaces a passing one."""
         self._is_proven = False
         if self.asking is Asking.FENCED:
-            self._effects.append(Note(kind, reason))  # of a page on its way to the store; why we stopped is said on
+            self._effects.append(
+                Note(kind, reason)
+            )  # of a page on its way to the store; the reason why we stopped stays
             return
         if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
             self._effects.append(Note(kind, reason))
             self.lost_reason = reason
 
     def _answered(self) -> None:
-        """The peer is there.  If our store refused its page, it counts as lost until a page has been stored."""
+        """The peer has answered. After the store refused its page it counts as lost until a page has been stored."""
         if self.asking is Asking.FENCED:
             return
         self._failures = 0
@@ -475,23 +484,22 @@ class Receiver(Generic[Content]):
 
     def _offer(self) -> None:
         assert self._appending is not None
-        accepted = self._appending
         self._to_storing(Storing.APPENDING)
-        self._effects.append(Append(accepted.page, accepted.definitions_before, accepted.page.epoch, accepted.offset))
+        self._effects.append(self._appending)
 
     def _appended(self) -> None:
         assert self._appending is not None
-        page, offset = self._appending.page, self._appending.offset
+        page = self._appending.page
         for one in (*self._appending.definitions_before, page):
             for origin, number in one.definitions.items():
                 self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
         self._appending = None
         if page.epoch == self.epoch:
-            assert offset >= self.stored_offset
-            self.stored_offset = offset
+            assert page.last_offset >= self.stored_offset
+            self.stored_offset = page.last_offset
             self._last_batch_stored = page.last_batch or self._last_batch_stored
         elif (left := self._left.get(page.epoch)) is not None:
-            self._left[page.epoch] = _Left(offset, page.last_batch or left.last_batch)
+            self._left[page.epoch] = _Left(page.last_offset, page.last_batch or left.last_batch)
         if self._pauses:
             self._pauses = 0
             self.page_waits = ""
@@ -515,10 +523,12 @@ class Receiver(Generic[Content]):
         page = self._appending.page
         self._appending = None
         self._to_storing(Storing.IDLE)
-        if page.epoch == self.epoch:  # what was read ahead builds on the refused page: all are asked for again
+        if (
+            page.epoch == self.epoch
+        ):  # pages read ahead build on the refused one and are not stored: all are asked for again
             self._read_ahead = ()
             self._accepted_offset = self.stored_offset
-            self._definitions_stored = {}  # perhaps the store lacks what we believed it had: have all sent again
+            self._definitions_stored = {}  # the store may lack definitions counted as known: all are sent again
             self._forget_definitions()
         self._is_page_refused = True
         self.page_waits = ""

@@ -1,7 +1,7 @@
-"""Asking a peer for what is no page of a pull, within the bytes a second that it may send.
+"""Requests to a peer other than a pull's own fetches, within the peer's bandwidth limit.
 
-A pull's own fetches are timed by its receiver, which must not wait. Whatever else is asked for (comparisons, artifacts, first values) can wait:
-it is asked for when its share of the peer's bandwidth allows, and paid for when the answer has come.
+The receiver times a pull's fetches itself. Comparisons, artifacts and latest values wait here until the token bucket
+has room for their priority, and take their tokens when the answer has arrived.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import time
 from agent.replication.mqtt import Reply, Requester
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Request, operation_of
-from agent.replication.pulling.token_bucket import Bandwidth, Share
+from agent.replication.pulling.token_bucket import Priority, TokenBucket
 from agent.telemetry import Side, Span, Telemetry
 
 
-class PayingAsker:
-    """Asks as `asker` does. `bandwidth` is what all share who ask this peer; without one nothing waits."""
+class ThrottledRequester:
+    """Asks as `asker` does. `bandwidth` is shared by all requests to this peer; without one nothing waits."""
 
     def __init__(
         self,
         asker: Requester,
-        bandwidth: Bandwidth | None = None,
-        share: Share = Share.BACKLOG,
+        bandwidth: TokenBucket | None = None,
+        priority: Priority = Priority.BACKLOG,
         telemetry: Telemetry | None = None,
     ) -> None:
         self._telemetry = telemetry or Telemetry()
         self._asker = asker
         self._bandwidth = bandwidth
-        self._share = share
+        self._priority = priority
 
     @property
     def peer_zone(self) -> str:
-        """Who is asked."""
+        """The zone that is asked."""
         return self._asker.peer_zone
 
     def page_bytes(self, bytes_max: int) -> int:
@@ -45,8 +45,8 @@ class PayingAsker:
         return pages_max if self._bandwidth is None else self._bandwidth.pages_ahead(size, pages_max)
 
     async def ask(self, request: Request, timeout_s: float) -> Reply:
-        """As `Requester.ask`; `timeout_s` begins when the bandwidth has been waited for."""
-        await self._turn()
+        """As `Requester.ask`; `timeout_s` begins when the wait for the bandwidth is over."""
+        await self._wait_for_bandwidth()
         span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_zone)
         try:
             reply = await self._asker.ask(request, timeout_s)
@@ -54,18 +54,18 @@ class PayingAsker:
             self._telemetry.fail(span, str(error))
             raise
         except asyncio.CancelledError:
-            self._telemetry.discard(span, "nobody waits for the answer any more")
+            self._telemetry.discard(span, "the request was cancelled")
             raise
         self._telemetry.stop(span)
         if self._bandwidth is not None:
             self._bandwidth.spend(reply.bytes, _now_ms())
         return reply
 
-    async def _turn(self) -> None:
+    async def _wait_for_bandwidth(self) -> None:
         began_ms = _now_ms()
         while self._bandwidth is not None:
             now_ms = _now_ms()
-            ready_ms = self._bandwidth.ready_ms(now_ms, self._share, now_ms - began_ms)
+            ready_ms = self._bandwidth.ready_ms(now_ms, self._priority, now_ms - began_ms)
             if ready_ms <= now_ms:
                 return
             await asyncio.sleep((ready_ms - now_ms) / 1000)

@@ -1,15 +1,17 @@
-"""How many bytes a second are taken from one peer, by all the streams that are pulled from it together.
+"""The bandwidth limit of one peer: a token bucket shared by all pulls of the peer, which may be overdrawn. A core.
 
-A core: a token bucket that may be overdrawn. What a page weighs is known only when it has come, so it is paid for afterwards:
-the next one is asked for when the debt is gone, and over any time no more comes than the rate, a quarter of a second's worth that
-was saved up before, and what was under way. Pages are asked for in the size of a quarter of a second, as far as batches, which are never cut, allow.
+The size of a page is known only when it has arrived, so its tokens are taken afterwards, and the next page is asked for
+when the debt is gone. Over any period no more arrives than the rate, a quarter of a second's worth that was saved, and
+what was under way. Pages are asked for in the size of a quarter of a second, as far as batches, which are never cut,
+allow.
 
-A stream that has come to the end of its log goes first: it may ask while there is debt of up to two seconds, which a stream that
-is being drained has to wait off. So what is live is not held up by a backlog beside it. What it brings is paid for all the same, by the
-backlog: the rate holds for both together, also where the live facts alone exceed it.
+A stream at the end of its log goes first: it may ask while the debt is below two seconds, which a stream with a backlog
+has to wait off. So a backlog does not delay live facts. The rate holds for both together, also where the live facts
+alone exceed it.
 
-What repairs goes last: it asks when half of what may be saved up is there, which is when nobody else wants it. Behind a backlog that takes days
-it would wait as long, so each of its requests waits half a minute at most, and then goes as if it were live.
+Repairs go last: they ask when half of what can be saved is there, which happens only when nothing else uses the
+bandwidth. So that a backlog of days does not stop them, each of their requests waits half a minute at most, and then
+has the priority of live facts.
 """
 
 from __future__ import annotations
@@ -21,30 +23,32 @@ from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 PAGE_MS = 250
 """One page's worth of time: what a backlog's page may delay a live one on a conduit of just this rate."""
 SAVED_MS_MAX = 250
-"""What may be saved up while nothing comes."""
+"""What can be saved while nothing arrives."""
 OVERDRAWN_MS_MAX = 2_000
-"""How far a stream at the end of its log may overdraw: beyond any page of PAGE_MS, at the least rate and the least page."""
+"""How far a stream at the end of its log may overdraw: beyond any page of PAGE_MS, at the least rate and the least
+page."""
 PAGE_BYTES_MIN = 16 * 1024
 """Smaller pages would cost more in requests than they give in smoothness."""
 
 REPAIR_SAVED_MS = 125
-"""What must be saved up before a repair asks: a backlog, which asks when nothing is owed, never leaves that much for long."""
+"""What must be saved before a repair asks: a backlog, which asks as soon as there is no debt, never leaves that much
+for long."""
 REPAIR_WAITS_MS_MAX = 30_000
 
 
-class Share(Enum):
-    """Who may ask, first to last."""
+class Priority(Enum):
+    """Of a request, highest first."""
 
     LIVE = "a stream at the end of its log"
-    BACKLOG = "a stream that is drained, and artifacts that hold one up"
-    REPAIR = "comparisons, and what they bring"
+    BACKLOG = "a stream with a backlog, and artifacts that its pages wait for"
+    REPAIR = "comparisons with a peer, and the facts they fetch"
 
 
-_LEAST_MS = {Share.LIVE: -OVERDRAWN_MS_MAX, Share.BACKLOG: 0, Share.REPAIR: REPAIR_SAVED_MS}
+_LEAST_MS = {Priority.LIVE: -OVERDRAWN_MS_MAX, Priority.BACKLOG: 0, Priority.REPAIR: REPAIR_SAVED_MS}
 
 
-class Bandwidth:
-    """The allowance of one peer. Times are in ms of one monotonic clock and never go back."""
+class TokenBucket:
+    """The bytes a second that one peer may send. Times are in ms of one monotonic clock and never go back."""
 
     def __init__(self, bytes_per_second_max: int) -> None:
         assert bytes_per_second_max >= BYTES_PER_SECOND_MIN, bytes_per_second_max
@@ -62,7 +66,7 @@ class Bandwidth:
 
     @property
     def bytes_waited_off(self) -> int:
-        """Bytes that came before they were due, and were paid for by waiting since."""
+        """Bytes that arrived before they were due, and were waited off since."""
         return self._waited_off // 1000
 
     def page_bytes(self, bytes_max: int) -> int:
@@ -70,27 +74,27 @@ class Bandwidth:
         return min(bytes_max, max(PAGE_BYTES_MIN, self._rate * PAGE_MS // 1000))
 
     def pages_ahead(self, size: int, pages_max: int) -> int:
-        """How many pages of `size` to have under way at once: as many as are together still one page's worth of time."""
+        """How many pages of `size` bytes to have under way at once: together at most one page's worth of time."""
         return max(1, min(pages_max, self._rate * PAGE_MS // 1000 // size))
 
     def bytes_owed(self, now_ms: int) -> int:
-        """Bytes that have come before they were due."""
+        """Bytes that arrived before they were due, and are not waited off yet."""
         self._catch_up(now_ms)
         return max(0, -self._saved // 1000)
 
     def spend(self, size: int, now_ms: int) -> None:
-        """So many bytes have come."""
+        """Take tokens for `size` bytes that have arrived."""
         self._catch_up(now_ms)
         self._saved -= size * 1000
 
-    def ready_ms(self, now_ms: int, share: Share, waited_ms: int = 0) -> int:
-        """When the next page may be asked for by one who has waited for `waited_ms`; `now_ms` for at once. Whoever is early asks again:
-        others spend meanwhile."""
+    def ready_ms(self, now_ms: int, priority: Priority, waited_ms: int = 0) -> int:
+        """When a request that has waited for `waited_ms` may be sent; `now_ms` for at once. The caller asks again then,
+        because others spend meanwhile."""
         self._catch_up(now_ms)
-        ready_ms = now_ms + max(0, -((self._saved - self._rate * _LEAST_MS[share]) // self._rate))
-        if share is Share.REPAIR and ready_ms - now_ms > REPAIR_WAITS_MS_MAX - waited_ms:
+        ready_ms = now_ms + max(0, -((self._saved - self._rate * _LEAST_MS[priority]) // self._rate))
+        if priority is Priority.REPAIR and ready_ms - now_ms > REPAIR_WAITS_MS_MAX - waited_ms:
             overdue_ms = now_ms + max(0, REPAIR_WAITS_MS_MAX - waited_ms)
-            return max(overdue_ms, self.ready_ms(now_ms, Share.LIVE))
+            return max(overdue_ms, self.ready_ms(now_ms, Priority.LIVE))
         return ready_ms
 
     def _catch_up(self, now_ms: int) -> None:

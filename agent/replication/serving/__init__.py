@@ -3,13 +3,12 @@
 `server` takes requests from the broker; `operations` answers them; `consumer_core`, `admission` and `page` decide, without IO.
 """
 
-from agent.replication.serving.latest_page import LatestValues, LookUp, PeerLatest, TagFilter, TagKey
+from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagKey
 from agent.replication.serving.server import Server
 
 __all__ = [
     "LatestValues",
     "LookUp",
-    "PeerLatest",
     "Server",
     "TagFilter",
     "TagKey",

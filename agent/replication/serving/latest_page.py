@@ -38,17 +38,6 @@ class LatestValues:
     queue_depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLatest:
-    """What a peer's store (zone, epoch) knew last of a stream, and when it was asked."""
-
-    peer: str
-    epoch: str
-    stream: str
-    asked_unix_ms: int
-    values: Sequence[LatestEntry]
-
-
 TagFilter = Callable[[TagKey], bool]
 LookUp = Callable[[str, TagFilter, int, int], LatestValues]
 """(stream, which tags, fresh_ms, depth_facts) to what is known; touches the disk. Raises the store's errors."""

@@ -10,14 +10,14 @@ import pytest
 from agent.batch import open_samples, parse
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreForked
-from agent.replication.protocol.pull_events import Settings
+from agent.replication.protocol.pull_events import ReceiverSettings
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
 
-IMPATIENT = Settings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500, blocked_ms=500)
+IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500, blocked_ms=500)
 
 
 def values(store: FactStore) -> list[float]:

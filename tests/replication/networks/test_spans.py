@@ -36,14 +36,14 @@ from agent.replication.protocol.pull_events import (
     LinkDown,
     LinkUp,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Tick,
 )
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.consumer_effects import StartConfirm
 from agent.replication.serving.operations.consumers import BootstrapSpans
 from agent.replication.serving.operations.context import Context
@@ -53,7 +53,7 @@ from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 ONE, TWO = "1" * 32, "2" * 32
-PATIENCE = Settings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400)
+PATIENCE = ReceiverSettings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400)
 
 
 class Pull:
@@ -253,8 +253,8 @@ def test_the_log_tells_each_step_on_both_sides(
         plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
         plant.serve({"idmz": [STREAM]})
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
-        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
+        comparer = AntiEntropy(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
         await plant.append(0, 1_000, 50)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
@@ -288,7 +288,7 @@ def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquit
         plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
         server = plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
         asking = Telemetry()
-        asker = PayingAsker(idmz.asker("plant-a"), telemetry=asking)
+        asker = ThrottledRequester(idmz.asker("plant-a"), telemetry=asking)
         envelope = Envelope("a", "idmz", "*", 1)
         fact = NewFact(subject="order:1", predicate="done", object=msgspec.Raw(b"1"))
         good: list[Request] = [

@@ -85,7 +85,7 @@ def flipped(data: bytes) -> bytes:
 def check(page: FetchAnswer, data: bytes) -> None:
     """Both steps."""
     check_page(page, [data], "plant-a", STREAM, ORIGINS, kept)
-    check_batches(page.batches, [data], STREAM, ORIGINS, is_opened=True)
+    check_batches(page.batches, [data], STREAM, ORIGINS)
 
 
 def lying(batch: Batch) -> bytes:
@@ -134,7 +134,7 @@ def test_relayed_origins_are_taken_when_allowed() -> None:
     page = check_page(
         answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins, kept
     )
-    check_batches([(1, 10, len(batch.sealed))], [batch.sealed], STREAM, origins, is_opened=True)
+    check_batches([(1, 10, len(batch.sealed))], [batch.sealed], STREAM, origins)
     assert replace(page, content=None).last_offset == 10
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from agent.replication.protocol.page_size import BYTES_MAX, BYTES_MIN, BYTES_START, QUICK_MS, SLOW_MS, PageSize
-from agent.replication.protocol.pull_events import Appended, ArrivedPage, Event, Fetch, LinkUp, PageArrived, Settings
+from agent.replication.protocol.pull_events import (
+    Appended,
+    ArrivedPage,
+    Event,
+    Fetch,
+    LinkUp,
+    PageArrived,
+    ReceiverSettings,
+)
 from agent.replication.pulling.receiver import Receiver
 
 
@@ -49,7 +57,7 @@ def test_on_any_way_pages_settle_at_what_comes_in_time(bytes_per_ms: int) -> Non
 def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
     """A page that waited at the peer for facts took long for another reason, however much there was in the end; one with more behind
     it that was asked for while there was more took as long as its way is."""
-    receiver = Receiver(Settings(), None, 0)
+    receiver = Receiver(ReceiverSettings(), None, 0)
     asked: list[Fetch] = []
     now_ms = 0
 

@@ -1,4 +1,5 @@
-"""Two stores compared over the real broker: what is damaged or missing here comes back, byte for byte; a fork stays and is told."""
+"""Two stores compared over the real broker: what is damaged or missing here comes back, byte for byte; a fork stays and
+is told."""
 
 import asyncio
 import json
@@ -28,9 +29,9 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
-from agent.replication.pulling.throttled_requester import PayingAsker
-from agent.replication.pulling.token_bucket import Bandwidth, Share
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
+from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.replication.pulling.token_bucket import Priority, TokenBucket
 from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
@@ -47,10 +48,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
         yield running
 
 
-def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> Comparer:
+def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1.0) -> AntiEntropy:
     """Compares the stream of a node with a peer's."""
-    settings = CompareSettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
-    return Comparer(PayingAsker(node.asker(peer)), node.store, settings, COMPARISON_ERRORS, chance=lambda: chance)
+    settings = AntiEntropySettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
+    return AntiEntropy(
+        ThrottledRequester(node.asker(peer)), node.store, settings, COMPARISON_ERRORS, chance=lambda: chance
+    )
 
 
 def flip(path: Path, batch: bytes) -> None:
@@ -106,10 +109,14 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
 
     async def scenario(_: Node, idmz: Node) -> None:
         streams = (STREAM, "facts.secret")
-        settings = CompareSettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
-        limit = Bandwidth(1_000_000)
-        comparing = Comparer(
-            PayingAsker(idmz.asker("plant-a"), limit), idmz.store, settings, COMPARISON_ERRORS, telemetry=telemetry
+        settings = AntiEntropySettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
+        limit = TokenBucket(1_000_000)
+        comparing = AntiEntropy(
+            ThrottledRequester(idmz.asker("plant-a"), limit),
+            idmz.store,
+            settings,
+            COMPARISON_ERRORS,
+            telemetry=telemetry,
         )
         await comparing.compare(STREAM, repair=False)
         assert ends() == (1, 1, 0, 0)
@@ -126,7 +133,7 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
     compared(broker, tmp_path, scenario, EVERYTHING)
 
 
-class Counting(Bandwidth):
+class Counting(TokenBucket):
     """Far more than is needed, and what of it was spent."""
 
     def __init__(self) -> None:
@@ -145,9 +152,11 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
 
     async def scenario(_: Node, idmz: Node) -> None:
         limit = Counting()
-        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        asker = PayingAsker(idmz.asker("plant-a"), limit, Share.REPAIR)
-        found = await Comparer(asker, idmz.store, settings, COMPARISON_ERRORS).compare(STREAM, repair=True, scan=True)
+        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
+        asker = ThrottledRequester(idmz.asker("plant-a"), limit, Priority.REPAIR)
+        found = await AntiEntropy(asker, idmz.store, settings, COMPARISON_ERRORS).compare(
+            STREAM, repair=True, scan=True
+        )
         assert found.repaired_facts == 100
         assert limit.spent == found.bytes > len(flipped)
 
@@ -156,8 +165,8 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
 
 @pytest.mark.parametrize("hurt, helper", [("idmz", "plant-a"), ("plant-a", "idmz")])
 def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: Path, hurt: str, helper: str) -> None:
-    """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with it at their
-    offsets, served again, also after a restart, and the file is whole to whoever verifies it."""
+    """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with
+    it at their offsets, served again, also after a restart, and the file is whole to whoever verifies it."""
     before = asyncio.run(pulled(broker, tmp_path))
     for at in (3, 9):
         flip(tmp_path / f"{hurt}.db", before[at])
@@ -204,8 +213,9 @@ def spoil_definition(path: Path) -> None:
 
 
 def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds it and has the
-    peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as whole."""
+    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds
+    it and has the peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as
+    whole."""
     asyncio.run(pulled(broker, tmp_path))
     spoil_definition(tmp_path / "idmz.db")
 
@@ -236,8 +246,8 @@ def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path)
 
 
 def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
-    """Facts that the peer did not have when they were due, and has now, are found as a gap and come late; what is merely on its way is
-    left to the pull."""
+    """Facts that the peer did not have when they were due, and has now, are found as a gap and come late; what is
+    merely on its way is left to the pull."""
 
     async def prepare() -> list[bytes]:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -272,7 +282,8 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
 
 
 def test_a_fork_is_told_and_left_alone(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or changed."""
+    """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or
+    changed."""
     asyncio.run(pulled(broker, tmp_path))
     (tmp_path / "idmz.db").rename(tmp_path / "kept.db")
 
@@ -313,7 +324,8 @@ def resealed(before: Batch, one: Batch) -> Batch:
 
 
 def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> None:
-    """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by page."""
+    """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by
+    page."""
     before = asyncio.run(pulled(broker, tmp_path))
 
     async def scenario(plant: Node, idmz: Node) -> None:
@@ -396,8 +408,8 @@ pulls = ["{STREAM}"]
 
 
 def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
-    """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the damage; the last
-    finds it and puts it back. With a node running the same words go through its door."""
+    """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the
+    damage; the last finds it and puts it back. With a node running the same words go through its door."""
     before = asyncio.run(pulled(broker, tmp_path))
     flip(tmp_path / "idmz.db", before[5])
     (tmp_path / "state").mkdir()

@@ -1,4 +1,5 @@
-"""What brings artifacts, against a peer and a store played by the test, in virtual time: pace, patience, and who is believed."""
+"""What brings artifacts, against a peer and a store played by the test, in virtual time: pace, patience, and who is
+believed."""
 
 import asyncio
 import hashlib
@@ -12,8 +13,8 @@ from agent.replication.protocol.errors import MalformedMessage, PeerRefused, Tra
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull
-from agent.replication.pulling.throttled_requester import PayingAsker
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.replication.pulling.token_bucket import TokenBucket
 
 EPOCH = "0" * 32
 BLOB = b"some report " * 100_000
@@ -78,14 +79,14 @@ class Peer:
         return Reply(answer, [data] if data else [], len(data) + 300)
 
 
-def bring(files: Files, peer: Peer, bandwidth: Bandwidth | None = None) -> None:
+def bring(files: Files, peer: Peer, bandwidth: TokenBucket | None = None) -> None:
     """What a page's facts refer to."""
-    asyncio.run(pull_from(peer, files, bandwidth).bring([]))
+    asyncio.run(pull_from(peer, files, bandwidth).fetch([]))
 
 
-def pull_from(peer: Peer, files: Files, bandwidth: Bandwidth | None = None) -> ArtifactPull:
+def pull_from(peer: Peer, files: Files, bandwidth: TokenBucket | None = None) -> ArtifactPull:
     """Brings from the peer into the files."""
-    return ArtifactPull(PayingAsker(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
+    return ArtifactPull(ThrottledRequester(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
 
 
 def refused(code: str, *, retryable: bool) -> PeerRefused:
@@ -103,8 +104,8 @@ def test_it_goes_on_from_what_is_here() -> None:
 
 
 class FarAway(Peer):
-    """Answers the latest request first, and only once so many wait as are ever asked for at once; notes how many those were. Gives at most
-    `most` bytes at once."""
+    """Answers the latest request first, and only once so many wait as are ever asked for at once; notes how many those
+    were. Gives at most `most` bytes at once."""
 
     def __init__(self, most: int = 2**30) -> None:
         super().__init__()
@@ -129,7 +130,8 @@ class FarAway(Peer):
 
 
 def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
-    """Three are under way, never more, and whichever comes first, each byte is asked for once and stored where it belongs."""
+    """Three are under way, never more, and whichever comes first, each byte is asked for once and stored where it
+    belongs."""
     files, peer = Files(), FarAway()
     bring(files, peer)
     assert files.bytes == BLOB
@@ -138,7 +140,8 @@ def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
 
 
 def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
-    """Its broker takes 100,000 bytes at once: what was asked for ahead is thrown away once, and then chunks are of that size."""
+    """Its broker takes 100,000 bytes at once: what was asked for ahead is thrown away once, and then chunks are of that
+    size."""
     files, peer = Files(), FarAway(most=100_000)
     bring(files, peer)
     assert (files.bytes, files.told) == (BLOB, [])
@@ -146,7 +149,8 @@ def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
 
 
 def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
-    """The second of three chunks is lost: the first stays, the third is thrown away, and the next attempt goes on behind the first."""
+    """The second of three chunks is lost: the first stays, the third is thrown away, and the next attempt goes on
+    behind the first."""
 
     class Lossy(Peer):
         async def ask(self, request: GetObject, timeout_s: float) -> Reply:
@@ -174,7 +178,7 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(throttled_requester, "_now_ms", lambda: now_ms)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     files, peer = Files(), Peer()
-    bring(files, peer, Bandwidth(100_000))
+    bring(files, peer, TokenBucket(100_000))
     assert files.bytes == BLOB
     assert {one.bytes_max for one in peer.asked} == {25_000}
     assert len(BLOB) / 100_000 - 1 < now_ms / 1000 < len(BLOB) / 100_000 + 1
@@ -184,7 +188,8 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     "error", [TransportError("x", "lost"), refused("busy", retryable=True), MalformedMessage("spoilt")]
 )
 def test_what_may_pass_is_the_pages_to_wait_for(error: Exception) -> None:
-    """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come stays."""
+    """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come
+    stays."""
     files, peer = Files(), Peer(answers=[error])
     files.bytes = BLOB[:10]
     with pytest.raises(TransportError):
@@ -215,8 +220,8 @@ def test_a_full_store_is_the_pages_to_wait_for() -> None:
     ids=["gone", "an older version", "changed", "longer", "shorter"],
 )
 def test_what_will_not_come_is_told_once_and_holds_nothing_up(peer: Peer) -> None:
-    """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for twice, as those that
-    lay here may have been the spoilt ones."""
+    """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for
+    twice, as those that lay here may have been the spoilt ones."""
     files = Files()
     bring(files, peer)
     assert len(files.told) == 1
@@ -234,13 +239,14 @@ def test_spoilt_bytes_from_before_cost_one_more_attempt() -> None:
 
 
 def test_mending_takes_the_size_from_the_peer_and_tells_nothing_twice() -> None:
-    """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to the first."""
+    """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to
+    the first."""
     files = Files()
     gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
     there = Peer()
-    assert asyncio.run(pull_from(gone, files).mend("s")) == (0, 1)
-    assert asyncio.run(pull_from(there, files).mend("s")) == (1, 0)
-    assert asyncio.run(pull_from(there, files).mend("s")) == (0, 0)
+    assert asyncio.run(pull_from(gone, files).fetch_absent("s")) == (0, 1)
+    assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (1, 0)
+    assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (0, 0)
     assert (files.bytes, files.told) == (BLOB, [])
 
 

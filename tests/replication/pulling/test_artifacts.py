@@ -17,9 +17,9 @@ from agent.message import Envelope, Fact, Message, canonical_json
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
-from agent.replication.pulling.throttled_requester import PayingAsker
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.replication.pulling.token_bucket import TokenBucket
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -88,8 +88,8 @@ def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozense
 
 
 def test_an_artifact_travels_before_its_fact_whatever_goes_away(tmp_path: Path) -> None:
-    """20 MiB put at the plant are at the enterprise, byte for byte, when the fact is; the broker was killed on the way, and at no
-    node did the fact stand before its artifact."""
+    """20 MiB put at the plant are at the enterprise, byte for byte, when the fact is; the broker was killed on the way,
+    and at no node did the fact stand before its artifact."""
 
     async def scenario(broker: Mosquitto) -> None:
         plant, idmz, enterprise = (
@@ -127,15 +127,15 @@ def test_an_artifact_travels_before_its_fact_whatever_goes_away(tmp_path: Path) 
 
 
 def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
-    """Stopped in the middle of an artifact and started again, a receiver asks for the rest of it only; facts of another stream have
-    passed it meanwhile."""
+    """Stopped in the middle of an artifact and started again, a receiver asks for the rest of it only; facts of another
+    stream have passed it meanwhile."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
         serve(plant, {"idmz": [STREAM, ELSEWHERE]})
         put(plant, LARGE)
         await file_report(plant, LARGE, ELSEWHERE)
-        slow = Bandwidth(4 * 1024 * 1024)  # so that there is a middle to be stopped in
+        slow = TokenBucket(4 * 1024 * 1024)  # so that there is a middle to be stopped in
         async with plant.running():
             for bandwidth in (slow, None):
                 idmz = Node.open(broker, "idmz", tmp_path / "idmz")
@@ -160,15 +160,15 @@ def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp
 
 
 def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
-    """An artifact that the peer did not have when its fact came is told as missing by each comparison, and brought by the first repair
-    after somebody has put it back there; so is one whose file was lost here."""
+    """An artifact that the peer did not have when its fact came is told as missing by each comparison, and brought by
+    the first repair after somebody has put it back there; so is one whose file was lost here."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
         serve(plant, {"idmz": [STREAM]})
         idmz.pull("plant-a")
-        settings = CompareSettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-        comparer = Comparer(PayingAsker(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
+        comparer = AntiEntropy(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
         put(plant, SMALL)
         await file_report(plant, SMALL)
         for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):
@@ -198,7 +198,8 @@ def told(caplog: pytest.LogCaptureFixture) -> str:
 def test_a_store_without_room_waits_and_loses_nothing(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where all artifacts together are at their limit, the page waits, with its reason told; when there is room again, it comes."""
+    """Where all artifacts together are at their limit, the page waits, with its reason told; when there is room again,
+    it comes."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
@@ -229,8 +230,8 @@ def test_a_store_without_room_waits_and_loses_nothing(
 
 @pytest.mark.parametrize("is_spoilt", [True, False], ids=["spoilt at the peer", "gone at the peer"])
 def test_what_will_not_come_stops_nobody_and_is_told(broker: Mosquitto, tmp_path: Path, is_spoilt: bool) -> None:  # noqa: FBT001
-    """An artifact whose bytes the peer's disk has changed, or that somebody has removed there, is never taken for the right one; the
-    fact arrives, what comes after it too, and an incident names what is missing."""
+    """An artifact whose bytes the peer's disk has changed, or that somebody has removed there, is never taken for the
+    right one; the fact arrives, what comes after it too, and an incident names what is missing."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
@@ -256,8 +257,8 @@ def test_what_will_not_come_stops_nobody_and_is_told(broker: Mosquitto, tmp_path
 
 
 def test_who_may_read_and_put(broker: Mosquitto, tmp_path: Path) -> None:
-    """An artifact is given to who may read a fact that refers to it, and to nobody else; who may append may put, in pieces, and what
-    is wrong with it has its own code."""
+    """An artifact is given to who may read a fact that refers to it, and to nobody else; who may append may put, in
+    pieces, and what is wrong with it has its own code."""
 
     async def scenario() -> None:
         settings = StoreSettings(artifact_bytes_max=1000)

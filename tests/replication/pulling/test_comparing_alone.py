@@ -20,8 +20,8 @@ from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.messages import FetchSequences, Request
 from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings
-from agent.replication.pulling.throttled_requester import PayingAsker
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from tests.fact_store.making import Elsewhere
 from tests.replication.nodes import STORE_ERRORS, STREAM
@@ -63,14 +63,14 @@ def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: 
 @asynccontextmanager
 async def comparing(
     plant: FactStore, idmz: FactStore, peer_zone: str = "plant-a"
-) -> AsyncIterator[tuple[Comparer, Peer]]:
+) -> AsyncIterator[tuple[AntiEntropy, Peer]]:
     """What compares idmz with plant-a, which may bring its own facts."""
     peer = Peer(plant)
-    settings = CompareSettings(peer_zone, (STREAM,), frozenset({"plant-a"}))
+    settings = AntiEntropySettings(peer_zone, (STREAM,), frozenset({"plant-a"}))
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
-        yield Comparer(PayingAsker(peer), idmz, settings, STORE_ERRORS), peer  # type: ignore[arg-type]
+        yield AntiEntropy(ThrottledRequester(peer), idmz, settings, STORE_ERRORS), peer  # type: ignore[arg-type]
         serving.cancel()
 
 

@@ -1,4 +1,5 @@
-"""A new zone that begins at the latest values: it has them at once, none of the history, and everything that comes after."""
+"""A new zone that begins at the latest values: it has them at once, none of the history, and everything that comes
+after."""
 
 import asyncio
 import json
@@ -12,10 +13,9 @@ from agent.cli import bsfg
 from agent.config import load
 from agent.message import Sample, TagDefinition
 from agent.node.peer_latest_cache import FOLDER, has_peer_latest, peer_latest, save_peer_latest
-from agent.replication.protocol.messages import LatestEntry
+from agent.replication.protocol.messages import LatestEntry, PeerLatest
 from agent.replication.pulling.latest_seed import LatestSeed
-from agent.replication.pulling.throttled_requester import PayingAsker
-from agent.replication.serving.latest_page import PeerLatest
+from agent.replication.pulling.throttled_requester import ThrottledRequester
 from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.serving.test_latest import value
 from tests.support.mosquitto import Mosquitto
@@ -53,8 +53,8 @@ async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
 
 @pytest.mark.system
 def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Path) -> None:
-    """The receiver's log begins behind the history; `bsfg latest` has every tag at once and says who told of it, until the log has
-    a newer one; after a restart nothing is asked twice and nothing is missing."""
+    """The receiver's log begins behind the history; `bsfg latest` has every tag at once and says who told of it, until
+    the log has a newer one; after a restart nothing is asked twice and nothing is missing."""
     folder = tmp_path / "idmz"
     file = folder / "node.toml"
 
@@ -91,8 +91,8 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
 
 @pytest.mark.system
 def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> None:
-    """A zone above one that began at the latest values is told the same, with who told it, and no offset; zones that the peer may not
-    speak for are left out."""
+    """A zone above one that began at the latest values is told the same, with who told it, and no offset; zones that
+    the peer may not speak for are left out."""
 
     async def scenario() -> None:
         idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
@@ -100,9 +100,11 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
         idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
         begun, kept = asyncio.Event(), list[PeerLatest]()
         values = LatestSeed(
-            PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
+            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
         )
-        others = LatestSeed(PayingAsker(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append)
+        others = LatestSeed(
+            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
+        )
         async with idmz.running(), enterprise.running():
             begun.set()
             await values.run()
@@ -124,8 +126,8 @@ def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
 
 
 def test_what_is_kept_is_read_back_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Values of two peers are kept apart and read together; a newer telling takes the place of the one before; a file that is cut is
-    as good as none."""
+    """Values of two peers are kept apart and read together; a newer telling takes the place of the one before; a file
+    that is cut is as good as none."""
     save_peer_latest(tmp_path, told("plant-a", [value(1)]))
     save_peer_latest(tmp_path, told("plant-b", [value(2), value(3)]))
     save_peer_latest(tmp_path, told("plant-a", [value(4)]))

@@ -1,4 +1,5 @@
-"""Store to store through the real broker: what arrives is what was sent, byte for byte, whatever goes away meanwhile."""
+"""Store to store through the real broker: what arrives is what was sent, byte for byte, whatever goes away
+meanwhile."""
 
 import asyncio
 import logging
@@ -17,8 +18,8 @@ from agent.fact_store.log.settings import StreamSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
-from agent.replication.protocol.pull_events import Asking, Settings
-from agent.replication.pulling.token_bucket import Bandwidth
+from agent.replication.protocol.pull_events import Asking, ReceiverSettings
+from agent.replication.pulling.token_bucket import TokenBucket
 from tests.replication.nodes import STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -26,7 +27,7 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 LIVE = "facts.live"
-IMPATIENT = Settings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500)
+IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500)
 
 
 def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
@@ -51,13 +52,13 @@ def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two streams of one peer, a bandwidth that would need two minutes for the backlog of one of them: what is appended to the other
-    meanwhile arrives and is confirmed, fact after fact, while the backlog has hardly begun."""
+    """Two streams of one peer, a bandwidth that would need two minutes for the backlog of one of them: what is appended
+    to the other meanwhile arrives and is confirmed, fact after fact, while the backlog has hardly begun."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM, LIVE]})
-        narrow = Bandwidth(BYTES_PER_SECOND_MIN)
+        narrow = TokenBucket(BYTES_PER_SECOND_MIN)
         draining = idmz.pull("plant-a", bandwidth=narrow)
         live = idmz.pull("plant-a", stream=LIVE, bandwidth=narrow)
         await define(plant.store, "line1/temperature")
@@ -79,8 +80,8 @@ def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path
 
 
 def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquitto, tmp_path: Path) -> None:
-    """Facts that were released before the puller came back are told on both sides and passed over: what follows arrives, nothing
-    is stored twice, and the peer's frontier passes the hole."""
+    """Facts that were released before the puller came back are told on both sides and passed over: what follows
+    arrives, nothing is stored twice, and the peer's frontier passes the hole."""
 
     async def scenario() -> None:
         dropping = StreamSettings(STREAM, bytes_max=1024 * 1024, on_full="drop_oldest")
@@ -113,8 +114,8 @@ def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquitto, tm
 
 
 def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) -> None:
-    """A batch that the sender's disk changed is never sent: it is told as a hole, both sides have an incident, and everything else
-    arrives."""
+    """A batch that the sender's disk changed is never sent: it is told as a hole, both sides have an incident, and
+    everything else arrives."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -235,7 +236,8 @@ def frontier(node: Node, stream: str = STREAM) -> int:
 
 
 def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Path) -> None:
-    """The serving node ends and starts again with its store, then with a new one: the first goes on, the second begins at 1."""
+    """The serving node ends and starts again with its store, then with a new one: the first goes on, the second begins
+    at 1."""
 
     async def scenario() -> None:
         idmz = Node.open(broker, "idmz", tmp_path)
@@ -262,8 +264,9 @@ def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Path) -> 
 def test_two_machines_that_serve_under_one_name(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway and a copy of it with a store of its own answer every request both: the receiver lives, names both epochs in a line or two
-    instead of two thousand, and reads on, where it was, in the one that remains; nothing is stored twice."""
+    """A gateway and a copy of it with a store of its own answer every request both: the receiver lives, names both
+    epochs in a line or two instead of two thousand, and reads on, where it was, in the one that remains; nothing is
+    stored twice."""
     often = replace(IMPATIENT, blocked_ms=300)
 
     async def scenario() -> None:
@@ -356,7 +359,8 @@ class RefusesEveryOtherPage:
 def test_full_store_pauses_and_skips_nothing(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each page that finds no space is offered again until it is in; the log says so when it begins and when it ends."""
+    """Each page that finds no space is offered again until it is in; the log says so when it begins and when it
+    ends."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
@@ -378,8 +382,8 @@ def test_full_store_pauses_and_skips_nothing(
 
 
 def test_relay_that_may_not(broker: Mosquitto, tmp_path: Path) -> None:
-    """A peer brings only the origins that its configuration lets it relay; others block the stream and are named, also as an
-    incident that outlives the log."""
+    """A peer brings only the origins that its configuration lets it relay; others block the stream and are named, also
+    as an incident that outlives the log."""
 
     async def scenario() -> None:
         plant, idmz, enterprise = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))

@@ -21,14 +21,16 @@ from agent.replication.protocol.pull_events import (
     Note,
     NoteKind,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Storing,
     Tick,
 )
 from agent.replication.pulling.receiver import DEFINITION_PAGES_MAX, Receiver
 
 ONE, TWO = "1" * 32, "2" * 32
-PATIENCE = Settings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400, blocked_ms=60_000)
+PATIENCE = ReceiverSettings(
+    wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400, blocked_ms=60_000
+)
 
 
 def page(
@@ -43,7 +45,7 @@ def page(
 class Driver:
     """A receiver with a clock; remembers what it asked for."""
 
-    def __init__(self, epoch: str | None = None, offset: int = 0, settings: Settings = PATIENCE) -> None:
+    def __init__(self, epoch: str | None = None, offset: int = 0, settings: ReceiverSettings = PATIENCE) -> None:
         self.core = Receiver(settings, epoch, offset)
         self.now_ms = 0
         self.fetches: list[Fetch] = []
@@ -71,8 +73,8 @@ def test_first_fetch_begins_at_the_oldest() -> None:
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
-    """After a start and after each loss the first fetch does not wait, so that a peer that is there is known to be; then
-    they wait again."""
+    """After a start and after each loss the first fetch does not wait, so that a peer that is there is known to be;
+    then they wait again."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert driver.fetches[-1].wait_ms == 0
@@ -85,7 +87,7 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
 
 def test_start_at_the_end_takes_the_peers_word() -> None:
     """With start = "end" the peer's frontier is the position, and the next request names it."""
-    driver = Driver(settings=Settings(start="end"))
+    driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
     assert driver.fetches[-1].after_offset is None
     driver.now_ms += 1_000
@@ -95,7 +97,8 @@ def test_start_at_the_end_takes_the_peers_word() -> None:
 
 
 def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
-    """While a page is stored two more are asked for; a fourth is not, until the first is in; then it confirms the first."""
+    """While a page is stored two more are asked for; a fourth is not, until the first is in; then it confirms the
+    first."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
@@ -138,16 +141,21 @@ def test_page_elsewhere_is_no_page(first: int) -> None:
 
 
 def test_log_begins_late_only_where_the_peer_says_so() -> None:
-    """Asked from the beginning, a page must begin there, holes included; asked from no position, it begins where the peer puts us."""
+    """Asked from the beginning, a page must begin there, holes included; asked from no position, it begins where the
+    peer puts us."""
     driver = Driver()
     driver(LinkUp())
     assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
     effects = [*driver(Tick(), 1_000), *driver.answer(page(1, 1_010))]
-    assert [(effect.epoch, effect.offset) for effect in effects if isinstance(effect, Append)] == [(ONE, 1_010)]
-    driver = Driver(settings=Settings(start="end"))
+    assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
+        (ONE, 1_010)
+    ]
+    driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
     effects = driver.answer(page(1_001, 1_010))
-    assert [(effect.epoch, effect.offset) for effect in effects if isinstance(effect, Append)] == [(ONE, 1_010)]
+    assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
+        (ONE, 1_010)
+    ]
 
 
 def test_other_epoch_starts_over() -> None:
@@ -169,7 +177,7 @@ def test_page_of_the_old_epoch_is_still_stored() -> None:
     driver(FetchFailed(2, "epoch_changed", "other store", is_retryable=True, epoch=TWO))
     driver(AppendFailed("full", is_retryable=True))
     retried = driver(Tick(), 100)
-    assert [(each.epoch, each.offset) for each in retried if isinstance(each, Append)] == [(ONE, 20)]
+    assert [(each.page.epoch, each.page.last_offset) for each in retried if isinstance(each, Append)] == [(ONE, 20)]
     driver(Appended())
     assert driver.core.stored_offset == 0
 
@@ -181,8 +189,9 @@ def other_epoch(driver: Driver, epoch: str) -> list[Effect]:
 
 
 def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
-    """An epoch that comes back is gone on with where it was, once in a while and not at each answer, and it is said once who has to act.
-    A page that was on its way to disk meanwhile counts for its own epoch. (This ended in an assertion, hence the whole node.)"""
+    """An epoch that comes back is gone on with where it was, once in a while and not at each answer, and it is said
+    once who has to act. A page that was on its way to disk meanwhile counts for its own epoch. (This ended in an
+    assertion, hence the whole node.)"""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))  # on its way to disk
@@ -283,9 +292,9 @@ def test_link_down_and_up() -> None:
 
 
 def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before() -> None:
-    """After many failures and a loss: asked within the spread, and while the peer may be on its way back at least once a second; then as
-    rarely as ever. The first connection of a life is used at once."""
-    patience = Settings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
+    """After many failures and a loss: asked within the spread, and while the peer may be on its way back at least once
+    a second; then as rarely as ever. The first connection of a life is used at once."""
+    patience = ReceiverSettings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
     driver = Driver(ONE, 0, patience)
     assert kinds(driver(LinkUp())) == [Fetch]
 
@@ -388,8 +397,8 @@ apt_events = st.tuples(
     st.sampled_from([None, ONE]),
 )
 def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str | None) -> None:
-    """Whatever a peer answers, to whichever request, also right at our position and in the name of one epoch and then the other, no assertion
-    fails, and what is stored never goes back in an epoch."""
+    """Whatever a peer answers, to whichever request, also right at our position and in the name of one epoch and then
+    the other, no assertion fails, and what is stored never goes back in an epoch."""
     core = Receiver(PATIENCE, epoch, 0)
     now_ms, stored = 0, {ONE: 0, TWO: 0}
     core.handle(LinkUp(), 0, 0.5)
@@ -400,7 +409,7 @@ def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str 
             continue
         for effect in core.handle(happened, now_ms, 0.5):
             if isinstance(effect, Append):
-                assert effect.offset >= 0
+                assert effect.page.last_offset >= 0
             if isinstance(effect, Fetch) and effect.confirm_offset is not None:
                 assert effect.confirm_offset == core.stored_offset
         if core.epoch is not None:
@@ -441,8 +450,8 @@ def possible(core: Receiver, event: object) -> Event | None:
 
 
 def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
-    """Fetches ask for a lease (0) until an answer brings one, an older one counts for nothing, and it outlives the connection and
-    the peer's store: a new one would fence a twin each time the line is bad."""
+    """Fetches ask for a lease (0) until an answer brings one, an older one counts for nothing, and it outlives the
+    connection and the peer's store: a new one would fence a twin each time the line is bad."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
@@ -459,9 +468,9 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
 
 
 def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
-    """A receiver that begins guesses that nobody had one; told which is in force it asks at once after that, still without waiting at the
-    peer, and names none any more once it has its own. When another was faster it waits a moment first; a peer that says so for ever
-    is not asked in a circle."""
+    """A receiver that begins guesses that nobody had one; told which is in force it asks at once after that, still
+    without waiting at the peer, and names none any more once it has its own. When another was faster it waits a moment
+    first; a peer that says so for ever is not asked in a circle."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
@@ -487,8 +496,8 @@ def test_a_late_word_of_the_lease_in_force_counts_for_nothing() -> None:
 
 
 def test_a_fenced_receiver_stops_for_good() -> None:
-    """It says so once, stores what it had accepted, and neither time, nor a new connection, nor a page that comes late, nor its
-    own store's refusal makes it ask again or forget why it stopped."""
+    """It says so once, stores what it had accepted, and neither time, nor a new connection, nor a page that comes late,
+    nor its own store's refusal makes it ask again or forget why it stopped."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     driver.answer(page(1, 10, more=True, lease=1))
@@ -506,8 +515,9 @@ def test_a_fenced_receiver_stops_for_good() -> None:
 
 
 def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
-    """What is held with the first fetch, after each loss and after a second without an answer, but not from page to page; the last batch
-    taken always, also of a page that is not durable yet, and nothing of another life of its store."""
+    """What is held with the first fetch, after each loss and after a second without an answer, but not from page to
+    page; the last batch taken always, also of a page that is not durable yet, and nothing of another life of its
+    store."""
     first, second = LastBatch(10, b"a" * 16), LastBatch(20, b"b" * 16)
     driver = Driver(ONE, 10)
     driver.core = Receiver(PATIENCE, ONE, 10, last_batch=first)
@@ -530,7 +540,8 @@ def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
 
 
 def test_an_old_copy_that_stays_one_is_for_a_person() -> None:
-    """A peer that finds out is asked again soon, for it goes on in a moment; one that stays as it is is told to people, and asked rarely."""
+    """A peer that finds out is asked again soon, for it goes on in a moment; one that stays as it is is told to people,
+    and asked rarely."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     noted = list[object]()
@@ -546,8 +557,9 @@ def test_an_old_copy_that_stays_one_is_for_a_person() -> None:
 
 
 def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
-    """Two machines with one image answer under one name, of which one has gone on otherwise: it is told as what stands, although the
-    other's answers are good in between. (Both took turns in the log, every two seconds, and the status said by chance what was the case.)"""
+    """Two machines with one image answer under one name, of which one has gone on otherwise: it is told as what stands,
+    although the other's answers are good in between. (Both took turns in the log, every two seconds, and the status
+    said by chance what was the case.)"""
     driver, noted = Driver(ONE, 10), list[object]()
     driver(LinkUp())
     for _ in range(12):

@@ -12,8 +12,8 @@ from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.pulling import throttled_requester
-from agent.replication.pulling.throttled_requester import PayingAsker
-from agent.replication.pulling.token_bucket import REPAIR_WAITS_MS_MAX, Bandwidth, Share
+from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.replication.pulling.token_bucket import REPAIR_WAITS_MS_MAX, Priority, TokenBucket
 
 RATE = 100_000
 ANSWER_BYTES = 50_000
@@ -53,11 +53,12 @@ class Clock:
 
 
 def test_an_answer_is_waited_off_before_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs nothing."""
+    """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs
+    nothing."""
     clock = Clock(monkeypatch)
-    peer, bandwidth = Peer(clock), Bandwidth(RATE)
+    peer, bandwidth = Peer(clock), TokenBucket(RATE)
     bandwidth.spend(RATE // 4, 0)  # what was saved up
-    asker = PayingAsker(peer, bandwidth)  # type: ignore[arg-type]
+    asker = ThrottledRequester(peer, bandwidth)  # type: ignore[arg-type]
 
     async def scenario() -> None:
         for _ in range(3):
@@ -74,17 +75,17 @@ def test_an_answer_is_waited_off_before_the_next_request(monkeypatch: pytest.Mon
 def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """While others owe more than they ever pay it goes after half a minute; without a limit, at once."""
     clock = Clock(monkeypatch)
-    peer, bandwidth = Peer(clock), Bandwidth(RATE)
+    peer, bandwidth = Peer(clock), TokenBucket(RATE)
     bandwidth.spend(31 * RATE, 0)
-    asyncio.run(PayingAsker(peer, bandwidth, Share.REPAIR).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
+    asyncio.run(ThrottledRequester(peer, bandwidth, Priority.REPAIR).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX]
-    asyncio.run(PayingAsker(peer).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
+    asyncio.run(ThrottledRequester(peer).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX] * 2
 
 
 def test_all_who_ask_a_peer_of_a_node_share_its_allowance(tmp_path: Path) -> None:
-    """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a peer without a
-    limit they have none."""
+    """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a
+    peer without a limit they have none."""
 
     async def scenario() -> None:
         brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
@@ -94,7 +95,7 @@ def test_all_who_ask_a_peer_of_a_node_share_its_allowance(tmp_path: Path) -> Non
             shared = node._bandwidths["plant-a"]
             assert [puller._bandwidth for puller in node._pullers] == [shared, shared, None]
             compared = node._comparers["plant-a"]._asker
-            assert (compared._bandwidth, compared._share) == (shared, Share.REPAIR)
+            assert (compared._bandwidth, compared._priority) == (shared, Priority.REPAIR)
             assert node._comparers["plant-b"]._asker._bandwidth is None
         assert compare.bandwidths(settings)["plant-a"].bytes_per_second_max == RATE
 

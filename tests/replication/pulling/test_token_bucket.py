@@ -16,7 +16,7 @@ from agent.replication.protocol.pull_events import (
     LinkDown,
     LinkUp,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Tick,
 )
 from agent.replication.pulling.receiver import Receiver
@@ -26,8 +26,8 @@ from agent.replication.pulling.token_bucket import (
     REPAIR_SAVED_MS,
     REPAIR_WAITS_MS_MAX,
     SAVED_MS_MAX,
-    Bandwidth,
-    Share,
+    Priority,
+    TokenBucket,
 )
 
 ONE = "1" * 32
@@ -36,10 +36,11 @@ PAGE_BYTES = 25_000
 
 
 class Pull:
-    """A receiver that shares a bucket, and the peer's side of its stream: a log that ends at `end_offset`, in pages of 10 facts."""
+    """A receiver that shares a bucket, and the peer's side of its stream: a log that ends at `end_offset`, in pages of
+    10 facts."""
 
-    def __init__(self, bandwidth: Bandwidth, end_offset: int) -> None:
-        self.core = Receiver(Settings(wait_ms=60_000), ONE, 0, bandwidth=bandwidth)
+    def __init__(self, bandwidth: TokenBucket, end_offset: int) -> None:
+        self.core = Receiver(ReceiverSettings(wait_ms=60_000), ONE, 0, bandwidth=bandwidth)
         self.bandwidth = bandwidth
         self.end_offset = end_offset
         self.asked: list[tuple[int, Fetch]] = []
@@ -71,50 +72,51 @@ class Pull:
 
 def test_a_page_is_paid_for_before_the_next() -> None:
     """From rest a quarter of a second's worth is there; then a page of half a second's takes half a second."""
-    bandwidth = Bandwidth(RATE)
-    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_000
+    bandwidth = TokenBucket(RATE)
+    assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_000
     bandwidth.spend(RATE // 4, 1_000)
-    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_000
+    assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_000
     bandwidth.spend(RATE // 2, 1_000)
-    assert bandwidth.ready_ms(1_000, Share.BACKLOG) == 1_500
-    assert bandwidth.ready_ms(1_499, Share.BACKLOG) == 1_500
-    assert bandwidth.ready_ms(1_500, Share.BACKLOG) == 1_500
+    assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_500
+    assert bandwidth.ready_ms(1_499, Priority.BACKLOG) == 1_500
+    assert bandwidth.ready_ms(1_500, Priority.BACKLOG) == 1_500
 
 
 def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
     """A stream at its end asks while the debt is less than two seconds' worth, and pays into it like any other."""
-    bandwidth = Bandwidth(RATE)
+    bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE // 4 + 2 * RATE, 0)
-    assert bandwidth.ready_ms(0, Share.LIVE) == 0
-    assert bandwidth.ready_ms(0, Share.BACKLOG) == OVERDRAWN_MS_MAX
+    assert bandwidth.ready_ms(0, Priority.LIVE) == 0
+    assert bandwidth.ready_ms(0, Priority.BACKLOG) == OVERDRAWN_MS_MAX
     bandwidth.spend(1, 0)
-    assert bandwidth.ready_ms(0, Share.LIVE) == 1
+    assert bandwidth.ready_ms(0, Priority.LIVE) == 1
 
 
 def test_what_is_not_used_is_not_saved_for_long() -> None:
     """After an hour of silence there is no more than a quarter of a second's worth."""
-    bandwidth = Bandwidth(RATE)
+    bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE, 0)
     bandwidth.spend(RATE * SAVED_MS_MAX // 1000 + RATE, 3_600_000)
-    assert bandwidth.ready_ms(3_600_000, Share.BACKLOG) == 3_601_000
+    assert bandwidth.ready_ms(3_600_000, Priority.BACKLOG) == 3_601_000
 
 
 @pytest.mark.parametrize(
     "rate, page", [(BYTES_PER_SECOND_MIN, PAGE_BYTES_MIN), (RATE, RATE // 4), (10_000_000, 262_144)]
 )
 def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
-    """Small on a thin conduit, so that nothing live waits long behind one; never below the least, nor above what one would ask for."""
-    assert Bandwidth(rate).page_bytes(262_144) == page
+    """Small on a thin conduit, so that nothing live waits long behind one; never below the least, nor above what one
+    would ask for."""
+    assert TokenBucket(rate).page_bytes(262_144) == page
 
 
 @given(
     st.integers(BYTES_PER_SECOND_MIN, 10_000_000),
-    st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Share)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Priority)), max_size=60),
 )
-def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Share]]) -> None:
-    """Whoever asks no sooner than told gets, over any stretch, no more than the rate, what was saved up, what may be overdrawn, and
-    the page that was under way."""
-    bandwidth, now_ms, spent = Bandwidth(rate), 0, 0
+def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Priority]]) -> None:
+    """Whoever asks no sooner than told gets, over any stretch, no more than the rate, what was saved up, what may be
+    overdrawn, and the page that was under way."""
+    bandwidth, now_ms, spent = TokenBucket(rate), 0, 0
     for pause_ms, size, share in steps:
         now_ms = bandwidth.ready_ms(now_ms + pause_ms, share)
         most = rate * (now_ms + SAVED_MS_MAX + OVERDRAWN_MS_MAX) / 1000
@@ -124,9 +126,10 @@ def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Sha
 
 
 def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
-    """Two streams of one peer: one with a day's backlog, one at the end of its log, where a fact is written every 200 ms. Together they
-    bring what the rate allows; the backlog is asked for only when nothing is owed, and each live fact is asked for before it is there."""
-    bandwidth = Bandwidth(RATE)
+    """Two streams of one peer: one with a day's backlog, one at the end of its log, where a fact is written every 200
+    ms. Together they bring what the rate allows; the backlog is asked for only when nothing is owed, and each live fact
+    is asked for before it is there."""
+    bandwidth = TokenBucket(RATE)
     backlog, live = Pull(bandwidth, 10**6), Pull(bandwidth, 0)
     backlog(LinkUp(), 0)
     live(LinkUp(), 0)
@@ -148,19 +151,20 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
 
 
 def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
-    """Alone it has the whole rate. Beside a backlog it asks once in half a minute, and the backlog has nearly everything."""
-    alone = Bandwidth(RATE)
+    """Alone it has the whole rate. Beside a backlog it asks once in half a minute, and the backlog has nearly
+    everything."""
+    alone = TokenBucket(RATE)
     alone.spend(PAGE_BYTES, 0)
-    assert alone.ready_ms(0, Share.REPAIR) == REPAIR_SAVED_MS
+    assert alone.ready_ms(0, Priority.REPAIR) == REPAIR_SAVED_MS
     alone.spend(PAGE_BYTES, 125)
-    assert alone.ready_ms(125, Share.REPAIR) == 125 + PAGE_BYTES * 1000 // RATE
-    bandwidth, asked_ms, began_ms = Bandwidth(RATE), list[int](), 0
+    assert alone.ready_ms(125, Priority.REPAIR) == 125 + PAGE_BYTES * 1000 // RATE
+    bandwidth, asked_ms, began_ms = TokenBucket(RATE), list[int](), 0
     backlog = Pull(bandwidth, 10**6)
     backlog(LinkUp(), 0)
     for now_ms in range(0, 120_000, 10):
         backlog.tick(now_ms)
         backlog.serve(now_ms, PAGE_BYTES)
-        if bandwidth.ready_ms(now_ms, Share.REPAIR, now_ms - began_ms) <= now_ms:
+        if bandwidth.ready_ms(now_ms, Priority.REPAIR, now_ms - began_ms) <= now_ms:
             bandwidth.spend(PAGE_BYTES, now_ms)
             asked_ms.append(now_ms)
             began_ms = now_ms
@@ -173,16 +177,17 @@ def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
 
 def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
     """Several where the rate is high, never none."""
-    assert Bandwidth(16_000_000).pages_ahead(262_144, 3) == 3
-    assert Bandwidth(2_400_000).pages_ahead(262_144, 3) == 2
-    assert Bandwidth(RATE).pages_ahead(PAGE_BYTES, 3) == 1
-    assert Bandwidth(BYTES_PER_SECOND_MIN).pages_ahead(PAGE_BYTES_MIN, 3) == 1
+    assert TokenBucket(16_000_000).pages_ahead(262_144, 3) == 3
+    assert TokenBucket(2_400_000).pages_ahead(262_144, 3) == 2
+    assert TokenBucket(RATE).pages_ahead(PAGE_BYTES, 3) == 1
+    assert TokenBucket(BYTES_PER_SECOND_MIN).pages_ahead(PAGE_BYTES_MIN, 3) == 1
 
 
 def test_what_is_owed_and_what_was_waited_off_is_told() -> None:
-    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted; time without debt is
-    not. The pull says for how long it did not ask, also while it still waits, and not for the time in which it was cut off."""
-    bandwidth = Bandwidth(RATE)
+    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted;
+    time without debt is not. The pull says for how long it did not ask, also while it still waits, and not for the time
+    in which it was cut off."""
+    bandwidth = TokenBucket(RATE)
     pull = Pull(bandwidth, 1_000)
     pull(LinkUp(), 0)
     pull.serve(0, 10 * RATE)
@@ -192,16 +197,16 @@ def test_what_is_owed_and_what_was_waited_off_is_told() -> None:
     pull(LinkDown("gone"), 5_000)
     assert pull.core.paced_ms(6_000) == 5_000
     pull(LinkUp(), 6_000)
-    pull(Tick(), 6_000 + Settings().spread_ms)
+    pull(Tick(), 6_000 + ReceiverSettings().spread_ms)
     pull(Tick(), 9_750)
     assert pull.core.asking is Asking.WAITING
-    assert pull.core.paced_ms(20_000) == 5_000 + 9_750 - 6_000 - Settings().spread_ms
+    assert pull.core.paced_ms(20_000) == 5_000 + 9_750 - 6_000 - ReceiverSettings().spread_ms
     assert (bandwidth.bytes_owed(20_000), bandwidth.bytes_waited_off) == (0, 975_000)
 
 
 def test_live_facts_beyond_the_rate_are_paced_too() -> None:
     """A stream that is at its end each time, with more bytes than the rate allows, is brought down to the rate."""
-    live = Pull(Bandwidth(RATE), 0)
+    live = Pull(TokenBucket(RATE), 0)
     live(LinkUp(), 0)
     live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False, content=None)), 0)
     for now_ms in range(0, 60_000, 50):
@@ -213,14 +218,14 @@ def test_live_facts_beyond_the_rate_are_paced_too() -> None:
 
 def test_a_paced_receiver_survives_its_link() -> None:
     """A link that goes while nothing is owed yet, and comes back: the debt is remembered, and then it goes on."""
-    pull = Pull(Bandwidth(RATE), 1_000)
+    pull = Pull(TokenBucket(RATE), 1_000)
     pull(LinkUp(), 0)
     pull.serve(0, 10 * RATE)
     assert pull.core.asking is Asking.PACED
     assert pull.core.deadline_ms == 9_750
     pull(LinkDown("gone"), 100)
     pull(LinkUp(), 200)
-    pull(Tick(), 200 + Settings().spread_ms)
+    pull(Tick(), 200 + ReceiverSettings().spread_ms)
     assert pull.core.asking is Asking.PACED
     pull(Tick(), 9_749)
     assert pull.core.asking is Asking.PACED

@@ -16,7 +16,7 @@ from agent.lease import LeaseClaim
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
-from agent.replication.protocol.pull_events import Asking, Settings
+from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling.puller import Puller
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
@@ -25,7 +25,7 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 NAME = f"idmz.{STREAM}"
-IMPATIENT = Settings(wait_ms=300, answer_timeout_ms=300, backoff_ms_min=20, backoff_ms_max=100)
+IMPATIENT = ReceiverSettings(wait_ms=300, answer_timeout_ms=300, backoff_ms_min=20, backoff_ms_max=100)
 
 
 def lease_of(plant: Node) -> int:

@@ -1,15 +1,17 @@
-"""Anti-entropy of a node, as `agent.replication.pulling.anti_entropy` does it: the product's own coroutines, stepped by the world's events.
+"""Anti-entropy of a node, as `agent.replication.pulling.anti_entropy` does it: the product's own coroutines, stepped by
+the world's events.
 
-`Comparer` asks, decides and repairs; the peer's server answers (`serving`). Nothing of them is rebuilt here: where they wait for a message or a
-commit they are left standing, and go on when its event comes. What stands in the place of asyncio is `steps`.
+`AntiEntropy` asks, decides and repairs; the peer's server answers (`serving`). Nothing of them is rebuilt here: where they wait
+for a message or a commit they are left standing, and go on when its event comes. What stands in the place of asyncio is
+`steps`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,8 +23,9 @@ from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
 from agent.replication.protocol.messages import ErrorAnswer, Request
 from agent.replication.pulling import anti_entropy, artifact_pull
-from agent.replication.pulling.anti_entropy import Comparer, CompareSettings, Comparison
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from tests.replication.simulation.checkers import STREAM
+from tests.replication.simulation.steps import Waiting, run
 
 if TYPE_CHECKING:
     from tests.replication.simulation.pulling import Pull
@@ -30,18 +33,6 @@ if TYPE_CHECKING:
 PAGE_BYTES_MAX = 1_500
 
 T = TypeVar("T")
-
-
-class _Waiting:
-    """Awaits a future: hands it to whoever steps the coroutine, which goes on when it is done."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[Future[Any], None, Any]:
-        if not self._future.done():
-            yield self._future
-        return self._future.result()
 
 
 class _Lock:
@@ -60,7 +51,7 @@ async def _at_once(call: Callable[..., T], *arguments: object) -> T:
 
 
 steps = SimpleNamespace(
-    Lock=_Lock, CancelledError=asyncio.CancelledError, wrap_future=_Waiting, to_thread=_at_once, Task=asyncio.Task
+    Lock=_Lock, CancelledError=asyncio.CancelledError, wrap_future=Waiting, to_thread=_at_once, Task=asyncio.Task
 )
 """What the coroutines need of asyncio."""
 
@@ -76,7 +67,7 @@ class Comparing:
 
     def __init__(self, pull: Pull) -> None:
         self._pull = pull
-        self._running: Coroutine[Future[Any], None, Comparison] | None = None
+        self._running: Coroutine[Future[Any], None, None] | None = None
 
     def stop(self) -> None:
         """The life of the node is over."""
@@ -89,30 +80,20 @@ class Comparing:
         node = self._pull.node
         if not node.is_up or self._running is not None:
             return False
-        world = node.world
-        settings = CompareSettings(self._pull.peer.zone, (STREAM,), world.zones, every_hours=0)
-        asker: Any = _Asker(self._pull)
-        comparer = Comparer(asker, node.running, settings, (StoreError,))
-        self._running = comparer.compare(STREAM, repair=True, scan=True)
-        self._step(node.life)
+        settings = AntiEntropySettings(self._pull.peer.zone, (STREAM,), node.world.zones, every_hours=0)
+        asker: Any = PeerAsker(self._pull)
+        self._running = self._compare(AntiEntropy(asker, node.running, settings, (StoreError,)))
+        run(self._running, node.soon)
         return True
 
-    def _step(self, life: int) -> None:
-        node, coroutine = self._pull.node, self._running
-        if coroutine is None or life != node.life:
-            return
-        try:
-            waits_for = coroutine.send(None)
-        except StopIteration as over:
-            self._running = None
-            node.world.injected["repaired"] += over.value.repaired_ranges
-        except (ReplicationError, StoreError):
-            self._running = None  # the next one begins anew
-        else:
-            waits_for.add_done_callback(lambda _: node.soon(partial(self._step, life)))
+    async def _compare(self, comparer: AntiEntropy) -> None:
+        with suppress(ReplicationError, StoreError):  # the next one begins anew
+            found = await comparer.compare(STREAM, repair=True, scan=True)
+            self._pull.node.world.injected["repaired"] += found.repaired_ranges
+        self._running = None
 
 
-class _Asker:
+class PeerAsker:
     """Asks over the world's network, and gives up in time."""
 
     def __init__(self, pull: Pull) -> None:
@@ -147,7 +128,7 @@ class _Asker:
 
         world.carry(node, peer, arrive)
         node.after(int(timeout_s * 1000), give_up)
-        sent = await _Waiting(answered)
+        sent = await Waiting(answered)
         found, batches = decode_answer(sent)
         if isinstance(found, ErrorAnswer):
             raise peer_refused(self.peer_zone, found)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.replication.protocol.pull_events import Settings
+from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling.receiver import Receiver
 from tests.replication.simulation import comparing, serving, stepped
 from tests.replication.simulation.checkers import Checkers, Violation
@@ -74,13 +74,13 @@ class World:
         faults: Faults,
         folder: Path,
         receiver: Callable[..., Receiver] = Receiver,
-        settings: Settings | None = None,
+        settings: ReceiverSettings | None = None,
     ) -> None:
         self.chance = random.Random(seed)
         self.faults = faults
         self.folder = folder
         self.receiver = receiver
-        self.settings = settings or Settings()
+        self.settings = settings or ReceiverSettings()
         self.clock = stepped.Clock()
         self.disks = stepped.Disks()
         self.check = Checkers()

@@ -1,8 +1,8 @@
 """Both cores back to back under a virtual clock and a bad network: a seeded loop over a heap of events.
 
 The sender's log and the receiver's store are models kept as simple as possible, so that nothing in them forgives what a
-core does wrong: the receiver's store appends what it is given, without looking for duplicates.  The checkers stand outside
-of the cores and look only at the two stores, after every change:
+core does wrong: the receiver's store appends what it is given, without looking for duplicates.  The checkers stand
+outside of the cores and look only at the two stores, after every change:
 
     order      what the receiver holds of each epoch of the sender, with the holes it was told of, is exactly offsets 1, 2, 3 ... n
     holes      what it was told to be gone is gone: retention has released it or the disk damaged it
@@ -18,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.batch import Origin
+from agent.batch import DIGEST_BYTES, Origin
 from agent.pages import Hole, Page, StoredBatch
 from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import Confirm, FetchAnswer, FetchFacts
+from agent.replication.protocol.page_check import check_page
 from agent.replication.protocol.pull_events import (
     Append,
     Appended,
@@ -36,9 +37,10 @@ from agent.replication.protocol.pull_events import (
     LinkUp,
     Note,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Tick,
 )
+from agent.replication.pulling.pull_runner import PullSettings, fetch_request
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import admission
 from agent.replication.serving.outcomes import Refuse
@@ -46,7 +48,7 @@ from agent.replication.serving.page import ReadPlan, Selection, select_page
 from tests.replication.consumers import Registered
 
 STREAM = "facts.telemetry"
-CONSUMER = "idmz.facts.telemetry"
+PULL = PullSettings("plant-a", STREAM, "idmz.facts.telemetry", frozenset({"plant-a"}), limit=100)
 FAULTS_END_MS = 120_000
 CONVERGED_BY_MS = 300_000
 EVENTS_MAX = 200_000
@@ -134,11 +136,11 @@ class World:
         seed: int,
         faults: Faults,
         make_receiver: Callable[..., Receiver] = Receiver,
-        settings: Settings | None = None,
+        settings: ReceiverSettings | None = None,
     ) -> None:
         self.chance = random.Random(seed)
         self.faults = faults
-        self.settings = settings or Settings()
+        self.settings = settings or ReceiverSettings()
         self.make_receiver = make_receiver
         self.now_ms = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -350,15 +352,9 @@ class World:
         except MalformedMessage as error:
             raise Violation(f"page: {error}") from error
         assert isinstance(decoded, FetchAnswer)
-        first_offset, last_offset = decoded.covered() or (0, 0)
-        return ArrivedPage(
-            decoded.epoch,
-            decoded.frontier,
-            first_offset,
-            last_offset,
-            decoded.more,
-            content=(decoded.runs(), decoded.holes),
-        )
+        facts = [b"x" * DIGEST_BYTES] * len(answer.batches)
+        kept = (decoded.runs(), decoded.holes)
+        return check_page(decoded, facts, PULL.peer_zone, STREAM, PULL.origins, lambda _: kept)
 
     def _wake(self, entry: tuple[FetchFacts, int, int, int]) -> None:
         if entry in self.parked:
@@ -422,15 +418,7 @@ class World:
         life = self.receiver_life
         match effect:
             case Fetch():
-                request = FetchFacts(
-                    consumer_name=CONSUMER,
-                    stream=STREAM,
-                    limit=100,
-                    wait_ms=effect.wait_ms,
-                    epoch=effect.epoch,
-                    after_offset=effect.after_offset,
-                    confirm=Confirm(last_offset=effect.confirm_offset) if effect.confirm_offset else None,
-                )
+                request = fetch_request(effect, PULL, held=None)
                 sender_life = self.sender_life
 
                 def arrive() -> None:
@@ -459,19 +447,19 @@ class World:
             self._tell(Appended())
 
     def _store(self, effect: Append) -> None:
-        runs = self.held.setdefault(effect.epoch, [])
-        found, holes = effect.page.content  # type: ignore[misc]
+        runs = self.held.setdefault(effect.page.epoch, [])
+        found, holes = effect.page.content
         for first, last in found:
             expected = runs[-1][1] + 1 if runs else 1
             if first != expected:
                 raise Violation(f"order: offsets {first} to {last} stored where {expected} is next")
             runs.append((first, last))
-        self._check_holes(effect.epoch, holes)
-        self.position = (effect.epoch, self.position_after(effect))
+        self._check_holes(effect.page.epoch, holes)
+        self.position = (effect.page.epoch, self.position_after(effect))
 
     def position_after(self, effect: Append) -> int:
         """What the receiver's store remembers with the page."""
-        return effect.offset
+        return effect.page.last_offset
 
     def _check_holes(self, epoch: str, holes: list[tuple[int, int, str]]) -> None:
         """Nothing is given up that could still be had."""

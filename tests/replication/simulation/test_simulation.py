@@ -14,7 +14,7 @@ from agent.replication.protocol.pull_events import (
     Event,
     NoteKind,
     PageArrived,
-    Settings,
+    ReceiverSettings,
 )
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving.outcomes import Refuse
@@ -155,7 +155,7 @@ WORLDS: dict[str, type[World]] = {
     "rotten_tail": RottenTailWorld,
     "forgetful_store": ForgetfulWorld,
 }
-SHORT_PATIENCE = Settings(wait_ms=100, answer_timeout_ms=100)
+SHORT_PATIENCE = ReceiverSettings(wait_ms=100, answer_timeout_ms=100)
 
 
 @pytest.mark.sim
@@ -176,7 +176,7 @@ SHORT_PATIENCE = Settings(wait_ms=100, answer_timeout_ms=100)
         (Receiver, "forgetful_store", None),
     ],
 )
-def test_checkers_catch(broken: Callable[..., Receiver], fault: str, settings: Settings | None) -> None:
+def test_checkers_catch(broken: Callable[..., Receiver], fault: str, settings: ReceiverSettings | None) -> None:
     """A core broken on purpose is caught within the seeds of one run: the test of the test."""
     kind = WORLDS.get(fault, World)
     faults = {

@@ -1,9 +1,11 @@
-"""Two machines with one name, simulated: the receiver's and the sender's cores under loss, delay, broken lines and restarts.
+"""Two machines with one name, simulated: the receiver's and the sender's cores under loss, delay, broken lines and
+restarts.
 
-Whatever happened, when the faults end exactly one of the two goes on, the one whose process was started last to be heard, and
-nothing but a start of a process ever takes the place. The store is a queue in which one thing happens after another, as its writer
-does. Seen to catch, with the product broken on purpose: a rule that does not know the holder (a retried first fetch then fences its own
-instance, and the twin too), a request that waited and then asks for a lease once more, nobody fenced, a fenced one that asks again.
+Whatever happened, when the faults end exactly one of the two goes on, the one whose process was started last to be
+heard, and nothing but a start of a process ever takes the place. The store is a queue in which one thing happens after
+another, as its writer does. Seen to catch, with the product broken on purpose: a rule that does not know the holder (a
+retried first fetch then fences its own instance, and the twin too), a request that waited and then asks for a lease
+once more, nobody fenced, a fenced one that asks again.
 """
 
 import heapq
@@ -21,18 +23,19 @@ from agent.replication.protocol.pull_events import (
     LinkDown,
     LinkUp,
     PageArrived,
-    Settings,
+    ReceiverSettings,
     Tick,
 )
 from agent.replication.pulling.receiver import Receiver
 from tests.sim import first_seed, patient, scaled
 
-PATIENCE = Settings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
+PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
 FAULTS_END_MS, END_MS = 20_000, 40_000
 
 
 class Machine:
-    """One of the two: a process that may be started again, each time as another instance, and its line to the broker."""
+    """One of the two: a process that may be started again, each time as another instance, and its line to the
+    broker."""
 
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
@@ -169,8 +172,8 @@ def _answered(fetch: Fetch, lease: Lease | None) -> Event:
 
 @patient
 def test_one_of_two_goes_on() -> None:
-    """At the end one machine holds the lease and knows its number, the other is fenced; and the place has not changed hands since the
-    faults ended, save by what was on its way."""
+    """At the end one machine holds the lease and knows its number, the other is fenced; and the place has not changed
+    hands since the faults ended, save by what was on its way."""
     first = first_seed()
     for seed in range(first, first + scaled(60, 3_000)):
         world = World(seed)

@@ -69,6 +69,7 @@ from agent.replication.protocol.messages.latest import (
     GetLatest,
     LatestAnswer,
     LatestEntry,
+    PeerLatest,
     TagKey,
 )
 from agent.replication.protocol.messages.objects import (
@@ -142,6 +143,7 @@ __all__ = [
     "NewFact",
     "NewMessage",
     "ObjectAnswer",
+    "PeerLatest",
     "PutAnswer",
     "PutObject",
     "RangeAnswer",

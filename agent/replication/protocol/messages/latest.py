@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -104,3 +106,14 @@ class LatestAnswer(AnswerBody, frozen=True, tag="GetLatest", tag_field="operatio
         if last is None or (before is not None and last.order <= before.order):
             raise MalformedMessage("a page of values that is not beyond the one before", operation="GetLatest")
         return last
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLatest:
+    """The latest values of a stream in a peer's store (zone, epoch), and when the peer was asked for them."""
+
+    peer: str
+    epoch: str
+    stream: str
+    asked_unix_ms: int
+    values: Sequence[LatestEntry]

@@ -1,8 +1,9 @@
-"""How a pull catches up with its peer: from where it came, where it is, where the peer's log ends, how fast it closes in. A core.
+"""How a pull catches up with its peer: where it began, where it is, where the peer's log ends, how long it will still
+take. A core.
 
-A new zone that begins at the oldest fact, or one that comes back after an outage, may be hours behind. It takes what it lacks page by
-page, in order, each durable before the next is confirmed, so there is nothing special about it but that somebody wants to know
-how long it will take. What counts is how fast the distance shrinks, not how fast facts arrive: the peer's log grows meanwhile.
+A zone that is new, or returns after an outage, may be hours behind. It reads the backlog page by page like any other
+facts; this module only measures it for operators. The estimate uses how fast the distance to the end shrinks, because
+the peer's log grows meanwhile.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ from dataclasses import dataclass
 from enum import Enum
 
 BEHIND_FACTS_MIN = 100_000
-"""More than a page holds, and than a busy stream has on its way: who is closer is there before anybody has asked."""
+"""More than a page holds, and than a busy stream has on its way: a smaller backlog is gone before it can be
+reported."""
 NEAR_FACTS = 10_000
 """Where the rest is a page of live facts, which never ends."""
 SAMPLE_MS, SAMPLES_MAX = 1_000, 20
-"""Speed is that of the last 20 s: long enough for pages of any size, short enough to see a line that has become slow."""
-TOLD_EVERY_MS = 30_000
+"""The rate is that of the last 20 s: long enough for pages of any size, short enough to notice a line that has become
+slow."""
+LOG_EVERY_MS = 30_000
 
 
-class Said(Enum):
-    """Worth a line in the log."""
+class CatchUpEvent(Enum):
+    """Worth a line in the log, under this name."""
 
-    BEGUN = "catch_up_started"
-    GOES_ON = "catch_up_progress"
-    DONE = "catch_up_finished"
+    STARTED = "catch_up_started"
+    PROGRESS = "catch_up_progress"
+    FINISHED = "catch_up_finished"
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Where it stands: offsets of the peer's stream. `facts_per_s` is how many arrive, `seconds_left` until both ends meet, None
-    while that cannot be said, or where the peer's log grows faster."""
+    """Offsets of the peer's stream: where the pull began, where it is, where the log ends. `facts_per_s` arrive;
+    `seconds_left` is None while it cannot be estimated, or where the peer's log grows faster."""
 
     from_offset: int
     offset: int
@@ -41,53 +44,54 @@ class CatchUp:
 
     @property
     def percent(self) -> float:
-        """How much of the way from where it began is behind it."""
+        """How much of the way is done."""
         return 100 * (self.offset - self.from_offset) / max(1, self.end_offset - self.from_offset)
 
     @property
     def closes_in(self) -> bool:
-        """The end comes nearer, as far as is known."""
+        """Whether the distance to the end shrinks, as far as is known."""
         return self.facts_per_s is None or self.seconds_left is not None
 
 
-class Progress:
-    """One pull. Tell it where the pull stands, as often as that changes."""
+class CatchUpTracker:
+    """One pull. `now` is None while it is not far behind."""
 
     def __init__(self) -> None:
         self.now: CatchUp | None = None
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES_MAX)  # time in ms, offset, end
-        self._told_ms = 0
+        self._logged_ms = 0
 
     @property
     def takes_backlog(self) -> bool:
-        """What comes now is history. Where the end comes no nearer, it comes as fast as the peer's facts do, which is their pace."""
+        """Whether what arrives is history. Where the distance does not shrink, facts arrive at the pace at which the
+        peer records them."""
         return self.now is not None and self.now.closes_in
 
-    def look(self, now_ms: int, offset: int, end_offset: int) -> Said | None:
-        """Where the pull stands now, and whether that is worth telling."""
+    def update(self, now_ms: int, offset: int, end_offset: int) -> CatchUpEvent | None:
+        """Note where the pull stands; returns what to log, if anything. After FINISHED call `forget`."""
         if self.now is None:
             if end_offset - offset < BEHIND_FACTS_MIN:
                 return None
             self.now = CatchUp(offset, offset, end_offset)
             self._samples.clear()
             self._samples.append((now_ms, offset, end_offset))
-            self._told_ms = now_ms
-            return Said.BEGUN
+            self._logged_ms = now_ms
+            return CatchUpEvent.STARTED
         if offset < self.now.offset:  # the peer's store was replaced, and is read from its beginning
             self.now = None
-            return self.look(now_ms, offset, end_offset)
+            return self.update(now_ms, offset, end_offset)
         if now_ms - self._samples[-1][0] >= SAMPLE_MS:
             self._samples.append((now_ms, offset, end_offset))
         self.now = self._measured(now_ms, offset, end_offset)
         if end_offset - offset <= NEAR_FACTS:
-            return Said.DONE
-        if now_ms - self._told_ms >= TOLD_EVERY_MS:
-            self._told_ms = now_ms
-            return Said.GOES_ON
+            return CatchUpEvent.FINISHED
+        if now_ms - self._logged_ms >= LOG_EVERY_MS:
+            self._logged_ms = now_ms
+            return CatchUpEvent.PROGRESS
         return None
 
     def forget(self) -> None:
-        """It has caught up, and that was told."""
+        """The end of the catching up was logged."""
         self.now = None
 
     def _measured(self, now_ms: int, offset: int, end_offset: int) -> CatchUp:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.replication.pulling.progress import (
+from agent.replication.pulling.catch_up import (
     BEHIND_FACTS_MIN,
+    LOG_EVERY_MS,
     NEAR_FACTS,
     SAMPLES_MAX,
-    TOLD_EVERY_MS,
     CatchUp,
-    Progress,
-    Said,
+    CatchUpEvent,
+    CatchUpTracker,
 )
 from tests.replication.nodes import Node
 from tests.support.mosquitto import Mosquitto
@@ -26,81 +26,81 @@ FAR = 50 * BEHIND_FACTS_MIN
 
 def test_who_is_near_says_nothing() -> None:
     """A page or two behind is not catching up."""
-    progress = Progress()
-    assert progress.look(0, 0, BEHIND_FACTS_MIN - 1) is None
-    assert progress.now is None
+    tracker = CatchUpTracker()
+    assert tracker.update(0, 0, BEHIND_FACTS_MIN - 1) is None
+    assert tracker.now is None
 
 
 def test_pace_and_time_left() -> None:
     """Facts per second are those that arrive; the time left counts that the peer's log grows meanwhile."""
-    progress = Progress()
-    assert progress.look(0, 0, 500_000) is Said.BEGUN
-    assert progress.now == CatchUp(0, 0, 500_000)
-    assert progress.look(10_000, 100_000, 520_000) is None
-    assert progress.now == CatchUp(0, 100_000, 520_000, 10_000.0, 420_000 / 8_000)
-    assert progress.now.percent == pytest.approx(100 / 5.2)
+    tracker = CatchUpTracker()
+    assert tracker.update(0, 0, 500_000) is CatchUpEvent.STARTED
+    assert tracker.now == CatchUp(0, 0, 500_000)
+    assert tracker.update(10_000, 100_000, 520_000) is None
+    assert tracker.now == CatchUp(0, 100_000, 520_000, 10_000.0, 420_000 / 8_000)
+    assert tracker.now.percent == pytest.approx(100 / 5.2)
 
 
 def test_a_log_that_grows_faster_has_no_end_in_sight() -> None:
     """Where the distance does not shrink, no time is named."""
-    progress = Progress()
-    progress.look(0, 0, FAR)
-    progress.look(5_000, 1_000, FAR + 2_000)
-    assert progress.now is not None
-    assert (progress.now.facts_per_s, progress.now.seconds_left) == (200.0, None)
+    tracker = CatchUpTracker()
+    tracker.update(0, 0, FAR)
+    tracker.update(5_000, 1_000, FAR + 2_000)
+    assert tracker.now is not None
+    assert (tracker.now.facts_per_s, tracker.now.seconds_left) == (200.0, None)
 
 
 def test_what_comes_is_backlog_while_the_end_comes_nearer() -> None:
     """From the first page on, as long as nobody knows better, and not where the peer writes as fast as we read."""
-    progress = Progress()
-    assert not progress.takes_backlog
-    progress.look(0, 0, FAR)
-    assert progress.takes_backlog
-    progress.look(5_000, 2_000, FAR + 1_000)
-    assert progress.takes_backlog
-    progress.look(10_000, 4_000, FAR + 4_000)
-    assert not progress.takes_backlog
+    tracker = CatchUpTracker()
+    assert not tracker.takes_backlog
+    tracker.update(0, 0, FAR)
+    assert tracker.takes_backlog
+    tracker.update(5_000, 2_000, FAR + 1_000)
+    assert tracker.takes_backlog
+    tracker.update(10_000, 4_000, FAR + 4_000)
+    assert not tracker.takes_backlog
 
 
 def test_the_pace_is_that_of_the_last_seconds() -> None:
     """A line that becomes slow shows within the window, whatever it did before."""
-    progress, now_ms, offset = Progress(), 0, 0
-    progress.look(now_ms, offset, 10 * FAR)
+    tracker, now_ms, offset = CatchUpTracker(), 0, 0
+    tracker.update(now_ms, offset, 10 * FAR)
     for pace in [10_000] * 60 + [100] * (SAMPLES_MAX + 1):
         now_ms, offset = now_ms + 1_000, offset + pace
-        progress.look(now_ms, offset, 10 * FAR)
-    assert progress.now is not None
-    assert progress.now.facts_per_s == pytest.approx(100)
+        tracker.update(now_ms, offset, 10 * FAR)
+    assert tracker.now is not None
+    assert tracker.now.facts_per_s == pytest.approx(100)
 
 
 def test_it_is_told_at_the_beginning_now_and_then_and_at_the_end() -> None:
-    """One line for each, and none between; the end is when the rest is what a busy stream always has on its way. After it, it begins
-    anew only when far behind again."""
-    progress, said = Progress(), list[tuple[int, Said]]()
+    """One line for each, and none between; the end is when the rest is what a busy stream always has on its way. After
+    it, it begins anew only when far behind again."""
+    tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
     for second in range(101):
-        if (one := progress.look(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
+        if (one := tracker.update(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
             said.append((second, one))
-    apart = TOLD_EVERY_MS // 1_000
-    between = [(apart * number, Said.GOES_ON) for number in (1, 2, 3)]
-    assert said == [(0, Said.BEGUN), *between, (100, Said.DONE)]
-    progress.forget()
-    assert progress.look(200_000, FAR, FAR + BEHIND_FACTS_MIN - 1) is None
-    assert progress.look(201_000, FAR, 2 * FAR) is Said.BEGUN
-    assert progress.now == CatchUp(FAR, FAR, 2 * FAR)
+    apart = LOG_EVERY_MS // 1_000
+    between = [(apart * number, CatchUpEvent.PROGRESS) for number in (1, 2, 3)]
+    assert said == [(0, CatchUpEvent.STARTED), *between, (100, CatchUpEvent.FINISHED)]
+    tracker.forget()
+    assert tracker.update(200_000, FAR, FAR + BEHIND_FACTS_MIN - 1) is None
+    assert tracker.update(201_000, FAR, 2 * FAR) is CatchUpEvent.STARTED
+    assert tracker.now == CatchUp(FAR, FAR, 2 * FAR)
 
 
 def test_a_peer_that_begins_anew_is_caught_up_with_anew() -> None:
     """An offset that goes back is another life of the peer's store."""
-    progress = Progress()
-    progress.look(0, 400_000, 500_000)
-    assert progress.look(1_000, 0, 100_000) is Said.BEGUN
-    assert progress.now == CatchUp(0, 0, 100_000)
+    tracker = CatchUpTracker()
+    tracker.update(0, 400_000, 500_000)
+    assert tracker.update(1_000, 0, 100_000) is CatchUpEvent.STARTED
+    assert tracker.now == CatchUp(0, 0, 100_000)
 
 
 @pytest.mark.system
 def test_a_new_zone_says_how_far_it_is(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has caught up; and its
-    store knows that it was history that came."""
+    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has
+    caught up; and its store knows that it was history that came."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)

@@ -1,0 +1,281 @@
+"""Carries out what the receiver decides for one pull: its effects become requests and stored pages, their outcomes
+become events.
+
+The runner has no clock, thread or connection of its own. `PullIO` gives it those: asyncio's in the product (`puller`),
+the simulated world's in tests, so that both run every decision between the receiver and the store from here.
+
+A page is checked in two steps (`protocol.page_check`): its header when it arrives, its batches at once afterwards,
+beside the page that is being stored. What a peer's answer gets wrong is final: the page is asked for again rarely, and
+the log says why, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from agent.batch import Batch, Kind, Origin
+from agent.pages import PeerPosition, PutResult
+from agent.replication.protocol.codec import decode_answer
+from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, advice
+from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
+from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
+from agent.replication.protocol.ports import ReceivingStore
+from agent.replication.protocol.pull_events import (
+    Append,
+    Appended,
+    AppendFailed,
+    Event,
+    Fetch,
+    FetchFailed,
+    Note,
+    PageArrived,
+    ReceiverSettings,
+)
+from agent.replication.pulling.catch_up import CatchUpEvent, CatchUpTracker
+from agent.replication.pulling.pull_spans import PullSpans
+from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.token_bucket import TokenBucket
+from agent.telemetry import Telemetry
+
+ORIGINS_MAX = 500
+"""Origins whose known definitions a request names; beyond, some definitions are sent twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """What to pull from which peer. `origins` are the zones whose facts this peer may bring: its own and those it
+    relays."""
+
+    peer_zone: str
+    stream: str
+    consumer_name: str
+    origins: frozenset[str]
+    limit: int = 262_144
+    """Facts of a page: sixteen of the largest batches, so that bytes and not facts are the bound."""
+    receiver: ReceiverSettings = field(default_factory=ReceiverSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedContent:
+    """What of a page goes to the store. `batches` gives the parsed batches when their check has ended, or raises
+    PageRefused."""
+
+    content: PageContent
+    batches: Awaitable[list[Batch]]
+
+
+PullEvent = Event[CheckedContent]
+
+
+class PullIO(Protocol):
+    """The clock, threads and connection of a pull. Everything is called, and calls back, in one thread."""
+
+    def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
+        """Send a request; its answer goes to `PullRunner.answered`, a failure to `PullRunner.send_failed`."""
+        ...
+
+    def check(self, check: Callable[[], list[Batch]], size: int) -> Awaitable[list[Batch]]:
+        """Begin the check of `size` bytes of batches; the result can be awaited several times, or not at all."""
+        ...
+
+    def begin(self, storing: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine to its end. What it raises is a mistake of ours and ends the pull."""
+        ...
+
+    def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
+        """Await a future of the store."""
+        ...
+
+    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
+        """Await the artifacts to which facts refer; raises TransportError or an error of the store for what may
+        pass."""
+        ...
+
+    def happened(self, event: PullEvent) -> None:
+        """Have `PullRunner.handle` called with an event, after the call that is under way, in the order of these
+        calls."""
+        ...
+
+    def note(self, note: Note) -> None:
+        """Log a note, once."""
+        ...
+
+    def stored(self, result: PutResult) -> None:
+        """A page is durable."""
+        ...
+
+    def caught_up(self, event: CatchUpEvent) -> None:
+        """Log how the pull catches up; `PullRunner.catch_up` has the figures."""
+        ...
+
+
+class PullRunner:
+    """One life of one pull. `core` decides; `peer_end_offset` is the end of the peer's log as far as it is known."""
+
+    def __init__(
+        self,
+        io: PullIO,
+        store: ReceivingStore,
+        settings: PullSettings,
+        store_errors: tuple[type[Exception], ...],
+        bandwidth: TokenBucket | None = None,
+        telemetry: Telemetry | None = None,
+        make_receiver: type[Receiver[CheckedContent]] = Receiver,
+    ) -> None:
+        self._io, self._store, self._settings = io, store, settings
+        self._expected: tuple[type[Exception], ...] = (PageRefused, TransportError, *store_errors)
+        position = store.inbound.peer_position(settings.peer_zone, settings.stream)
+        counts = store.definition_counts()
+        known = {str(origin): count for origin, count in counts.items() if origin.zone in settings.origins}
+        self.core = make_receiver(
+            settings.receiver,
+            None if position is None else position.epoch.hex(),
+            0 if position is None else position.offset,
+            dict(list(known.items())[:ORIGINS_MAX]),
+            bandwidth,
+            None if position is None else position.last_batch,
+        )
+        is_new = position is None
+        self.spans = PullSpans(telemetry or Telemetry(), settings.peer_zone, settings.stream, is_new=is_new)
+        self.catch_up = CatchUpTracker()
+        self.peer_end_offset = 0
+
+    def handle(self, event: PullEvent, now_ms: int, chance: float) -> None:
+        """Let the receiver decide about an event, and carry out what it asks for; `chance` is 0 to 1."""
+        effects = self.core.handle(event, now_ms, chance)
+        self.spans.after(event, self.core, self.peer_end_offset)
+        if isinstance(event, Appended | PageArrived):  # before the effects: a page is stored as backlog or not
+            told = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
+            if told is not None:
+                self._io.caught_up(told)
+        for effect in effects:
+            self.spans.carried_out(effect)
+            match effect:
+                case Fetch():
+                    settings = self._settings.receiver
+                    held = self._held(effect.epoch) if effect.must_show else None
+                    request = fetch_request(effect, self._settings, held)
+                    expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
+                    self._io.send(effect.fetch_id, request, expiry_s)
+                case Append():
+                    self._io.begin(self._store_page(effect))
+                case Note():
+                    self._io.note(effect)
+
+    def send_failed(self, fetch_id: int, error: TransportError) -> None:
+        """A request was not sent, or the broker did not take it."""
+        self._io.happened(FetchFailed(fetch_id, "transport", str(error), error.retryable))
+
+    def answered(self, fetch_id: int, payload: bytes) -> bool:
+        """An answer has come; whether it is a page that this peer may send."""
+        event = self._read_answer(fetch_id, payload)
+        if isinstance(event, PageArrived):
+            self.peer_end_offset = event.page.end_offset
+        self._io.happened(event)
+        return isinstance(event, PageArrived)
+
+    # ---------------------------------------------------------------------------------------------------------- internal
+
+    def _held(self, epoch: str | None) -> HeldEnd | None:
+        """The last of the peer's own facts of this epoch that is held here, whichever peer brought it."""
+        settings = self._settings
+        if epoch is None:
+            return None
+        ranges = self._store.held(settings.stream).get(Origin(settings.peer_zone, bytes.fromhex(epoch)))
+        return HeldEnd(last_sequence=ranges[-1].last_sequence, digest=ranges[-1].last_digest.hex()) if ranges else None
+
+    def _read_answer(self, fetch_id: int, payload: bytes) -> PageArrived[CheckedContent] | FetchFailed:
+        settings = self._settings
+        try:
+            answer, sealed = decode_answer(payload)
+            if isinstance(answer, ErrorAnswer):
+                error = answer.error
+                reason = f"{error.code}: {advice(error.message, error.hint)}"
+                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch)
+            page = check_page(
+                *(answer, sealed, settings.peer_zone, settings.stream, settings.origins), self._start_check
+            )
+        except MalformedMessage as error:
+            return _unreadable(fetch_id, error)
+        except PageRefused as error:
+            return FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False)
+        return PageArrived(fetch_id, page)
+
+    def _start_check(self, content: PageContent) -> CheckedContent:
+        settings = self._settings
+        check = partial(check_batches, content.entries, content.sealed, settings.stream, settings.origins)
+        return CheckedContent(content, self._io.check(check, sum(map(len, content.sealed))))
+
+    async def _store_page(self, effect: Append[CheckedContent]) -> None:
+        """Check, artifacts, store, in this order; then report the outcome. What the store refuses for now is offered
+        again by the core."""
+        try:
+            batches = await effect.page.content.batches
+            if any(batch.header.kind is Kind.MESSAGES for batch in batches):
+                await self._io.fetch_artifacts(batches)  # no fact is stored before what it refers to (0039)
+            is_backlog = self.catch_up.takes_backlog
+            putting = put_page(self._store, self._settings, effect, batches, is_backlog=is_backlog)
+            result = await self._io.durable(putting)
+        except self._expected as error:
+            is_retryable = bool(getattr(error, "retryable", False))
+            self._io.happened(AppendFailed(f"{type(error).__name__}: {error}", is_retryable=is_retryable))
+        else:
+            self._io.stored(result)
+            self._io.happened(Appended())
+
+
+def fetch_request(effect: Fetch, settings: PullSettings, held: HeldEnd | None) -> FetchFacts:
+    """The request that a fetch asks for; `held` is the last fact of the peer's epoch that is held here, where it is to
+    be shown."""
+    last_batch = effect.last_batch
+    return FetchFacts(
+        consumer_name=settings.consumer_name,
+        stream=settings.stream,
+        start=settings.receiver.start,
+        limit=settings.limit,
+        bytes_max=effect.bytes_max,
+        wait_ms=effect.wait_ms,
+        epoch=effect.epoch,
+        after_offset=effect.after_offset,
+        confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
+        lease=effect.lease,
+        lease_after=effect.lease_after,
+        definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
+        taken=last_batch and TakenEnd(last_offset=last_batch.last_offset, digest=last_batch.digest.hex()),
+        held=held,
+        told=effect.after_offset if effect.epoch is not None else None,
+    )
+
+
+def put_page(
+    store: ReceivingStore,
+    settings: PullSettings,
+    effect: Append[CheckedContent],
+    batches: list[Batch],
+    *,
+    is_backlog: bool,
+) -> Future[PutResult]:
+    """Hand a checked page to the store, with the definitions of the pages before it and the position behind it."""
+    page = effect.page
+    definitions = [one for part in (*effect.definitions_before, page) for one in part.content.content.definitions]
+    return store.inbound.put_batches(
+        settings.peer_zone,
+        settings.stream,
+        batches,
+        definitions,
+        PeerPosition(bytes.fromhex(page.epoch), page.last_offset, page.last_batch),
+        holes=page.content.content.holes,
+        is_backlog=is_backlog,
+    )
+
+
+def _unreadable(fetch_id: int, error: MalformedMessage) -> FetchFailed:
+    """An answer in another major version stays unreadable until a node is updated; any other may have been damaged on
+    its way."""
+    if error.code == "unsupported_version":
+        return FetchFailed(fetch_id, error.code, f"{error.why}. {ERRORS[error.code].hint}", is_retryable=False)
+    return FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True)

@@ -1,0 +1,612 @@
+"""The pulling shell against a peer and a store that the test plays by hand: requests are answered, and futures
+resolved, one by one.
+
+Each test holds one promise between the receiver's core and the store, which simulations would see only by its
+consequences.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent import batch
+from agent.batch import Batch, Origin
+from agent.fact_store.log.errors import ForkError, StoreError, StoreFull
+from agent.pages import (
+    ArtifactProgress,
+    ArtifactReference,
+    HeldRange,
+    LastBatch,
+    OriginRange,
+    PeerPosition,
+    PutResult,
+    ReceivedDefinition,
+)
+from agent.replication.protocol.codec import encode_answer, encode_error
+from agent.replication.protocol.errors import ConnectionLost
+from agent.replication.protocol.messages import Confirm, DefinitionEntry, FetchAnswer, FetchFacts, HeldEnd, TakenEnd
+from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
+from agent.replication.protocol.pull_events import Asking, ReceiverSettings
+from agent.replication.pulling import Puller, PullSettings, TokenBucket, puller
+from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
+from tests.fact_store.making import TELEMETRY, Elsewhere, message
+from tests.waiting import wait_until_async
+
+ONE, TWO = "1" * 32, "2" * 32
+PATIENCE = ReceiverSettings(pause_ms_min=1, pause_ms_max=1, backoff_ms_min=1, backoff_ms_max=1)
+PULL = PullSettings("plant", TELEMETRY, "idmz.facts.telemetry", frozenset({"plant"}), receiver=PATIENCE)
+
+
+@dataclass
+class Put:
+    """A page that the store was handed, and the future of which the test says how it ends."""
+
+    batches: Sequence[Batch]
+    definitions: Sequence[ReceivedDefinition]
+    position: PeerPosition
+    holes: Sequence[tuple[int, int, str]]
+    how: dict[str, bool]
+    future: Future[PutResult] = field(default_factory=Future)
+
+    @property
+    def end(self) -> tuple[str, int]:
+        """Epoch and offset of the position."""
+        return self.position.epoch.hex(), self.position.offset
+
+
+class HandStore:
+    """A store that does nothing by itself."""
+
+    zone = "idmz"
+
+    def __init__(self, position: PeerPosition | None = None) -> None:
+        self.position = position
+        self.counts: dict[Origin, int] = {}
+        self.ranges: dict[Origin, Sequence[HeldRange]] = {}
+        self.put: list[Put] = []
+        self.notes: list[tuple[str, str]] = []
+        self.missing: list[ArtifactReference] = []
+        self.refuses: StoreError | None = None
+        self.artifacts = SimpleNamespace(
+            missing=lambda _: self.missing, put_chunk=lambda *_: ArtifactProgress(5, 0, is_complete=False)
+        )
+
+    def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
+        assert (peer, stream) == ("plant", TELEMETRY)
+        return self.position
+
+    def definition_counts(self) -> dict[Origin, int]:
+        return self.counts
+
+    def held(self, stream: str) -> dict[Origin, Sequence[HeldRange]]:
+        assert stream == TELEMETRY
+        return self.ranges
+
+    def put_batches(
+        self,
+        peer: str,
+        stream: str,
+        batches: Sequence[Batch],
+        definitions: Sequence[ReceivedDefinition],
+        position: PeerPosition,
+        *,
+        holes: Sequence[tuple[int, int, str]],
+        **how: bool,
+    ) -> Future[PutResult]:
+        assert (peer, stream) == ("plant", TELEMETRY)
+        if self.refuses is not None:
+            raise self.refuses
+        self.put.append(Put(batches, definitions, position, holes, how))
+        return self.put[-1].future
+
+    def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
+        assert (peer, stream) == ("plant", TELEMETRY)
+        self.notes.append((kind, why))
+        return Future()
+
+
+class HandPeer:
+    """The requester's link and the peer behind it: requests are kept until the test answers them."""
+
+    peer_zone = "plant"
+
+    def __init__(self) -> None:
+        self.requests: list[FetchFacts] = []
+        self.expires_s: list[int] = []
+        self.on_answer: list[Callable[[bytes], None]] = []
+        self.sent: list[asyncio.Future[None]] = []
+        self.is_down = False
+        self.link = SimpleNamespace(watch=self._watch)
+
+    def _watch(self, on_up: Callable[[], None], on_down: Callable[[str], None]) -> None:
+        self.up, self.down = on_up, on_down
+        on_up()
+
+    def send(self, request: FetchFacts, on_answer: Callable[[bytes], None], expiry_s: int) -> asyncio.Future[None]:
+        if self.is_down:
+            raise ConnectionLost("broker", "cut")
+        self.requests.append(request)
+        self.expires_s.append(expiry_s)
+        self.on_answer.append(on_answer)
+        self.sent.append(asyncio.get_running_loop().create_future())
+        return self.sent[-1]
+
+
+class Scene:
+    """A puller that runs, its peer and its store."""
+
+    def __init__(self, store: HandStore, bandwidth: TokenBucket | None) -> None:
+        self.store, self.peer = store, HandPeer()
+        asker: Any = self.peer
+        port: Any = store
+        self.puller = Puller(asker, port, PULL, (StoreError,), chance=lambda: 0.0, bandwidth=bandwidth)
+
+    async def answer(self, payload: bytes, number: int = -1) -> None:
+        """Answer a request, by default the newest."""
+        self.peer.on_answer[number](payload)
+        await settle()
+
+    async def requested(self, count: int) -> FetchFacts:
+        """The newest request, when there are so many."""
+        await wait_until_async(lambda: len(self.peer.requests) >= count, f"request {count}")
+        assert len(self.peer.requests) == count
+        return self.peer.requests[-1]
+
+
+async def settle() -> None:
+    """Until everything that can happen has happened, time apart."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def pulling(store: HandStore | None = None, bandwidth: TokenBucket | None = None) -> AsyncIterator[Scene]:
+    """A puller that has sent its first request."""
+    scene = Scene(store or HandStore(), bandwidth)
+    running = asyncio.create_task(scene.puller.run())  # tidy: the test's own
+    try:
+        await settle()
+        yield scene
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    if not running.cancelled() and (error := running.exception()) is not None:
+        raise error
+
+
+class Peer(Elsewhere):
+    """A plant that makes pages of its facts."""
+
+    def page(self, first: int, count: int, *, epoch: str = ONE, more: bool = True, **fields: Any) -> bytes:
+        """An answer with one batch at an offset, and the definitions it needs unless `fields` say otherwise."""
+        sealed = fields.pop("sealed", None) or self.seal(count)
+        last = first + count - 1
+        answer = {
+            "store_zone": "plant",
+            "epoch": epoch,
+            "stream": TELEMETRY,
+            "frontier": 0,
+            "end_offset": 1_000,
+            "batches": [(first, last, len(sealed))],
+            "definitions": self.entries(),
+            "more": more,
+            "lease": 1,
+        }
+        return encode_answer(FetchAnswer(**{**answer, **fields}), [sealed])
+
+    def only_definitions(self, *entries: DefinitionEntry) -> bytes:
+        """An answer without offsets."""
+        fields = {
+            "store_zone": "plant",
+            "epoch": ONE,
+            "stream": TELEMETRY,
+            "frontier": 0,
+            "end_offset": 1_000,
+            "lease": 1,
+        }
+        return encode_answer(FetchAnswer(**fields, batches=[], definitions=list(entries), more=True), [])
+
+    def entries(self) -> list[DefinitionEntry]:
+        """Its definitions as a page has them."""
+        zone, epoch = self.origin.zone, self.origin.epoch.hex()
+        return [
+            DefinitionEntry(zone=zone, epoch=epoch, number=one.number, definition=msgspec.Raw(one.body))
+            for one in self.received()
+        ]
+
+
+def result(facts: int = 10) -> PutResult:
+    """A page was stored."""
+    return PutResult(facts, 0, facts)
+
+
+def test_request_says_what_is_durable_here() -> None:
+    """Position, last batch, known definitions, lease and the peer's own facts of a stored position are in the first
+    request, and it expires when nobody would wait for its answer any more."""
+    origin = Origin("plant", bytes.fromhex(ONE))
+    store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, LastBatch(40, b"d" * 16)))
+    store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}
+    store.ranges = {origin: [HeldRange(1, 20, b"a" * 16, b"b" * 16), HeldRange(31, 35, b"c" * 16, b"e" * 16)]}
+
+    async def scenario() -> None:
+        async with pulling(store) as scene:
+            expected = FetchFacts(
+                consumer_name="idmz.facts.telemetry",
+                stream=TELEMETRY,
+                limit=262_144,
+                bytes_max=scene.peer.requests[0].bytes_max,
+                epoch=ONE,
+                after_offset=40,
+                confirm=Confirm(last_offset=40),
+                lease=0,
+                lease_after=0,
+                definitions_known={str(origin): 3},
+                taken=TakenEnd(last_offset=40, digest=(b"d" * 16).hex()),
+                held=HeldEnd(last_sequence=35, digest=(b"e" * 16).hex()),
+                told=40,
+            )
+            assert scene.peer.requests == [expected]
+            assert scene.peer.expires_s == [4]
+
+    asyncio.run(scenario())
+
+
+def test_first_request_has_no_position() -> None:
+    """Nothing was ever stored: no epoch, offset, confirmation or claim."""
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            (request,) = scene.peer.requests
+            assert (request.epoch, request.confirm, request.taken, request.held, request.told) == (None,) * 5
+            assert (request.after_offset, request.start) == (0, "oldest")
+
+    asyncio.run(scenario())
+
+
+def test_confirms_what_is_durable_only() -> None:
+    """A page that is accepted is asked beyond, and confirmed only when the store has it."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(plant.page(1, 10))
+            await scene.answer(plant.page(11, 10))
+            ahead = await scene.requested(3)
+            assert (ahead.after_offset, ahead.confirm) == (20, None)
+            scene.store.put[0].future.set_result(result())
+            await settle()
+            await scene.answer(plant.page(21, 10))
+            confirming = await scene.requested(4)
+            assert (confirming.after_offset, confirming.confirm) == (30, Confirm(last_offset=10))
+
+    asyncio.run(scenario())
+
+
+def test_page_goes_to_the_store_as_it_came() -> None:
+    """Parsed batches, their definitions, holes and the position behind them; the store need not check again."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            sealed = plant.seal(10)
+            payload = plant.page(6, 10, sealed=sealed, holes=[(1, 5, "expired")], more=False)
+            await scene.answer(payload)
+            (put,) = scene.store.put
+            assert [one.sealed for one in put.batches] == [sealed]
+            assert put.definitions == plant.received()
+            assert put.position == PeerPosition(bytes.fromhex(ONE), 15, LastBatch(15, sealed[-batch.DIGEST_BYTES :]))
+            assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
+            assert put.how == {"verify": False, "is_backlog": False}
+            put.future.set_result(PutResult(9, 1, 10))
+            await settle()
+            found = scene.puller.statistics()
+            assert (found.facts_stored, found.facts_duplicate, found.offset) == (9, 1, 15)
+
+    asyncio.run(scenario())
+
+
+def test_definitions_of_pages_before_go_with_the_batch() -> None:
+    """Definitions that came in a page of their own are stored with the batch that needs them, before its own."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            first, second = plant.entries()
+            await scene.answer(plant.only_definitions(first))
+            assert scene.store.put == []
+            known = (await scene.requested(2)).definitions_known
+            assert known == {str(plant.origin): 1}
+            await scene.answer(plant.page(1, 10, definitions=[second]))
+            assert scene.store.put[0].definitions == plant.received()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_behind_a_refused_page_is_stored() -> None:
+    """Two accepted pages, the first is refused for good: the second, which builds on it, is never handed to the store,
+    and nothing is confirmed."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(plant.page(1, 10))
+            await scene.requested(2)
+            await scene.answer(plant.page(11, 10))
+            (refused,) = scene.store.put
+            refused.future.set_exception(ForkError("another history"))
+            await settle()
+            found = scene.puller.statistics()
+            assert scene.store.put == [refused]
+            assert (found.asking, found.offset) == (Asking.BLOCKED, 0)
+            assert scene.store.notes == [("pull_stands", found.lost_reason)]
+            assert "ForkError: another history" in str(found.lost_reason)
+            assert [one.confirm for one in scene.peer.requests] == [None] * len(scene.peer.requests)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> None:
+    """A refusal that may pass keeps the page: the same is offered again, no incident is kept, and the page behind it
+    waits."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            store = scene.store
+            store.refuses = StoreFull("disk full") if is_at_once else None
+            await scene.answer(plant.page(1, 10))
+            await scene.requested(2)
+            await scene.answer(plant.page(11, 10))
+            if not is_at_once:
+                store.put[0].future.set_exception(StoreFull("disk full"))
+            await wait_until_async(lambda: "disk full" in scene.puller.statistics().page_waits, "the page to wait")
+            store.refuses = None
+            await wait_until_async(lambda: len(store.put) == 2 - is_at_once, "the page to be offered again")
+            assert [one.end for one in store.put] == [(ONE, 10)] * len(store.put)
+            assert store.notes == []
+            store.put[-1].future.set_result(result())
+            await wait_until_async(lambda: store.put[-1].end == (ONE, 20), "the page behind it")
+            assert scene.puller.statistics().page_waits == ""
+
+    asyncio.run(scenario())
+
+
+def test_final_refusal_at_once_stands() -> None:
+    """A page that the store refuses when it is handed over is not offered again either."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            scene.store.refuses = ForkError("another history")
+            await scene.answer(plant.page(1, 10))
+            found = scene.puller.statistics()
+            assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
+
+    asyncio.run(scenario())
+
+
+def test_page_of_the_old_epoch_is_stored_under_it() -> None:
+    """The peer's store is replaced while a page of the old one is on its way to the disk, refused for now: it is
+    offered again under the epoch of which it is, and nothing of the new store is confirmed for it."""
+    plant, other = Peer(), Peer(epoch=b"o" * 16)
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            store = scene.store
+            await scene.answer(plant.page(1, 10))
+            await scene.requested(2)
+            await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
+            anew = await scene.requested(3)
+            assert (anew.epoch, anew.after_offset, anew.confirm, anew.taken) == (TWO, 0, None, None)
+            store.put[0].future.set_exception(StoreFull("disk full"))
+            await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
+            assert store.put[1].end == (ONE, 10)
+            await scene.answer(other.page(1, 5, epoch=TWO))
+            store.put[1].future.set_result(result())
+            await settle()
+            assert store.put[2].end == (TWO, 5)
+            assert [one.confirm for one in scene.peer.requests[2:]] == [None] * len(scene.peer.requests[2:])
+            assert scene.puller.statistics().offset == 0
+
+    asyncio.run(scenario())
+
+
+def flipped(sealed: bytes, at: int) -> bytes:
+    """A batch with one byte changed and the digest made to fit, as an ill-meant peer would."""
+    changed = bytearray(sealed[: -batch.DIGEST_BYTES])
+    changed[at] ^= 0xFF
+    return bytes(changed) + batch._digest(bytes(changed))
+
+
+@pytest.mark.parametrize("inline_bytes_max", [16_384, 0], ids=["in the loop", "in the thread"])
+@pytest.mark.parametrize("what", ["another zone's", "cannot be opened", "another stream's"])
+def test_batches_are_checked_before_they_are_stored(
+    what: str, inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts of a zone that this peer may not bring, of another stream, or that cannot be opened never reach the
+    store."""
+    monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
+    plant = Peer()
+    match what:
+        case "another zone's":
+            bad = Elsewhere("elsewhere").seal(10)
+        case "another stream's":
+            bad = Elsewhere(stream="facts.other").seal(10)
+        case _:
+            bad = flipped(plant.seal(10), -20)
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(plant.page(1, 10, sealed=bad))
+            await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BLOCKED, "the refusal")
+            assert scene.store.put == []
+            assert "PageRefused" in str(scene.puller.statistics().lost_reason)
+
+    asyncio.run(scenario())
+
+
+def test_definitions_of_another_zone_are_refused() -> None:
+    """What a page defines is of a zone that this peer may bring, or the page is refused as it arrives."""
+    plant, other = Peer(), Peer("elsewhere")
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(plant.page(1, 10, definitions=other.entries()))
+            assert scene.puller.statistics().asking is Asking.BLOCKED
+            assert scene.store.put == []
+
+    asyncio.run(scenario())
+
+
+def test_next_page_is_checked_while_one_is_stored_and_waits_for_it() -> None:
+    """Pages are stored one after the other, in the order of their offsets."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            for number in range(3):
+                await scene.answer(plant.page(1 + 10 * number, 10))
+                await settle()
+            assert [one.end[1] for one in scene.store.put] == [10]
+            scene.store.put[0].future.set_result(result())
+            await settle()
+            assert [one.end[1] for one in scene.store.put] == [10, 20]
+
+    asyncio.run(scenario())
+
+
+def test_artifacts_come_before_the_facts() -> None:
+    """A page of messages is handed to the store when what its facts refer to is here, and not before."""
+    link = batch.Link(TELEMETRY, Origin("plant", bytes.fromhex(ONE)))
+    sealed = batch.seal_messages(link, [message("m1")]).sealed
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            scene.store.missing = [ArtifactReference("sha256:" + "a" * 64, 5)]
+            asked, brought = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+            async def ask(*_: object) -> None:
+                asked.set()
+                raise await brought
+
+            scene.puller._artifacts._asker.ask = ask
+            await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
+            await asyncio.wait_for(asked.wait(), 20)
+            assert scene.store.put == []
+            brought.set_result(ConnectionLost("broker", "cut"))
+            await wait_until_async(lambda: "cut" in scene.puller.statistics().page_waits, "the page to wait")
+            assert scene.store.put == []
+            scene.store.missing = []
+            await wait_until_async(lambda: scene.store.put, "the page")
+
+    asyncio.run(scenario())
+
+
+def test_lost_request_and_lost_connection_are_passing() -> None:
+    """A request that could not be sent, or that the broker did not take, is sent again; nothing stands."""
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            scene.peer.sent[0].set_exception(ConnectionLost("broker", "cut"))
+            await scene.requested(2)
+            scene.peer.is_down = True
+            scene.peer.sent[1].set_exception(ConnectionLost("broker", "cut"))
+            await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BACKOFF, "a failure to send")
+            scene.peer.is_down = False
+            await scene.requested(3)
+            assert (scene.store.notes, scene.puller.statistics().timeouts) == ([], 0)
+
+    asyncio.run(scenario())
+
+
+def test_lost_connection_ends_the_open_request() -> None:
+    """Nothing is asked until the connection is back; a page of before is of no use then."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            scene.peer.down("cut")
+            await settle()
+            found = scene.puller.statistics()
+            assert (found.asking, found.lost_reason, found.page_waits) == (Asking.OFFLINE, "cut", "")
+            await scene.answer(plant.page(1, 10))
+            assert scene.store.put == []
+            scene.peer.up()
+            assert (await scene.requested(2)).after_offset == 0
+
+    asyncio.run(scenario())
+
+
+def test_far_behind_the_page_is_backlog() -> None:
+    """From the first page on that shows how far behind this pull is, the store does not count the facts as the pace of
+    the peer."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            assert not scene.puller.begun.is_set()
+            await scene.answer(plant.page(1, 10, end_offset=BEHIND_FACTS_MIN))
+            found = scene.puller.statistics()
+            assert scene.store.put[0].how["is_backlog"]
+            assert (found.peer_end_offset, found.is_caught_up) == (BEHIND_FACTS_MIN, False)
+            assert found.catch_up is not None
+            assert found.last_answer_ms is not None
+            assert scene.puller.begun.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_what_the_store_passed_over_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Refused facts each time, those that could not be compared once, though each page of an old epoch names them."""
+    plant, expected = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
+    one = OriginRange("plant", bytes(16), 1, 5)
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            for number in range(2):
+                await scene.answer(plant.page(1 + 10 * number, 10))
+                scene.store.put[number].future.set_result(PutResult(10, 0, 10, refused=(one,), uncompared=(one,)))
+                await settle()
+
+    asyncio.run(scenario())
+    assert [each.message for each in caplog.records if each.message.startswith("facts_")] == expected
+
+
+def test_every_answer_is_paid_for() -> None:
+    """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no
+    use."""
+
+    async def scenario() -> None:
+        limit = TokenBucket(BYTES_PER_SECOND_MIN)
+        async with pulling(bandwidth=limit) as scene:
+            await scene.answer(b"x" * 100_000)
+            assert limit.bytes_owed(time.monotonic_ns() // 1_000_000) > 90_000
+            pacing = scene.puller.statistics().pacing
+            assert pacing is not None
+            assert pacing.bytes_owed > 90_000
+
+    asyncio.run(scenario())
+
+
+def test_mistake_of_the_store_ends_the_pull() -> None:
+    """What is no error of the store is a mistake of ours, and ends the task."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(plant.page(1, 10))
+            scene.store.put[0].future.set_exception(AssertionError("a mistake"))
+            await settle()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(scenario())
+    assert caught.group_contains(AssertionError, match="a mistake")
