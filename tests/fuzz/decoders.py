@@ -1,8 +1,8 @@
-"""The decoders that read a peer's bytes, each with what it may do with them: give a value that holds together, or its one error.
+"""The decoders that read a peer's bytes, each with what it may do with them: give a value that holds together, or its
+one error.
 
-`TARGETS` has for each decoder how it is called and what is asked of its value, seeds made of real messages (`seeds`), the way to
-spoil them (`hostile`), and how much memory an input may cost.
-"""
+`TARGETS` has for each decoder how it is called and what is asked of its value, seeds made of real messages (`seeds`),
+the way to spoil them (`hostile`), and how much memory an input may cost."""
 
 import contextlib
 import tracemalloc
@@ -28,8 +28,9 @@ CONTENT_BYTES_AT = 88  # in a batch's header
 
 
 class Target(NamedTuple):
-    """A decoder under test: bytes in, a value or its own error; and what is asked of the value. An input whose `size` is n bytes may
-    cost `bytes_free` + n * `bytes_per_byte` of memory while it is decoded, never more than `bytes_max`."""
+    """A decoder under test: bytes in, a value or its own error; and what is asked of the value. An input whose `size`
+    is n bytes may cost `bytes_free` + n * `bytes_per_byte` of memory while it is decoded, never more than
+    `bytes_max`."""
 
     decode: Callable[[bytes], Any]
     error: type[BsfgError] | type[BadPacket]
@@ -70,7 +71,7 @@ class Target(NamedTuple):
         return peak
 
 
-# ----------------------------------------------------------------------------------------------------------------- requests
+# ------------------------------------------------------------------------------------------------------------- requests
 
 
 def request(payload: bytes) -> tuple[words.Request, Asked | Refuse | None]:
@@ -111,7 +112,7 @@ def check_sealable(message: Message) -> None:
     assert opened == message
 
 
-# ------------------------------------------------------------------------------------------------------------------ answers
+# -------------------------------------------------------------------------------------------------------------- answers
 
 
 def check_answer(payload: bytes, decoded: tuple[words.Answer | words.ErrorAnswer, list[bytes]]) -> None:
@@ -124,7 +125,7 @@ def check_answer(payload: bytes, decoded: tuple[words.Answer | words.ErrorAnswer
     assert decode_answer(encode_answer(found, attached)) == (found, attached)
 
 
-# ------------------------------------------------------------------------------------------------------------------ packets
+# -------------------------------------------------------------------------------------------------------------- packets
 
 
 def packet(payload: bytes) -> tuple[Incoming, int, int]:
@@ -142,7 +143,7 @@ def check_packet(payload: bytes, decoded: tuple[Incoming, int, int]) -> None:
     assert isinstance(check_arrival(arrival, "plant-a", frozenset({"idmz"})), Caller | Drop)
 
 
-# ------------------------------------------------------------------------------------------------------------------ batches
+# -------------------------------------------------------------------------------------------------------------- batches
 
 
 def sealed(payload: bytes) -> batch.Batch:
@@ -193,7 +194,7 @@ def check_rows(unpacked: columns.Unpacked) -> None:
     assert repr(unpacked.values_at([count - 1])) == repr(lists.values[-1:])
 
 
-# --------------------------------------------------------------------------------------------------------------------- JSON
+# ----------------------------------------------------------------------------------------------------------------- JSON
 
 
 def check_definition(_: bytes, found: TagDefinition) -> None:
@@ -213,9 +214,10 @@ def check_object(payload: bytes, canonical: bytes) -> None:
         assert canonical == payload
 
 
-# Free: what a decoder takes for itself, and the facts of a full batch that are told in a hundred bytes because all are equal. Per byte:
-# an object of Python for every three bytes of JSON or content, and the pieces that canonical JSON is put together from. Max: what the
-# limits of the format make of that; for a batch 25 times CONTENT_BYTES_MAX, as agent.batch says.
+# Free: what a decoder takes for itself, and the facts of a full batch that are told in a hundred bytes because all are
+# equal. Per byte: an object of Python for every three bytes of JSON or content, and the pieces that canonical JSON is
+# put together from. Max: what the limits of the format make of that; for a batch 25 times CONTENT_BYTES_MAX, as
+# agent.batch says.
 TARGETS = {
     "request": Target(
         request, MalformedMessage, check_request, seeds.requests, hostile.json_text, 256 * KIB, 64, 5 * MIB, tell=tell_request

@@ -1,10 +1,9 @@
-"""What somebody may make of a valid message who knows its structure: lengths that lie, keys given twice, depth, numbers of any size,
-text that is none, bombs.
+"""What somebody may make of a valid message who knows its structure: lengths that lie, keys given twice, depth, numbers
+of any size, text that is none, bombs.
 
-Each function takes a source of chance and a good input and returns bytes; digests and outer lengths are mostly made right again, so
-that the change is met by what lies behind them. The same functions serve the tests, which draw chance from hypothesis, and the
-fuzzer, which hands in a seed (`harness`).
-"""
+Each function takes a source of chance and a good input and returns bytes; digests and outer lengths are mostly made
+right again, so that the change is met by what lies behind them. The same functions serve the tests, which draw chance
+from hypothesis, and the fuzzer, which hands in a seed (`harness`)."""
 
 import functools
 import json
@@ -208,7 +207,7 @@ def answer(chance: random.Random, good: bytes) -> bytes:
     return _LENGTH.pack(len(header)) + header + attachment
 
 
-# ---------------------------------------------------------------------------------------------------------------- batches
+# -------------------------------------------------------------------------------------------------------------- batches
 
 
 def content(chance: random.Random, good: bytes) -> bytes:
@@ -279,7 +278,8 @@ def sealed(chance: random.Random, good: bytes) -> bytes:
 
 
 def resealed(good: bytes) -> bytes:
-    """The bytes with their body's length and their digest made right, as far as they have any: whatever was changed is looked into."""
+    """The bytes with their body's length and their digest made right, as far as they have any: whatever was changed is
+    looked into."""
     if len(good) < _FIXED.size + 16:
         return good
     fields = list(_FIXED.unpack_from(good))
@@ -324,13 +324,13 @@ def _bomb(chance: random.Random) -> tuple[bytes, int]:
 
 @functools.cache
 def _frame(size: int, filling: bytes, start: bytes, *, is_sized: bool) -> bytes:
-    """One zstd frame of so many bytes; there are few different ones, and each takes long to make. Copied: the compressor's own bytes
-    keep the room they were made in."""
+    """One zstd frame of so many bytes; there are few different ones, and each takes long to make. Copied: the
+    compressor's own bytes keep the room they were made in."""
     made = zstandard.ZstdCompressor(level=1, write_content_size=is_sized).compress((start + filling * size)[:size])
     return bytes(memoryview(made))
 
 
-# ------------------------------------------------------------------------------------------------------------------- MQTT
+# ----------------------------------------------------------------------------------------------------------------- MQTT
 
 
 def publish(chance: random.Random, good: bytes) -> bytes:

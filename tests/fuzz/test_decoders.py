@@ -1,5 +1,5 @@
-"""Every decoder of a peer's bytes against valid messages that somebody has spoiled: taken and good, or refused in one way, in bounded
-memory. The same targets run coverage-guided, a million inputs each, in `make fuzz` (`harness`)."""
+"""Every decoder of a peer's bytes against valid messages that somebody has spoiled: taken and good, or refused in one
+way, in bounded memory. The same targets run coverage-guided, a million inputs each, in `make fuzz` (`harness`)."""
 
 import random
 
@@ -73,7 +73,8 @@ def test_the_densest_messages_cost_what_the_limits_allow(name: str) -> None:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(chance=st.randoms(use_true_random=False), data=st.data())
 def test_spoiled_messages_are_read_or_refused(name: str, chance: random.Random, data: st.DataObject) -> None:
-    """Lengths that lie, keys given twice, depth, huge numbers, broken text, bombs: each is met by a decoder that knows what to do."""
+    """Lengths that lie, keys given twice, depth, huge numbers, broken text, bombs: each is met by a decoder that knows
+    what to do."""
     target = TARGETS[name]
     target.examine(target.mutate(chance, data.draw(st.sampled_from(target.seeds()))))
 

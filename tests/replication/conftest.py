@@ -28,7 +28,8 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Ten thousand lives of a node say too much; and what was there before them is nothing for the collector to look at."""
+    """Ten thousand lives of a node say too much; and what was there before them is nothing for the collector to look
+    at."""
     logging.disable(logging.CRITICAL)
     gc.freeze()
     gc.disable()

@@ -1,4 +1,5 @@
-"""Two halves of a node as replication needs them: a store with its server, a store with its puller, on a real broker."""
+"""Two halves of a node as replication needs them: a store with its server, a store with its puller, on a real
+broker."""
 
 import asyncio
 import contextlib
@@ -148,7 +149,8 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> AsyncIterator[Path]:
-    """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer entry; gives its node.toml once it is connected."""
+    """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer entry; gives its node.toml once it is
+    connected."""
     file = write_node_toml(folder, broker, zone, peer)
     settings, stop = load(file), asyncio.Event()
     with local_socket.open_store(settings) as store:

@@ -1,8 +1,8 @@
 """Revocation: which certificates were signed, which of them are revoked, and the next list.
 
-There is no separate index that could differ from the signed files: `issued/` contains what was signed, the list contains what was
-revoked, when and why. Each list is also kept as `crls/NUMBER.crl`, with rising numbers. No list is made on top of one that is missing,
-of another authority, or older than a kept one, because that would lift revocations.
+There is no separate index that could differ from the signed files: `issued/` contains what was signed, the list
+contains what was revoked, when and why. Each list is also kept as `crls/NUMBER.crl`, with rising numbers. No list is
+made on top of one that is missing, of another authority, or older than a kept one, because that would lift revocations.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ FENCE = {
 }
 
 
-# --- as text -----------------------------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_queue_fits_the_topology() -> None:
     assert plan.queued_messages_max(pulls * 2 + serves) == 16 + 13 * 8
 
 
-# --- a client ----------------------------------------------------------------------------------------------------------
+# --- a client ---------------------------------------------------------------------------------------------------------
 
 
 class Caller:
@@ -347,7 +347,7 @@ def zones(broker: Mosquitto) -> Iterator[Zones]:
         yield Zones(broker, stack)
 
 
-# --- rights ------------------------------------------------------------------------------------------------------------
+# --- rights -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.system
@@ -514,7 +514,7 @@ def test_removing_a_link_ends_living_sessions(tmp_path: Path) -> None:
 _CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 
 
-# --- doors -------------------------------------------------------------------------------------------------------------
+# --- doors ------------------------------------------------------------------------------------------------------------
 
 
 def _right(broker: Mosquitto, _folder: Path) -> ssl.SSLContext | None:
@@ -697,7 +697,7 @@ def _drain(deaf: ssl.SSLSocket) -> int:
     return received
 
 
-# --- nothing stays -----------------------------------------------------------------------------------------------------
+# --- nothing stays ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.system
@@ -740,7 +740,7 @@ def test_nothing_survives_a_restart(tmp_path: Path) -> None:
             assert lasting.received == [(topic, b"new")]
 
 
-# --- the folder --------------------------------------------------------------------------------------------------------
+# --- the folder -------------------------------------------------------------------------------------------------------
 
 
 def _me() -> str:
@@ -785,7 +785,8 @@ def test_folder_names_a_missing_user(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_broker_gives_up_root() -> None:
-    """Started as root from the folder as shipped, the broker runs as its own user and could read every file it needs."""
+    """Started as root from the folder as shipped, the broker runs as its own user and could read every file it
+    needs."""
     if os.geteuid() != 0:
         pytest.skip("only root can give it up")
     try:
@@ -806,7 +807,7 @@ def test_broker_gives_up_root() -> None:
                 assert Zones(broker, stack)["idmz"].publish("bsfg/1/plant-a/idmz/req") == NOBODY_LISTENS
 
 
-# --- bsfg broker check -------------------------------------------------------------------------------------------------
+# --- bsfg broker check ------------------------------------------------------------------------------------------------
 
 
 def _diagnostics(broker: Mosquitto, zone: str, /, **change: Any) -> list[Diagnostic]:
@@ -910,7 +911,7 @@ def test_check_says_why_it_cannot_connect(tmp_path: Path) -> None:
         assert "cannot be reached" in diagnostic.what
 
 
-# --- the broker for tests itself ---------------------------------------------------------------------------------------
+# --- the broker for tests itself --------------------------------------------------------------------------------------
 
 
 @pytest.mark.system

@@ -1,4 +1,5 @@
-"""Reloading a real broker: only files that leave it a broker are handed to it, and a zone that is shut out is out at once."""
+"""Reloading a real broker: only files that leave it a broker are handed to it, and a zone that is shut out is out at
+once."""
 
 import asyncio
 import contextlib
@@ -41,11 +42,12 @@ def bad(diagnostics: list[Diagnostic]) -> list[str]:
     return [diagnostic.what for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD]
 
 
-# --- texts -------------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
-    """The other zones' blocks are untouched, to the byte; denying twice changes nothing; an unknown zone is denied too."""
+    """The other zones' blocks are untouched, to the byte; denying twice changes nothing; an unknown zone is denied
+    too."""
     acl = render_acl(LINKS)
     denied = without_zones(acl, ["idmz", "stranger"])
     assert without_zones(denied, ["idmz", "stranger"]) == denied
@@ -100,7 +102,7 @@ def test_last_setting_counts() -> None:
     assert parse_config("# a b\n\nuser x\n  user y \nflag\n") == {"user": "y", "flag": ""}
 
 
-# --- a real broker -----------------------------------------------------------------------------------------------------
+# --- a real broker ----------------------------------------------------------------------------------------------------
 
 
 def reload(broker: Mosquitto) -> list[Diagnostic]:
@@ -137,8 +139,9 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
 
 
 def test_brokers_are_told_apart_by_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two brokers, each started in its own folder with the same relative path: only the one whose file it is is found, by any way of
-    writing that path. (Told by the words alone, another site's broker was signalled and the right one kept a revoked zone.)"""
+    """Two brokers, each started in its own folder with the same relative path: only the one whose file it is is found,
+    by any way of writing that path. (Told by the words alone, another site's broker was signalled and the right one
+    kept a revoked zone.)"""
     started = []
     for site in ("north", "south"):
         config = tmp_path / site / "broker/mosquitto.conf"
@@ -219,7 +222,8 @@ def test_nothing_is_sent_when_a_file_is_wrong(
 
 @pytest.mark.system
 def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
-    """Mosquitto reads as the user it runs as, not as the one who reloads; the file, or the folder before it, is named."""
+    """Mosquitto reads as the user it runs as, not as the one who reloads; the file, or the folder before it, is
+    named."""
     user = "nobody"
     with tempfile.TemporaryDirectory() as name:  # whose parents everybody may enter, unlike pytest's own
         Path(name).chmod(0o755)
@@ -247,17 +251,17 @@ def test_ends_are_told_beforehand(broker: Mosquitto) -> None:
     assert "bsfg pki renew" in notes[0].hint
 
 
-# --- shut out ----------------------------------------------------------------------------------------------------------
+# --- shut out ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.system
 def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
-    """A connected zone that is denied and revoked gets no further answer and cannot come back; the others notice nothing.
+    """A connected zone that is denied and revoked gets no further answer and cannot come back; the others notice
+    nothing.
 
-    plant-a -> idmz -> enterprise, all running.  enterprise is shut out: what it asks is refused by the broker, what was on its
-    way to it does not arrive, and once its connection ends it is told that it is on the list.  idmz goes on pulling from
-    plant-a over the connections both had.
-    """
+    plant-a -> idmz -> enterprise, all running.  enterprise is shut out: what it asks is refused by the broker, what was
+    on its way to it does not arrive, and once its connection ends it is told that it is on the list.  idmz goes on
+    pulling from plant-a over the connections both had."""
     with Mosquitto.started(tmp_path) as broker:
 
         async def run() -> None:

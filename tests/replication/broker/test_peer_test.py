@@ -1,4 +1,5 @@
-"""bsfg peer test against a real broker and real nodes: what it says when all is well, and at each step that can fail."""
+"""bsfg peer test against a real broker and real nodes: what it says when all is well, and at each step that can
+fail."""
 
 import asyncio
 import json
@@ -169,7 +170,8 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
 
 
 def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
-    """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for bad usage."""
+    """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for bad
+    usage."""
     mine = broker.identity("idmz")
     config = tmp_path / "node.toml"
     config.write_text(

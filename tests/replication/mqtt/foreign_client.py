@@ -1,11 +1,11 @@
-"""A client of the protocol that shares nothing with this project: written from docs/reference/protocol.md, with plain paho.
+"""A client of the protocol that shares nothing with this project: written from docs/reference/protocol.md, with plain
+paho.
 
     foreign_client.py HOST PORT CA CERT KEY SERVING_ZONE ASKING_ZONE STREAM [append]
 
-Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it got, as
-digests of the batches, and what the server said of its cursor. With `append` it appends messages instead, some of them wrongly, and
-prints what it was told. It must be run where `agent` cannot be imported.
-"""
+Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it
+got, as digests of the batches, and what the server said of its cursor. With `append` it appends messages instead, some
+of them wrongly, and prints what it was told. It must be run where `agent` cannot be imported."""
 
 import hashlib
 import json

@@ -33,8 +33,8 @@ async def serving(broker: Mosquitto, folder: Path, facts: int) -> Node:
 
 
 def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
-    """Written from the page alone and importing nothing of `agent`, it gets every batch byte for byte, in pages, confirms
-    them, and understands two refusals."""
+    """Written from the page alone and importing nothing of `agent`, it gets every batch byte for byte, in pages,
+    confirms them, and understands two refusals."""
     mine = broker.identity("idmz")
     words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
     script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
@@ -64,8 +64,8 @@ def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
-    """Written from the page alone, it appends, is told of its repetitions, fenced, and refused by name; what it appended is there,
-    in canonical form, and nothing else."""
+    """Written from the page alone, it appends, is told of its repetitions, fenced, and refused by name; what it
+    appended is there, in canonical form, and nothing else."""
     mine = broker.identity("idmz")
     words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
     script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
@@ -101,7 +101,8 @@ def commands_of_the_page() -> list[list[str]]:
 
 
 def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
-    """The two commands that the page shows fetch a page and confirm it, with Debian's own client and a shell's means."""
+    """The two commands that the page shows fetch a page and confirm it, with Debian's own client and a shell's
+    means."""
     if shutil.which("mosquitto_rr") is None:
         pytest.skip("mosquitto-clients is not installed")
     mine = broker.identity("idmz")

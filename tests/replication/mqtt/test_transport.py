@@ -77,8 +77,9 @@ def test_broker_of_another_authority_is_refused(broker: Mosquitto, tmp_path: Pat
 
 
 def test_connections_of_a_zone_stand_beside_each_other_and_leave_nothing(broker: Mosquitto) -> None:
-    """Two connections of one zone are two sessions for the broker, each clean, so none takes the other's place and nothing is kept for
-    either; and no packet waits for the one before it (without TCP_NODELAY an answer takes up to 88 ms longer)."""
+    """Two connections of one zone are two sessions for the broker, each clean, so none takes the other's place and
+    nothing is kept for either; and no packet waits for the one before it (without TCP_NODELAY an answer takes up to 88
+    ms longer)."""
 
     async def run() -> None:
         one = await Connection.open(access(broker, "idmz"), lambda _: None)
@@ -116,8 +117,8 @@ def test_nobody_listens(broker: Mosquitto) -> None:
 
 
 def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes the connection and then says nothing (a frozen broker, another program) is told from one that is not there, without a
-    library's file and line."""
+    """What takes the connection and then says nothing (a frozen broker, another program) is told from one that is not
+    there, without a library's file and line."""
     monkeypatch.setattr("agent.replication.mqtt.transport.CONNECT_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         wanted = Access("b", "idmz", "127.0.0.1", mute.getsockname()[1], access(broker, "idmz").make_context)
@@ -128,8 +129,8 @@ def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.
 
 
 def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
-    """A connection beyond the broker's limit is closed without a word, at a moment that is luck; the error names the limit. (Mosquitto
-    counts one too few after some failed handshakes, so it may take one more.)"""
+    """A connection beyond the broker's limit is closed without a word, at a moment that is luck; the error names the
+    limit. (Mosquitto counts one too few after some failed handshakes, so it may take one more.)"""
     with Mosquitto.started(tmp_path, limits=BrokerLimits(connections_max=2)) as small:
 
         async def fill(standing: AsyncExitStack) -> None:

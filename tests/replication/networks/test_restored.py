@@ -1,4 +1,5 @@
-"""A plant put back to an old copy of its store over the real broker: it finds out, and what it recorded since arrives, once."""
+"""A plant put back to an old copy of its store over the real broker: it finds out, and what it recorded since arrives,
+once."""
 
 import asyncio
 import shutil
@@ -33,8 +34,9 @@ def plant_at(broker: Mosquitto, folder: Path) -> Node:
 
 
 def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """Put back from 200 facts to 100, and grown to 400 before its reader comes: the plant ends its store by itself, goes on under a new
-    epoch, and the reader, which was never restarted, has what was there before and what was recorded since, nothing twice."""
+    """Put back from 200 facts to 100, and grown to 400 before its reader comes: the plant ends its store by itself,
+    goes on under a new epoch, and the reader, which was never restarted, has what was there before and what was
+    recorded since, nothing twice."""
 
     async def scenario() -> None:
         plant = plant_at(broker, tmp_path)
@@ -82,8 +84,8 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
 
 
 def test_who_begins_at_the_end_accuses_nobody(broker: Mosquitto, tmp_path: Path) -> None:
-    """A reader whose place is the end of the log, of which it was handed nothing, and a plant that is started again in between and grows:
-    the epoch stays, no incident, and all that is new comes."""
+    """A reader whose place is the end of the log, of which it was handed nothing, and a plant that is started again in
+    between and grows: the epoch stays, no incident, and all that is new comes."""
 
     async def scenario() -> None:
         plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)

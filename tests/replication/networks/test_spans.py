@@ -1,7 +1,8 @@
-"""The spans of a pull and of who serves it: how each ends, decided by events alone, and all of them once on the real broker.
+"""The spans of a pull and of who serves it: how each ends, decided by events alone, and all of them once on the real
+broker.
 
-Seen to catch, with the product broken on purpose: a fetch that is never ended when it is given up, waiting counted as serving.
-"""
+Seen to catch, with the product broken on purpose: a fetch that is never ended when it is given up, waiting counted as
+serving."""
 
 import asyncio
 import logging
@@ -109,8 +110,8 @@ def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontie
     ],
 )
 def test_how_a_fetch_ends(events: list[Event], fetches: tuple[int, int, int, int]) -> None:
-    """By its page, by a refusal, by time, with the connection, overtaken by an earlier one's answer, or because what it would
-    continue was refused; one that nobody ended is open."""
+    """By its page, by a refusal, by time, with the connection, overtaken by an earlier one's answer, or because what it
+    would continue was refused; one that nobody ended is open."""
     pull = Pull()
     pull(LinkUp())
     pull(*events, after_ms=1_500)
@@ -128,8 +129,8 @@ def test_how_an_append_ends() -> None:
 
 
 def test_how_a_first_reading_ends() -> None:
-    """When nothing is outstanding for the first time, and durable; a store that was replaced begins another; a peer that refuses
-    for good fails it. A pull that goes on where it was has none."""
+    """When nothing is outstanding for the first time, and durable; a store that was replaced begins another; a peer
+    that refuses for good fails it. A pull that goes on where it was has none."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20)))
     assert pull.ends(Span.BOOTSTRAP) == (1, 0, 0, 0)
@@ -159,8 +160,8 @@ def test_how_a_first_reading_ends() -> None:
     ],
 )
 def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, int, int]) -> None:
-    """It is there when the peer says so, with this answer or a later one; without an answer nobody knows, and it is sent again; of a store
-    that was replaced it is of no use."""
+    """It is there when the peer says so, with this answer or a later one; without an answer nobody knows, and it is
+    sent again; of a store that was replaced it is of no use."""
     pull = Pull()
     pull(LinkUp(), PageArrived(1, page(1, 10)), Appended())
     pull(*events, after_ms=1_600)
@@ -193,7 +194,8 @@ def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
 
 
 def test_how_a_first_reading_ends_for_who_serves_it() -> None:
-    """At the end of the log; by a refusal that somebody has to mend, not by one that passes; when the consumer registers itself again."""
+    """At the end of the log; by a refusal that somebody has to mend, not by one that passes; when the consumer
+    registers itself again."""
     telemetry = Telemetry()
     readings = FirstReadings(telemetry)
 
@@ -245,8 +247,8 @@ def test_how_a_confirmation_ends_for_who_serves_it() -> None:
 def test_the_log_tells_each_step_on_both_sides(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At level debug a pull of a new stream and a comparison leave a start and a stop of each step, with side and peer; what was asked
-    of the other side is a serve of that operation."""
+    """At level debug a pull of a new stream and a comparison leave a start and a stop of each step, with side and peer;
+    what was asked of the other side is a serve of that operation."""
     caplog.set_level(logging.DEBUG, "agent.telemetry")
 
     async def scenario() -> None:
@@ -281,8 +283,8 @@ def test_the_log_tells_each_step_on_both_sides(
 
 @pytest.mark.system
 def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
-    """Appends, leases, ranges and latest values: answered ones stop on either side, refused ones fail on both, one nobody waits for any
-    more is discarded by who asked; a request that cannot be read has no operation."""
+    """Appends, leases, ranges and latest values: answered ones stop on either side, refused ones fail on both, one
+    nobody waits for any more is discarded by who asked; a request that cannot be read has no operation."""
 
     async def scenario() -> tuple[Telemetry, Telemetry]:
         plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
@@ -328,8 +330,8 @@ def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquit
 
 @pytest.mark.system
 def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pull of 1,000 facts and a wait of two seconds at the end: every step is counted on its side, the waiting is in no serving
-    time, and the log says nothing of it at level info."""
+    """A pull of 1,000 facts and a wait of two seconds at the end: every step is counted on its side, the waiting is in
+    no serving time, and the log says nothing of it at level info."""
     caplog.set_level(logging.INFO)
 
     async def scenario() -> tuple[Telemetry, Telemetry]:

@@ -1,4 +1,5 @@
-"""Plants, relays and zones joined in other ways than a chain, through the real broker: every fact once, in its origin's order."""
+"""Plants, relays and zones joined in other ways than a chain, through the real broker: every fact once, in its origin's
+order."""
 
 import asyncio
 from collections.abc import Iterator
@@ -41,8 +42,8 @@ def close(*nodes: Node) -> None:
 
 
 def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
-    """Facts that come directly and by a relay are stored once; while the relay is away the direct way goes on, and when it is
-    back it has nothing to add. Each way's position and confirmation reach the end."""
+    """Facts that come directly and by a relay are stored once; while the relay is away the direct way goes on, and when
+    it is back it has nothing to add. Each way's position and confirmation reach the end."""
 
     async def scenario() -> None:
         plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
@@ -83,7 +84,8 @@ def frontier(*serving: Node) -> int:
 
 
 def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
-    """What two plants record at once, and the relay itself, arrives at the top mixed, each origin's facts in its own order."""
+    """What two plants record at once, and the relay itself, arrives at the top mixed, each origin's facts in its own
+    order."""
 
     async def scenario() -> None:
         one, other, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ZONES)
@@ -109,8 +111,8 @@ def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
-    """One relay pulls from eighty plants through one broker with its limits as generated; the broker is killed while they record, and
-    started again: all connect anew, and each origin's facts are there once."""
+    """One relay pulls from eighty plants through one broker with its limits as generated; the broker is killed while
+    they record, and started again: all connect anew, and each origin's facts are there once."""
     plants = [f"plant-{number}" for number in range(80)]
 
     async def scenario(broker: Mosquitto) -> None:
@@ -136,8 +138,8 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
 
 
 def test_a_ring_goes_quiet(meshed: Mosquitto, tmp_path: Path) -> None:
-    """Three zones that hand on to each other all round end with the facts of all, once, and nothing circles: every position stands
-    at its peer's end."""
+    """Three zones that hand on to each other all round end with the facts of all, once, and nothing circles: every
+    position stands at its peer's end."""
 
     async def scenario() -> None:
         plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))

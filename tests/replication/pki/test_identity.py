@@ -61,10 +61,11 @@ def serial(file: Path) -> str:
 
 
 def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While facts flow the receiver's identity is renewed three times: one reconnect each, every fact once and in order.
+    """While facts flow the receiver's identity is renewed three times: one reconnect each, every fact once and in
+    order.
 
-    Once with a new key, once with the same key, once rolled back; nobody restarts and the serving side keeps its connection.
-    """
+    Once with a new key, once with the same key, once rolled back; nobody restarts and the serving side keeps its
+    connection."""
     caplog.set_level("INFO", "agent.replication")
 
     async def run() -> None:
@@ -246,7 +247,8 @@ def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.Lo
 
 
 def test_expired_in_use_says_so_before_connecting(tmp_path: Path) -> None:
-    """A certificate that ends while a node runs is named by the node itself, clock and all, before it asks the broker."""
+    """A certificate that ends while a node runs is named by the node itself, clock and all, before it asks the
+    broker."""
     pki.create_authority(tmp_path, NOW - timedelta(days=10))
     issued = pki.issue_zone(tmp_path, "idmz", NOW - timedelta(days=9), days=5)
     identity = Identity("b", "idmz", issued.ca_file, issued.cert_file, issued.key_file)

@@ -26,6 +26,7 @@ from agent.demo.processes import Child, accepts, free_port
 from agent.errors import BsfgError
 from agent.replication import pki
 from agent.replication.pki import PkiError
+from agent.replication.pki.signing import BACKDATED
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -48,7 +49,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "pki"))
 
 
-# --- making ------------------------------------------------------------------------------------------------------------
+# --- making -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_the_certificates_say(made: Path) -> None:
@@ -63,7 +64,7 @@ def test_what_the_certificates_say(made: Path) -> None:
     assert zone.issuer == broker.issuer == root.subject
     assert (zone.days_left, root.days_left) == (pki.LEAF_DAYS, pki.CA_DAYS)
     assert zone.valid_now
-    assert zone.not_before == NOW - pki.BACKDATED
+    assert zone.not_before == NOW - BACKDATED
 
 
 @pytest.mark.parametrize("who,purpose", [("zones/idmz", "sslclient"), ("brokers/b1", "sslserver")])
@@ -209,7 +210,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# --- refusing to make --------------------------------------------------------------------------------------------------
+# --- refusing to make -------------------------------------------------------------------------------------------------
 
 BAD_NAMES = ["", "A", "plant_a", "plant a", "plant/a", "+", "#", "../idmz", "a" * 33, "plänt", "idmz\n", "a\x00b", "."]
 
@@ -296,7 +297,7 @@ def test_bad_authority(folder: Path, spoil: Callable[[Path], object], says: str,
     assert hint in caught.value.hint
 
 
-# --- checking ----------------------------------------------------------------------------------------------------------
+# --- checking ---------------------------------------------------------------------------------------------------------
 
 
 def _check(folder: Path, zone: str = "idmz", now: datetime = NOW) -> list[str]:
@@ -309,7 +310,7 @@ def _check(folder: Path, zone: str = "idmz", now: datetime = NOW) -> list[str]:
 def test_good_identities(made: Path) -> None:
     """What we issue passes our own checks, at the first second and at the last, with the real clock too."""
     assert _check(made) == []
-    assert _check(made, now=NOW - pki.BACKDATED) == []
+    assert _check(made, now=NOW - BACKDATED) == []
     assert _check(made, now=NOW + timedelta(days=pki.LEAF_DAYS)) == []
     assert pki.check_identity(made / "zones/idmz.pem", made / "zones/idmz.key", made / "ca.pem", "idmz") == []
     assert pki.check_broker_identity(made / "brokers/b1.pem", made / "brokers/b1.key", made / "ca.pem") == []
@@ -449,7 +450,7 @@ def test_ended_crl(made: Path) -> None:
     assert "clock" in problem.hint
 
 
-# --- a site's own authority --------------------------------------------------------------------------------------------
+# --- a site's own authority -------------------------------------------------------------------------------------------
 
 _Signer = tuple[x509.Certificate, Any]
 
@@ -535,7 +536,8 @@ def test_broker_without_hosts(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_protected, _foreign, lambda f: (f / "zones/idmz.key").chmod(0o644)])
 def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]) -> None:
-    """Connecting with bad files raises and never asks for a password; a foreign authority only shows at the handshake."""
+    """Connecting with bad files raises and never asks for a password; a foreign authority only shows at the
+    handshake."""
     spoil(folder)
     files = folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key"
     if spoil is _foreign:
@@ -545,7 +547,7 @@ def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]
         pki.client_context(*files)
 
 
-# --- bsfg pki ----------------------------------------------------------------------------------------------------------
+# --- bsfg pki ---------------------------------------------------------------------------------------------------------
 
 
 def _run(*arguments: object) -> Result:
@@ -621,7 +623,7 @@ def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
     assert _run("pki", "show", folder / "zones/plant-a.pem").exit_code == 1
 
 
-# --- what the page shows -----------------------------------------------------------------------------------------------
+# --- what the page shows ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.system

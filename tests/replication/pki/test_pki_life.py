@@ -1,4 +1,5 @@
-"""What becomes of a certificate after it was issued: renewed, rolled back, revoked, imported; and the list that says so."""
+"""What becomes of a certificate after it was issued: renewed, rolled back, revoked, imported; and the list that says
+so."""
 
 import contextlib
 import json
@@ -50,7 +51,7 @@ def _good(folder: Path, zone: str = "idmz", now: datetime = LATER) -> list[str]:
     ]
 
 
-# --- renewing ----------------------------------------------------------------------------------------------------------
+# --- renewing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("same_key", [False, True])
@@ -159,7 +160,7 @@ def test_unknown_name_is_not_renewed(folder: Path) -> None:
     assert "bsfg pki issue plant-b" in caught.value.hint
 
 
-# --- revoking ----------------------------------------------------------------------------------------------------------
+# --- revoking ---------------------------------------------------------------------------------------------------------
 
 
 def _revoked(folder: Path) -> set[str]:
@@ -275,7 +276,7 @@ def test_revoke_twice(folder: Path) -> None:
     assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW).number == 2
 
 
-# --- importing ---------------------------------------------------------------------------------------------------------
+# --- importing --------------------------------------------------------------------------------------------------------
 
 
 def test_import_of_a_sites_own(made: Path, tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_import_refuses_what_could_not_be_used(made: Path, tmp_path: Path) -> No
         take("plant-a", "zones/plant-a.pem", "zones/plant-a.key", other)
 
 
-# --- bsfg pki ----------------------------------------------------------------------------------------------------------
+# --- bsfg pki ---------------------------------------------------------------------------------------------------------
 
 
 def _run(folder: Path, *arguments: object) -> Result:

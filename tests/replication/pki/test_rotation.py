@@ -1,4 +1,5 @@
-"""Which identity a node uses while its files are replaced: every way a look and a broker can answer, as a table of steps."""
+"""Which identity a node uses while its files are replaced: every way a look and a broker can answer, as a table of
+steps."""
 
 from collections.abc import Callable
 
@@ -47,7 +48,8 @@ def test_a_pair_that_becomes_good_is_offered(rotation: Rotation) -> None:
 
 
 def test_what_the_broker_turns_away_is_shown_again_by_the_clock_only(rotation: Rotation) -> None:
-    """The old one stays in force and is what reconnecting uses; a later look by the clock tries once more, told once."""
+    """The old one stays in force and is what reconnecting uses; a later look by the clock tries once more, told
+    once."""
     rotation.files_checked(NEW, "")
     assert rotation.refused(NEW, "unknown authority") is FileChange.REFUSED
     assert (rotation.candidate(), rotation.problem) == (OLD, "unknown authority")

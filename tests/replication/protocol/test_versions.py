@@ -1,7 +1,8 @@
-"""Peers of other versions on the real broker: a later minor one is understood, both ways, and another major one is named.
+"""Peers of other versions on the real broker: a later minor one is understood, both ways, and another major one is
+named.
 
-Seen to catch, with the product broken on purpose: a decoder that forbids unknown fields, a version that is not looked at.
-"""
+Seen to catch, with the product broken on purpose: a decoder that forbids unknown fields, a version that is not looked
+at."""
 
 import asyncio
 import logging
@@ -102,8 +103,8 @@ def pulled(broker: Mosquitto, folder: Path, until: Callable[[Node, Node, Puller]
 def test_a_later_minor_version_is_understood(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], side: str
 ) -> None:
-    """A peer that speaks 1.7, with fields nobody here knows in every object of its requests, or of its answers and errors:
-    facts, definitions, confirmations and the lease go through, and a refusal keeps its code."""
+    """A peer that speaks 1.7, with fields nobody here knows in every object of its requests, or of its answers and
+    errors: facts, definitions, confirmations and the lease go through, and a refusal keeps its code."""
     speaking(in_1_7, **{side: True})
 
     async def until(plant: Node, idmz: Node, puller: Puller) -> None:
@@ -121,8 +122,9 @@ def test_a_later_minor_version_is_understood(
 def test_another_major_version_is_named_to_who_asks(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A peer that answers in 2.0, where nothing but protocol and version need mean the same: the log says so once, naming both
-    versions and what to do, the pull is blocked with these words, `bsfg status` and `bsfg peer test` print them."""
+    """A peer that answers in 2.0, where nothing but protocol and version need mean the same: the log says so once,
+    naming both versions and what to do, the pull is blocked with these words, `bsfg status` and `bsfg peer test` print
+    them."""
     caplog.set_level(logging.WARNING)
     speaking(in_2_0, serves=True)
     both = "the peer speaks 'bsfg.replication' '2.0', this node 'bsfg.replication' '1.0'"
