@@ -18,8 +18,9 @@ from agent.replication.broker import peer_test
 from agent.replication.broker.diagnosis import Outcome, Step
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.session import BrokerTarget
+from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node
-from tests.support.mosquitto import HOST, Mosquitto, free_port
+from tests.support.mosquitto import Mosquitto, free_port
 
 pytestmark = pytest.mark.system
 
@@ -27,12 +28,6 @@ NOW = datetime.now(UTC)
 ALL_STEPS = ["configuration", "name", "tcp", "tls", "identity", "session", "rights", "answer", "protocol", "round trip"]
 ALL_STEPS += ["clock", "streams"]
 PLANT = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
-
-
-def access(broker: Mosquitto, zone: str = "idmz") -> BrokerTarget:
-    """How the zone enters, for a check."""
-    mine = broker.identity(zone)
-    return BrokerTarget(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
 
 
 def tried(wanted: BrokerTarget, peer: Peer = PLANT) -> list[Step]:
@@ -57,7 +52,7 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
         idmz.pull("plant-a")
         async with plant.running(), idmz.running():
             await plant.append(1, 100)
-            steps = await asyncio.to_thread(tried, access(broker))
+            steps = await asyncio.to_thread(tried, target_of(broker))
             assert [step.name for step in steps] == ALL_STEPS
             assert {step.diagnostic.outcome for step in steps} == {Outcome.GOOD}
             figures = {name: value for step in steps for name, value in step.figures.items()}
@@ -78,7 +73,7 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
     """Nothing is asked of it; our right to answer is tried, and where to look for the rest is said."""
-    steps = tried(access(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
+    steps = tried(target_of(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
     assert [step.diagnostic.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
     assert steps[-1].diagnostic.hint == "test the other direction at enterprise: bsfg peer test idmz"
 
@@ -132,7 +127,7 @@ def test_the_step_that_fails_is_the_last_and_is_named(
     says: str,
 ) -> None:
     """Everything before it is good; nothing after it is guessed."""
-    steps = tried(change(access(broker), tmp_path, broker))
+    steps = tried(change(target_of(broker), tmp_path, broker))
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
     assert steps[-1].diagnostic.outcome is Outcome.BAD
@@ -142,7 +137,7 @@ def test_the_step_that_fails_is_the_last_and_is_named(
 def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
     """The access list forbids asking: that is configuration, told as such."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as lacking:
-        name, what = last_bad(tried(access(lacking)))
+        name, what = last_bad(tried(target_of(lacking)))
         assert (name, what) == ("rights", "may not send requests to plant-a: not authorized")
 
 
@@ -157,7 +152,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
         # Listening for idmz although it is no peer, as a node does whose configuration was changed under it.
         plant.link._routes.setdefault("bsfg/1/plant-a/idmz/req", lambda _: None)
         async with plant.running():
-            steps = await asyncio.to_thread(tried, access(broker))
+            steps = await asyncio.to_thread(tried, target_of(broker))
         plant.store.close()
         return steps
 
@@ -182,7 +177,7 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
         listen_port = {free_port()}
         [[broker]]
         name = "site"
-        host = "{HOST}"
+        host = "{broker.host}"
         port = {broker.port}
         ca_file = "{mine.ca_file}"
         cert_file = "{mine.cert_file}"

@@ -18,15 +18,15 @@ from agent.cli import status as status_command
 from agent.health.snapshot import NodeSnapshot, PeerFigures
 from agent.replication.broker.diagnosis import Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.session import BrokerTarget
 from agent.replication.mqtt import requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import GetBounds, ListStreams
 from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling.puller import Puller
 from agent.replication.serving import server
+from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node, sealed
-from tests.support.mosquitto import HOST, Mosquitto
+from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -134,10 +134,8 @@ def test_another_major_version_is_named_to_who_asks(
         reason = puller.statistics().lost_reason or ""
         assert both in reason
         assert "Update the older of the two nodes." in reason
-        mine = broker.identity("idmz")
-        access = BrokerTarget(HOST, broker.port, "idmz", mine.ca_file, mine.cert_file, mine.key_file)
         peer = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
-        steps = await asyncio.to_thread(lambda: list(check_peer(access, peer)))
+        steps = await asyncio.to_thread(lambda: list(check_peer(target_of(broker), peer)))
         bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
         assert [step.name for step in bad] == ["protocol"]
         assert both in bad[0].diagnostic.what
