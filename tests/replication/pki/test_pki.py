@@ -1,53 +1,26 @@
 """Certificates: what is made, what is refused, and that a key is nobody else's for a single moment."""
 
-import json
 import os
 import re
-import shlex
 import shutil
 import ssl
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from agent.cli import bsfg
-from agent.demo.processes import Child, accepts, free_port
-from agent.errors import BsfgError
 from agent.replication import pki
 from agent.replication.pki import PkiError
 from agent.replication.pki.signing import BACKDATED
-
-NOW = datetime.now(UTC).replace(microsecond=0)
-REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority with two zones and a broker, made once; tests that change it work on a copy."""
-    folder = tmp_path_factory.mktemp("made") / "pki"
-    pki.create_authority(folder, NOW)
-    pki.issue_zone(folder, "plant-a", NOW)
-    pki.issue_zone(folder, "idmz", NOW)
-    pki.issue_broker(folder, "b1", ["localhost", "127.0.0.1", "::1", "Broker.IDMZ.example"], NOW)
-    return folder
-
-
-@pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, to spoil."""
-    return Path(shutil.copytree(made, tmp_path / "pki"))
-
+from tests.replication.pki.site import NOW
 
 # --- making -----------------------------------------------------------------------------------------------------------
 
@@ -545,125 +518,3 @@ def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]
         return
     with pytest.raises(PkiError):
         pki.client_context(*files)
-
-
-# --- bsfg pki ---------------------------------------------------------------------------------------------------------
-
-
-def _run(*arguments: object) -> Result:
-    return CliRunner().invoke(bsfg, [str(argument) for argument in arguments])
-
-
-def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
-    """Three commands make a site's certificates; each says what to do next, and show finds them all usable."""
-    folder = tmp_path / "pki"
-    for arguments in (
-        ["ca", "--pki", folder],
-        ["issue", "plant-a", "idmz", "--pki", folder],
-        ["issue", "--broker", "b1", "--host", "localhost", "--pki", folder],
-    ):
-        result = _run("pki", *arguments)
-        assert result.exit_code == 0, result.output
-        assert "next:" in result.output or "b1:" in result.output
-    shown = _run("pki", "show", "--json", "--pki", folder)
-    assert shown.exit_code == 0
-    rows = [json.loads(line) for line in shown.output.splitlines()]
-    assert [Path(row["file"]).name for row in rows] == ["ca.pem", "b1.pem", "idmz.pem", "plant-a.pem", "ca.crl"]
-    assert [row["zone"] for row in rows[:-1]] == ["", "", "idmz", "plant-a"]
-    assert rows[-1]["crl_number"] == 1
-    assert all(row["problems"] == [] and row["days_left"] > 300 for row in rows)
-
-
-@pytest.mark.parametrize(
-    "arguments,says",
-    [
-        (["issue"], "Missing argument"),
-        (["issue", "Plant_A"], "a name is 1 to 32"),
-        (["issue", "idmz", "--days", "0"], "--days"),
-        (["issue", "idmz", "--host", "localhost"], "only a broker has hosts"),
-        (["issue", "--broker", "b1"], "needs --host"),
-        (["issue", "--broker", "b1", "b2", "--host", "localhost"], "one broker at a time"),
-        (["show", "missing.pem"], "does not exist"),
-        (["renewal"], "No such command"),
-    ],
-)
-def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """What is wrong with the command itself ends with status 2 and makes no file."""
-    result = _run("pki", *arguments, *([] if arguments == ["renewal"] else ["--pki", tmp_path / "pki"]))
-    assert result.exit_code == 2
-    assert says in result.output
-    assert not (tmp_path / "pki").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments,hint",
-    [
-        (["ca"], "--force"),
-        (["issue", "idmz"], "--force"),
-        (["issue", "new", "--days", "7000"], "use --days 36"),
-        (["issue", "--broker", "b2", "--host", "a b"], "without port"),
-    ],
-)
-def test_cli_bad_result(folder: Path, arguments: list[str], hint: str) -> None:
-    """What cannot be done ends in an error that says what to do; the root command prints it and exits with 1."""
-    result = _run("pki", *arguments, "--pki", folder)
-    assert isinstance(result.exception, BsfgError)
-    assert hint in result.exception.hint
-
-
-def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
-    """An ended certificate and a key that does not fit turn the status to 1, each beside its certificate."""
-    pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)
-    shutil.copy(folder / "zones/plant-a.key", folder / "zones/idmz.key")
-    result = _run("pki", "show", "--pki", folder)
-    assert result.exit_code == 1
-    assert re.search(r"idmz.pem\n(  .*\n)+  PROBLEM the key does not match", result.output)
-    assert re.search(r"plant-a.pem\n(  .*\n)+  PROBLEM the certificate expired at", result.output)
-    assert _run("pki", "show", folder / "zones/idmz.pem").exit_code == 0
-    assert _run("pki", "show", folder / "zones/plant-a.pem").exit_code == 1
-
-
-# --- what the page shows ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.system
-def test_commands_of_the_page(tmp_path: Path) -> None:
-    """Every command of docs/operate/certificates.md, in order, in an empty folder, does what the page says.
-
-    Only the port and the broker's folder are exchanged, because those of the page may be in use here.
-    """
-    text = (REPOSITORY / "docs/operate/certificates.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    assert len(commands) >= 6
-    port, user = free_port(), subprocess.check_output(["id", "-un"], text=True).strip()
-    broker: Child | None = None
-    try:
-        for command in commands:
-            here = command.replace("/etc/mosquitto/bsfg", str(tmp_path / "etc")).replace("8883", str(port))
-            words = shlex.split(here)
-            if words[0] == "mosquitto":
-                program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
-                broker = Child("mosquitto", [str(program), *words[1:]], tmp_path / "log")
-                broker.start()
-                broker.wait_ready(lambda: accepts(port))
-                continue
-            if words[:3] == ["bsfg", "broker", "config"]:
-                words += ["--user", user]
-            if words[0] == "cp":
-                shutil.copy(tmp_path / words[1], words[2])
-                continue
-            assert words[0] == "bsfg", command
-            done = subprocess.run(
-                [sys.executable, "-m", "agent.cli", *words[1:]],
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, (command, done.stdout, done.stderr)
-    finally:
-        if broker is not None:
-            broker.kill()
-    assert broker is not None

@@ -2,40 +2,19 @@
 so."""
 
 import contextlib
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from agent.cli import bsfg
-from agent.errors import BsfgError
 from agent.replication import pki
 from agent.replication.pki import PkiError
+from tests.replication.pki.site import NOW
 
-NOW = datetime.now(UTC).replace(microsecond=0)
 LATER = NOW + timedelta(days=300)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority with two zones and a broker, made once."""
-    folder = tmp_path_factory.mktemp("made") / "pki"
-    pki.create_authority(folder, NOW)
-    pki.issue_zone(folder, "plant-a", NOW)
-    pki.issue_zone(folder, "idmz", NOW)
-    pki.issue_broker(folder, "b1", ["localhost", "127.0.0.1"], NOW)
-    return folder
-
-
-@pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, to change."""
-    return Path(shutil.copytree(made, tmp_path / "pki"))
 
 
 def _serial(file: Path) -> str:
@@ -323,36 +302,3 @@ def test_import_refuses_what_could_not_be_used(made: Path, tmp_path: Path) -> No
     pki.create_authority(other, NOW)
     with pytest.raises(PkiError, match="authority of its own"):
         take("plant-a", "zones/plant-a.pem", "zones/plant-a.key", other)
-
-
-# --- bsfg pki ---------------------------------------------------------------------------------------------------------
-
-
-def _run(folder: Path, *arguments: object) -> Result:
-    result = CliRunner().invoke(bsfg, ["pki", *map(str, arguments), "--pki", str(folder)])
-    assert result.exception is None or isinstance(result.exception, SystemExit | BsfgError), result.exception
-    return result
-
-
-def test_commands(folder: Path, tmp_path: Path) -> None:
-    """Renew, roll back, revoke, list, show and crl say what they did and what comes next, for people and programs."""
-    renewed = _run(folder, "renew", "idmz", "--same-key")
-    assert "next: the .pem" in renewed.output
-    assert json.loads(_run(folder, "renew", "idmz", "--rollback", "--json").output)["zone"] == "idmz"
-    assert "bsfg broker config" in _run(folder, "renew", "b1", "--broker").output
-    revoked = _run(folder, "revoke", "plant-a", "--reason", "key-compromise")
-    assert "bsfg broker deny plant-a" in revoked.output
-    assert "nodes do not" in _run(folder, "revoke", "b1", "--broker").output
-    rows = [json.loads(line) for line in _run(folder, "list", "--json").output.splitlines()]
-    assert [row["reason"] for row in rows if row["name"] == "plant-a"] == ["key-compromise"]
-    assert "revoked" in _run(folder, "list").output
-    assert json.loads(_run(folder, "crl", "--days", "20", "--json").output)["days_left"] in (19, 20)
-    shown = _run(folder, "show")
-    assert shown.exit_code == 1
-    assert "was revoked at" in shown.output
-    assert "list    4, 3 revoked" in shown.output
-    assert "SOON" in shown.output
-    taken = tmp_path / "taken"
-    files = ["--cert", folder / "zones/idmz.pem", "--key", folder / "zones/idmz.key", "--ca", folder / "ca.pem"]
-    assert "idmz:" in _run(taken, "import", "idmz", *files, "--crl", folder / "ca.crl").output
-    assert _run(taken, "show").exit_code == 0
