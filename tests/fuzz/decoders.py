@@ -1,8 +1,8 @@
-"""The decoders that read a peer's bytes, each with what it may do with them: give a value that holds together, or its
-one error.
+"""The decoders that read a peer's bytes: each returns a consistent value or raises its one error.
 
-`TARGETS` has for each decoder how it is called and what is asked of its value, seeds made of real messages (`seeds`),
-the way to spoil them (`hostile`), and how much memory an input may cost."""
+`TARGETS` names for each decoder how it is called, how its value is checked, real messages as seeds (`seeds`), ways to
+corrupt them (`hostile`), and how much memory an input may cost.
+"""
 
 import contextlib
 import tracemalloc
@@ -28,9 +28,11 @@ CONTENT_BYTES_AT = 88  # in a batch's header
 
 
 class Target(NamedTuple):
-    """A decoder under test: bytes in, a value or its own error; and what is asked of the value. An input whose `size`
-    is n bytes may cost `bytes_free` + n * `bytes_per_byte` of memory while it is decoded, never more than
-    `bytes_max`."""
+    """A decoder under test.
+
+    An input whose `size` is n bytes may cost `bytes_free` + n * `bytes_per_byte` of memory while it is decoded, at most
+    `bytes_max`.
+    """
 
     decode: Callable[[bytes], Any]
     error: type[BsfgError] | type[BadPacket]
@@ -45,11 +47,12 @@ class Target(NamedTuple):
     size: Callable[[bytes], int] = len
 
     def allows(self, payload: bytes) -> int:
-        """What an input may cost at its peak, in bytes."""
+        """How much memory an input may cost at its peak, in bytes."""
         return min(self.bytes_max, self.bytes_free + self.size(payload) * self.bytes_per_byte)
 
     def examine(self, payload: bytes) -> bool:
-        """Whether the input was taken; fails where it is neither taken, and then good, nor refused in the one way."""
+        """Whether the input was accepted. Fails if it is neither accepted with a consistent value nor refused with the
+        one error."""
         try:
             found = self.decode(payload)
         except self.error as error:
@@ -59,7 +62,7 @@ class Target(NamedTuple):
         return True
 
     def weigh(self, payload: bytes) -> int:
-        """The peak of memory while the input is decoded, in bytes; fails where that is more than is allowed."""
+        """The peak memory in bytes while the input is decoded. Fails if it is more than allowed."""
         tracemalloc.start()
         try:
             with contextlib.suppress(self.error):
@@ -75,13 +78,13 @@ class Target(NamedTuple):
 
 
 def request(payload: bytes) -> tuple[words.Request, Asked | Refuse | None]:
-    """What the server does with a request before it asks the store."""
+    """What the server does with a request before it calls the store."""
     found = decode_request(payload)
     return found, asked_of(found, "plant-a") if isinstance(found, words.AppendFact) else None
 
 
 def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse | None]) -> None:
-    """Written and read again it is the same; messages to append can be sealed, if they pass the checks."""
+    """Encoded and decoded again it is equal; messages to append can be sealed if they pass the checks."""
     found, asked = decoded
     try:
         written = encode_request(found)
@@ -97,7 +100,7 @@ def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse |
 
 
 def tell_request(error: MalformedMessage) -> None:
-    """Every refusal can be told to the asker."""
+    """Every refusal can be encoded as an answer."""
     told, _ = decode_answer(encode_error("plant-a", seeds.EPOCH, error.operation, error.code, str(error)))
     assert isinstance(told, words.ErrorAnswer)
 
@@ -116,7 +119,7 @@ def check_sealable(message: Message) -> None:
 
 
 def check_answer(payload: bytes, decoded: tuple[words.Answer | words.ErrorAnswer, list[bytes]]) -> None:
-    """Written and read again it is the same, and its parts are exactly its attachment."""
+    """Encoded and decoded again it is equal, and its parts are exactly its attachment."""
     found, attached = decoded
     if isinstance(found, words.ErrorAnswer):
         return
@@ -134,7 +137,7 @@ def packet(payload: bytes) -> tuple[Incoming, int, int]:
 
 
 def check_packet(payload: bytes, decoded: tuple[Incoming, int, int]) -> None:
-    """What is delivered comes from a peer that can be answered, or is dropped."""
+    """A delivered message comes from a peer that can be answered, or is dropped."""
     incoming, qos, identifier = decoded
     assert 0 <= qos <= 3
     assert 0 <= identifier <= 65535
@@ -154,7 +157,7 @@ def sealed(payload: bytes) -> batch.Batch:
 
 
 def check_sealed(payload: bytes, parsed: batch.Batch) -> None:
-    """Every way to open it works and they agree; what it holds can be sealed again."""
+    """All ways to open it agree, and its content can be sealed again."""
     assert batch.split(payload + payload) == [payload, payload]
     if parsed.header.kind is batch.Kind.MESSAGES:
         assert len(batch.open_messages(parsed)) == parsed.header.count
@@ -165,7 +168,7 @@ def check_sealed(payload: bytes, parsed: batch.Batch) -> None:
 
 
 def promised(payload: bytes) -> int:
-    """How much content a batch says it has, where it may; else its own length."""
+    """The content length in a batch's header if it is allowed, else the batch's length."""
     content_bytes = int.from_bytes(payload[CONTENT_BYTES_AT : CONTENT_BYTES_AT + 4], "little")
     return max(content_bytes if content_bytes <= batch.CONTENT_BYTES_MAX else 0, len(payload))
 
@@ -176,12 +179,12 @@ def content(payload: bytes) -> columns.Unpacked:
 
 
 def check_content(_: bytes, unpacked: columns.Unpacked) -> None:
-    """What has been checked can be built on."""
+    """Checked columns can be built on."""
     check_rows(unpacked)
 
 
 def check_rows(unpacked: columns.Unpacked) -> None:
-    """Lists, arrays and look-ups hold the same facts, and those what the frame says of them."""
+    """Lists, arrays and lookups contain the same facts, as the frame says."""
     lists, arrays, (count, tag_max, *bounds_ns) = unpacked.columns(), unpacked.arrays(), unpacked.frame
     assert [min(lists.source_times_ns), max(lists.source_times_ns)] == bounds_ns
     assert 1 <= min(lists.tags) <= max(lists.tags) <= tag_max
@@ -198,17 +201,17 @@ def check_rows(unpacked: columns.Unpacked) -> None:
 
 
 def check_definition(_: bytes, found: TagDefinition) -> None:
-    """Written and read again it is the same."""
+    """Encoded and decoded again it is equal."""
     assert TagDefinition.from_json(found.to_json()) == found
 
 
 def json_object(payload: bytes) -> bytes:
-    """The canonical form of what an application sends."""
+    """The canonical form of an application's JSON."""
     return canonical_json(parse_json("object", payload))
 
 
 def check_object(payload: bytes, canonical: bytes) -> None:
-    """The canonical form is its own; the quick look takes nothing else for canonical."""
+    """The canonical form is canonical, and the quick check accepts nothing else."""
     assert json_object(canonical) == canonical
     if is_plainly_canonical(payload):
         assert canonical == payload

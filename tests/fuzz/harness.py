@@ -24,7 +24,7 @@ INPUT_S_MAX = 10
 
 
 def main() -> None:
-    """Fuzz the decoder that the command line names until libFuzzer has enough."""
+    """Fuzz the decoder named on the command line until libFuzzer stops."""
     name, folder, *options = sys.argv[1:]
     target, corpus, inputs = TARGETS[name], Path(folder, "corpus"), 0
     corpus.mkdir(parents=True, exist_ok=True)

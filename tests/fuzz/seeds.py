@@ -1,6 +1,6 @@
-"""Real messages to begin with: what the product's own encoders make of a store with samples of every type and messages.
+"""Real messages as seeds, made by the product's encoders from a store with samples of every type and messages.
 
-Each function gives good inputs for one decoder of `decoders`; a test holds that none of them is refused.
+Each function returns valid inputs for one decoder of `decoders`; a test checks that none is refused.
 """
 
 import functools

@@ -20,7 +20,8 @@ from tests.waiting import wait_until
 
 @pytest.mark.system
 def test_started_broker_can_be_hurt_and_comes_back(tmp_path: Path) -> None:
-    """Frozen, it is silent and keeps its connections; killed and restarted, it is on the same port; then it is gone."""
+    """Frozen, it is silent and keeps its connections; killed and restarted, it returns on the same port; at the end it
+    is gone."""
     with Mosquitto.started(tmp_path) as broker, contextlib.ExitStack() as stack:
         port, first = broker.port, broker.pid
         zones = Zones(broker, stack)
@@ -45,7 +46,7 @@ def test_started_broker_can_be_hurt_and_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_no_broker_outlives_its_starter(tmp_path: Path) -> None:
-    """Whoever started a broker and is killed outright takes it along."""
+    """If the process that started a broker is killed, the broker ends too."""
     script = (
         "import sys, pathlib; from tests.support.mosquitto import Mosquitto\n"
         "with Mosquitto.started(pathlib.Path(sys.argv[1])) as broker:\n"

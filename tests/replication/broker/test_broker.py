@@ -49,7 +49,8 @@ from tests.waiting import wait_until
 @pytest.mark.system
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: f"{link.asking} asks {link.serving}")
 def test_request_and_answer_pass(zones: Zones, link: PeerLink) -> None:
-    """What the links allow works: the request reaches its server, the answer its asker.  Control for all refusals."""
+    """What the links allow works: the request reaches its server, the answer its requester. Control for all refusals
+    below."""
     request, response = f"bsfg/1/{link.serving}/{link.asking}/req", f"bsfg/1/{link.serving}/{link.asking}/rsp/x"
     server, asker = zones[link.serving], zones[link.asking]
     assert asker.publish(request, b"anyone?") == NOBODY_LISTENS
@@ -82,7 +83,8 @@ def test_request_and_answer_pass(zones: Zones, link: PeerLink) -> None:
     ],
 )
 def test_write_refused(zones: Zones, zone: str, topic: str) -> None:
-    """A zone can neither ask as another, nor serve as another, nor write anywhere else; the broker says so (0x87)."""
+    """A zone cannot send requests as another zone, serve as another, or publish anywhere else; the broker reports it
+    (0x87)."""
     for reader in ZONES:
         if reader != zone:
             zones[reader].subscribe(topic)
@@ -94,10 +96,8 @@ def test_write_refused(zones: Zones, zone: str, topic: str) -> None:
 
 @pytest.mark.system
 def test_every_zone_on_every_topic(zones: Zones) -> None:
-    """The whole matrix: four zones writing 32 topics, everybody listening to everything.
-
-    Writes succeed exactly where meant, and what was written arrives exactly at whom it was meant for.
-    """
+    """The whole matrix: four zones publish on 32 topics and subscribe to everything. Exactly the allowed messages are
+    accepted, and each arrives exactly at its zone."""
     for zone in ZONES:
         zones[zone].subscribe("#")
     written = set()
@@ -130,10 +130,8 @@ def test_every_zone_on_every_topic(zones: Zones) -> None:
 )
 @pytest.mark.parametrize("snooper", ["enterprise", "plant-b"])
 def test_listening_in_delivers_nothing(zones: Zones, snooper: str, pattern: str) -> None:
-    """A zone cannot read another's requests and answers, by whatever subscription, which the broker always grants.
-
-    Nor does it take anything away: the rightful reader gets every answer although a stranger shares the topic.
-    """
+    """No subscription, which the broker always grants, lets a zone read another's requests and answers. Nor does it
+    take any away: the rightful reader gets every answer although another zone shares the topic."""
     assert zones[snooper].subscribe(pattern) <= 1
     zones["idmz"].subscribe("bsfg/1/plant-a/idmz/rsp/x")
     zones["plant-a"].subscribe("bsfg/1/plant-a/idmz/req")
@@ -148,10 +146,8 @@ def test_listening_in_delivers_nothing(zones: Zones, snooper: str, pattern: str)
 
 @pytest.mark.system
 def test_will_on_foreign_topic(zones: Zones) -> None:
-    """A last will is a write like any other: left on another zone's topic, it is not delivered when its author dies.
-
-    The same will on the author's own topic is, so the refusal is not for want of a will.
-    """
+    """A last will is checked like a publish: on another zone's topic it is not delivered. On the client's own topic it
+    is."""
     zones["idmz"].subscribe("bsfg/1/+/idmz/rsp/+")
     for number, topic in enumerate(("bsfg/1/plant-a/idmz/rsp/x", "bsfg/1/plant-b/idmz/rsp/x")):
         dying = zones.connection("plant-b", client_id=f"dying-{number}", will=(topic, False))
@@ -161,13 +157,13 @@ def test_will_on_foreign_topic(zones: Zones) -> None:
 
 
 def _ends(log: str) -> str:
-    """The lines that tell of a connection's end."""
+    """The log lines about ended connections."""
     return "\n".join(line for line in log.splitlines() if "closed its connection" in line or "disconnected" in line)
 
 
 @pytest.mark.system
 def test_certificate_without_a_link(tmp_path: Path) -> None:
-    """A zone of our own authority that no link names connects and can do nothing at all."""
+    """A zone with a valid certificate but without a link connects and has no rights."""
     with (
         Mosquitto.started(tmp_path, zones=(*ZONES, "stranger")) as broker,
         contextlib.ExitStack() as stack,
@@ -188,7 +184,7 @@ def test_certificate_without_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_removing_a_link_ends_living_sessions(tmp_path: Path) -> None:
-    """Without its link, after a reload, a zone that stays connected can neither write nor read any more."""
+    """After its link is removed and the broker reloaded, a connected zone can neither publish nor receive."""
     with Mosquitto.started(tmp_path) as broker, contextlib.ExitStack() as stack:
         zones = Zones(broker, stack)
         topic = "bsfg/1/plant-a/idmz/rsp/x"
@@ -223,7 +219,7 @@ def _tls_1_2(broker: Mosquitto, _folder: Path) -> ssl.SSLContext | None:
 
 
 def _foreign_authority(broker: Mosquitto, folder: Path) -> ssl.SSLContext | None:
-    """Same zone, same name of the authority, another key."""
+    """The same zone and authority name, another key."""
     name = pki.load_certificates(broker.ca_file)[0].subject.rfc4514_string().removeprefix("CN=")
     pki.create_authority(folder, NOW, name=name)
     issued = pki.issue_zone(folder, "idmz", NOW)
@@ -267,7 +263,7 @@ def test_who_gets_in(
 
 @pytest.mark.system
 def test_revoked_certificate_is_refused(tmp_path: Path) -> None:
-    """The broker reads the authority's revocation list: who is on it does not come in any more, the others do."""
+    """The broker reads the revocation list: a revoked client is refused, others are accepted."""
     with Mosquitto.started(tmp_path) as broker:
         authority = pki.load_authority(broker.pki_folder)
         idmz, plant = broker.identity("idmz"), broker.identity("plant-a")
@@ -306,7 +302,7 @@ def _connack(broker: Mosquitto, context: ssl.SSLContext | None) -> bool:
 
 @pytest.mark.system
 def test_connack_tells_the_limits(zones: Zones) -> None:
-    """A client learns packet size, receive maximum, keep-alive and that nothing is retained, as configured."""
+    """CONNACK announces packet size, receive maximum, keep-alive and no retained messages, as configured."""
     connack = zones.connection("idmz", keepalive_s=600).connack
     assert connack.MaximumPacketSize == 1_048_576
     assert connack.ReceiveMaximum == 16
@@ -316,7 +312,7 @@ def test_connack_tells_the_limits(zones: Zones) -> None:
 
 @pytest.mark.system
 def test_full_page_passes_and_larger_disconnects(zones: Zones) -> None:
-    """A page of almost the limit arrives whole; one beyond the limit does not, and costs its sender the connection."""
+    """A page just below the limit arrives complete; a larger one does not, and its sender is disconnected."""
     topic = "bsfg/1/plant-a/idmz/rsp/x"
     page = bytes(1_048_576 - 256)
     zones["idmz"].subscribe(topic)
@@ -329,10 +325,11 @@ def test_full_page_passes_and_larger_disconnects(zones: Zones) -> None:
 
 @pytest.mark.system
 def test_deaf_reader_costs_little(zones: Zones) -> None:
-    """A zone that subscribes and never reads makes the broker hold a bounded number of pages; nobody else notices.
+    """For a zone that subscribes and never reads, the broker holds a bounded number of pages, and other zones are not
+    affected.
 
-    200 pages of 200 kB are sent at QoS 0.  Mosquitto counts those in messages and not in bytes, and its usual limit of
-    200 would keep them all.
+    200 pages of 200 kB are sent at QoS 0. Mosquitto counts messages, not bytes, and its usual limit of 200 would keep
+    them all.
     """
     page, sent = bytes(200_000), 200
     topic = b"bsfg/1/plant-a/idmz/rsp/x"
@@ -381,7 +378,7 @@ def _drain(deaf: ssl.SSLSocket) -> int:
 
 @pytest.mark.system
 def test_retained_publish_disconnects(zones: Zones) -> None:
-    """Who sets retain is disconnected with the reason, and whoever subscribes later finds nothing."""
+    """A client that sets retain is disconnected with the reason, and a later subscriber gets nothing."""
     topic = "bsfg/1/plant-a/idmz/rsp/x"
     assert zones.connection("plant-a").publish(topic, b"keep me", retain=True) == RETAIN_NOT_SUPPORTED
     zones["idmz"].subscribe(topic)
@@ -390,14 +387,14 @@ def test_retained_publish_disconnects(zones: Zones) -> None:
 
 @pytest.mark.system
 def test_retained_will_refused(zones: Zones) -> None:
-    """Nor can retain come in as a last will: the session is refused with the reason."""
+    """A retained last will is refused with the reason at connect."""
     caller = zones.connection("plant-a", will=("bsfg/1/plant-a/idmz/rsp/x", True))
     assert caller.connect_reason == RETAIN_NOT_SUPPORTED
 
 
 @pytest.mark.system
 def test_nothing_survives_a_restart(tmp_path: Path) -> None:
-    """A session that was to last, with a message waiting in it, is gone after a restart, and no file has appeared."""
+    """A persistent session with a waiting message is gone after a restart, and no file has appeared."""
     with Mosquitto.started(tmp_path) as broker, contextlib.ExitStack() as stack:
         zones = Zones(broker, stack)
         files = sorted(path.name for path in broker.files.folder.iterdir())

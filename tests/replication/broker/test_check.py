@@ -24,7 +24,7 @@ def _diagnostics(broker: Mosquitto, zone: str, /, **change: Any) -> list[Diagnos
 @pytest.mark.system
 @pytest.mark.parametrize("zone", ZONES)
 def test_check_finds_nothing_wrong(broker: Mosquitto, zone: str) -> None:
-    """Every zone's check of a broker as configured is good; an absent peer is worth a note and no more."""
+    """The check of a correct broker is good for every zone; an absent peer is a note only."""
     diagnostics = _diagnostics(broker, zone)
     assert [diagnostic for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD] == []
     assert len(diagnostics) >= 10
@@ -32,7 +32,7 @@ def test_check_finds_nothing_wrong(broker: Mosquitto, zone: str) -> None:
 
 @pytest.mark.system
 def test_check_makes_a_round_trip(zones: Zones) -> None:
-    """Where the peer answers, the check says so: request, response topic and correlation went there and back."""
+    """If the peer answers, the check reports it: request, response topic and correlation work."""
     server = zones["plant-a"]
 
     def answer(_client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
@@ -89,7 +89,7 @@ def test_check_finds_a_weak_broker(tmp_path: Path, spoiled: dict[str, str], says
 
 @pytest.mark.system
 def test_check_names_a_missing_link(tmp_path: Path) -> None:
-    """A link the broker's list lacks is told as the right that fails, for the asking and for the serving zone."""
+    """A missing link is reported as the right that fails, for the requesting and for the serving zone."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as broker:
         for zone, what in (
             ("idmz", "idmz may send requests to plant-a: failed"),
@@ -101,7 +101,7 @@ def test_check_names_a_missing_link(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_check_says_why_it_cannot_connect(tmp_path: Path) -> None:
-    """No broker, a broker of another name, a certificate it does not take, files of another zone: each told apart."""
+    """No broker, a broker of another name, a refused certificate, files of another zone: each has its own message."""
     with Mosquitto.started(tmp_path) as broker:
         other = tmp_path / "other"
         pki.create_authority(other, NOW)

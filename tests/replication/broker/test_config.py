@@ -114,7 +114,7 @@ def test_there_is_room_for_every_zone(plants: int, least: int) -> None:
     ],
 )
 def test_config_refuses(change: dict[str, Any]) -> None:
-    """Nothing gets into the configuration that is out of range or could become a line of its own."""
+    """Values out of range, or that could add a line, are refused."""
     with pytest.raises(TopologyError):
         plan.render_config(BrokerPlan(**{"links": LINKS, "folder": "/etc/mosquitto/bsfg", **change}))
 
@@ -137,7 +137,7 @@ def test_config_refuses(change: dict[str, Any]) -> None:
     ],
 )
 def test_config_says_what_cannot_be_seen_from_outside(line: str) -> None:
-    """Each protection stands in the file exactly once; no setting is there twice, so none undoes another."""
+    """Each protective setting appears exactly once, and no setting appears twice, so that none overrides another."""
     config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg/"))
     settings = [each for each in config.splitlines() if each and not each.startswith("#")]
     assert settings.count(line) == 1
@@ -146,7 +146,7 @@ def test_config_says_what_cannot_be_seen_from_outside(line: str) -> None:
 
 
 def test_queue_fits_the_topology() -> None:
-    """What may wait for a deaf reader follows from the links of the busiest zone, whether it asks or serves."""
+    """The queue for a reader that does not read follows from the links of the busiest zone, requesting or serving."""
     pulls = [PeerLink(f"plant-{number}", "idmz") for number in range(10)]
     serves = [PeerLink("idmz", f"office-{number}") for number in range(3)]
     assert plan.queued_messages_max(pulls[:1]) == 16 + 8

@@ -38,7 +38,7 @@ from tests.support.mosquitto import HOST, Mosquitto
     ],
 )
 def test_folder_refuses_what_would_not_serve(tmp_path: Path, spoil: Callable[[Path], object], says: str) -> None:
-    """With any file wrong nothing is written: a broker would start and refuse everybody, or let revoked ones in."""
+    """With any invalid file nothing is written: such a broker would refuse all clients or accept revoked ones."""
     pki_folder, target = tmp_path / "pki", tmp_path / "broker"
     pki.create_authority(pki_folder, NOW)
     pki.issue_broker(pki_folder, "test", ["localhost"], NOW)
@@ -50,7 +50,7 @@ def test_folder_refuses_what_would_not_serve(tmp_path: Path, spoil: Callable[[Pa
 
 
 def test_folder_names_a_missing_user(tmp_path: Path) -> None:
-    """As root, a broker user that does not exist is refused before the broker fails to start for it."""
+    """As root, an unknown user for the broker is refused before the broker fails to start."""
     if os.geteuid() != 0:
         pytest.skip("only root gives files away")
     pki.create_authority(tmp_path / "pki", NOW)
@@ -63,8 +63,7 @@ def test_folder_names_a_missing_user(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_broker_gives_up_root() -> None:
-    """Started as root from the folder as shipped, the broker runs as its own user and could read every file it
-    needs."""
+    """Started as root from the folder as written, the broker runs as its own user and can read all its files."""
     if os.geteuid() != 0:
         pytest.skip("only root can give it up")
     try:

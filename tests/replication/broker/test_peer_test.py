@@ -31,12 +31,12 @@ PLANT = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
 
 
 def tried(wanted: BrokerTarget, peer: Peer = PLANT) -> list[Step]:
-    """Every step told."""
+    """All steps of the test."""
     return list(check_peer(wanted, peer))
 
 
 def last_bad(steps: list[Step]) -> tuple[str, str]:
-    """Name and words of the step that failed, which ends with what to do."""
+    """Name and message of the one failed step, which must have a hint."""
     bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
     assert len(bad) == 1, steps
     assert bad[0].diagnostic.hint
@@ -44,7 +44,7 @@ def last_bad(steps: list[Step]) -> tuple[str, str]:
 
 
 def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every step is good, in order, with figures; the nodes that run meanwhile keep their connections and go on."""
+    """Every step is good, in order, with figures; running nodes keep their connections."""
 
     async def run() -> None:
         plant, idmz = (Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz"))
@@ -72,7 +72,7 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
 
 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
-    """Nothing is asked of it; our right to answer is tried, and where to look for the rest is said."""
+    """No request is sent; the right to answer is tested, and the hint names the test at the other side."""
     steps = tried(target_of(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
     assert [step.diagnostic.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
     assert steps[-1].diagnostic.hint == "test the other direction at enterprise: bsfg peer test idmz"
@@ -126,7 +126,7 @@ def test_the_step_that_fails_is_the_last_and_is_named(
     step: str,
     says: str,
 ) -> None:
-    """Everything before it is good; nothing after it is guessed."""
+    """All steps before the failed one are good; none follows it."""
     steps = tried(change(target_of(broker), tmp_path, broker))
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
@@ -135,14 +135,14 @@ def test_the_step_that_fails_is_the_last_and_is_named(
 
 
 def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
-    """The access list forbids asking: that is configuration, told as such."""
+    """A link that is missing in the access list is reported as a missing right."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as lacking:
         name, what = last_bad(tried(target_of(lacking)))
         assert (name, what) == ("rights", "may not send requests to plant-a: not authorized")
 
 
 def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is connected and silent; a stream it does not export is another fault, and told after it answered."""
+    """A connected peer that does not answer, and a stream that it does not export, are different faults."""
     monkeypatch.setattr(peer_test, "WAIT_S", 0.3)
 
     async def run(exports: dict[str, list[str]]) -> list[Step]:
@@ -165,7 +165,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
 
 
 def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
-    """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for bad
+    """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for wrong
     usage."""
     mine = broker.identity("idmz")
     config = tmp_path / "node.toml"

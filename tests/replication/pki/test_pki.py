@@ -1,4 +1,4 @@
-"""Certificates: what is made, what is refused, and that a key is nobody else's for a single moment."""
+"""Certificates: what is made, what is refused, and that a private key is never readable by others."""
 
 import os
 import re
@@ -26,7 +26,7 @@ from tests.replication.pki.site import NOW
 
 
 def test_what_the_certificates_say(made: Path) -> None:
-    """Zones are clients and no servers, brokers servers and no clients, and nobody below the root may sign."""
+    """Zones have client certificates, brokers server certificates, and none below the root may sign."""
     root = pki.describe(pki.load_certificates(made / "ca.pem")[0], NOW)
     zone = pki.describe(pki.load_certificates(made / "zones/idmz.pem")[0], NOW)
     broker = pki.describe(pki.load_certificates(made / "brokers/b1.pem")[0], NOW)
@@ -50,7 +50,7 @@ def test_openssl_agrees(made: Path, who: str, purpose: str) -> None:
 
 
 def test_handshake_in_memory(made: Path) -> None:
-    """Zone and broker shake hands with TLS 1.3 and nothing less, both sides checking strictly; the name must fit."""
+    """Zone and broker connect with TLS 1.3 only, both sides verifying strictly; the host name must match."""
     assert _shake_hands(made, "localhost") == "TLSv1.3"
     assert _shake_hands(made, "127.0.0.1") == "TLSv1.3"
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -78,7 +78,7 @@ def _shake_hands(folder: Path, host: str) -> str | None:
 
 
 def test_crl_lasts_as_long_as_its_authority(made: Path) -> None:
-    """A broker refuses everybody once its list has ended, so the list does not end before the authority."""
+    """A broker with an expired list refuses all clients, so the list expires with its authority."""
     crl = pki.load_crl(made / "ca.crl")
     assert crl.next_update_utc == pki.load_certificates(made / "ca.pem")[0].not_valid_after_utc
     assert list(crl) == []
@@ -86,7 +86,7 @@ def test_crl_lasts_as_long_as_its_authority(made: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_rights_of_files(tmp_path: Path, umask: int) -> None:
-    """Keys are 0600, folders 0700, certificates readable, whatever the umask of the person at the keyboard."""
+    """Keys are 0600, folders 0700, certificates readable, whatever the umask."""
     before = os.umask(umask)
     try:
         pki.create_authority(tmp_path / "pki", NOW)
@@ -100,7 +100,7 @@ def test_rights_of_files(tmp_path: Path, umask: int) -> None:
 
 
 def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a key is being written nobody else may read it; if the disk fails, the old file stays and nothing else."""
+    """While a key is being written others cannot read it; if the disk fails, only the old file remains."""
     target = tmp_path / "a.key"
     target.write_bytes(b"old")
     seen: list[int] = []
@@ -128,7 +128,7 @@ def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkey
 
 
 def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses ends in one error that names the folder and what to look at."""
+    """A disk error becomes one error that names the folder and what to check."""
 
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -149,7 +149,7 @@ def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ids=["authority", "zone", "broker"],
 )
 def test_nothing_is_overwritten_unless_forced(folder: Path, again: Callable[[Path, bool], object]) -> None:
-    """A second call changes no byte and names --force; with it the files are new and fit each other."""
+    """A second call changes nothing and names --force; with it the files are new and match each other."""
     before = _contents(folder)
     with pytest.raises(PkiError, match="exist already") as caught:
         again(folder, False)
@@ -162,7 +162,7 @@ def test_nothing_is_overwritten_unless_forced(folder: Path, again: Callable[[Pat
 
 @pytest.mark.parametrize("left", ["zones/idmz.pem", "zones/idmz.key"])
 def test_half_an_identity_is_not_overwritten(folder: Path, left: str) -> None:
-    """A certificate without its key, or the other way round, is somebody's: it is not replaced without --force."""
+    """A certificate without its key, or a key without its certificate, is not replaced without --force."""
     for file in ("zones/idmz.pem", "zones/idmz.key"):
         if file != left:
             (folder / file).unlink()
@@ -171,7 +171,7 @@ def test_half_an_identity_is_not_overwritten(folder: Path, left: str) -> None:
 
 
 def test_every_certificate_stays_known(folder: Path) -> None:
-    """What was once signed can be named for revocation, also after it was replaced."""
+    """Every signed certificate can be revoked, also after it was replaced."""
     old = pki.load_certificates(folder / "zones/idmz.pem")[0]
     pki.issue_zone(folder, "idmz", NOW, force=True)
     issued = {pki.load_certificates(file)[0].serial_number: file.stem for file in (folder / "issued").iterdir()}
@@ -190,7 +190,7 @@ BAD_NAMES = ["", "A", "plant_a", "plant a", "plant/a", "+", "#", "../idmz", "a" 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names(folder: Path, name: str) -> None:
-    """What cannot be one topic level and one user name becomes no certificate, and no file anywhere."""
+    """A name that cannot be one topic level and one user name makes no certificate and no file."""
     before = _contents(folder.parent)
     with pytest.raises(PkiError, match="not a valid name of a zone"):
         pki.issue_zone(folder, name, NOW)
@@ -219,7 +219,7 @@ def test_bad_names(folder: Path, name: str) -> None:
     ],
 )
 def test_bad_hosts(folder: Path, hosts: list[str]) -> None:
-    """A broker's certificate names hosts as clients will look them up, and at least one."""
+    """A broker's certificate contains valid host names, at least one."""
     with pytest.raises(PkiError, match="host"):
         pki.issue_broker(folder, "b2", hosts, NOW)
     assert not (folder / "brokers/b2.key").exists()
@@ -227,7 +227,7 @@ def test_bad_hosts(folder: Path, hosts: list[str]) -> None:
 
 @pytest.mark.parametrize("days", [0, -1, pki.DAYS_MAX + 1])
 def test_bad_days(folder: Path, days: int) -> None:
-    """A life of no days, or of more than a plant's, is a slip."""
+    """A lifetime of no days, or of more than a plant's, is refused."""
     with pytest.raises(PkiError, match="not a valid lifetime"):
         pki.issue_zone(folder, "new", NOW, days=days)
     with pytest.raises(PkiError, match="not a valid lifetime"):
@@ -236,7 +236,7 @@ def test_bad_days(folder: Path, days: int) -> None:
 
 @pytest.mark.parametrize("name", ["a\nb", "a,CN=b", "-a", "a" * 65, " a", "ä"])
 def test_bad_authority_names(tmp_path: Path, name: str) -> None:
-    """The authority's name is shown to people and stands in every certificate: one plain line."""
+    """The authority's name is part of every certificate: one plain line."""
     with pytest.raises(PkiError, match="not a valid name of an authority"):
         pki.create_authority(tmp_path / "pki", NOW, name=name)
 
@@ -245,7 +245,7 @@ def test_bad_authority_names(tmp_path: Path, name: str) -> None:
     "later_days,hint", [(pki.CA_DAYS - 100, "use --days 100, or"), (pki.CA_DAYS + 1, "bsfg pki ca --pki")]
 )
 def test_no_certificate_outlives_its_authority(folder: Path, later_days: int, hint: str) -> None:
-    """Near the authority's end the error says how many days there are to give, or that a new one is due."""
+    """Near the authority's end the error names the remaining days, or that a new authority is needed."""
     with pytest.raises(PkiError, match="the authority itself expires") as caught:
         pki.issue_zone(folder, "new", NOW + timedelta(days=later_days))
     assert hint in caught.value.hint
@@ -281,7 +281,7 @@ def _check(folder: Path, zone: str = "idmz", now: datetime = NOW) -> list[str]:
 
 
 def test_good_identities(made: Path) -> None:
-    """What we issue passes our own checks, at the first second and at the last, with the real clock too."""
+    """Certificates that we issue pass our own checks, in their first and last second, and with the real clock."""
     assert _check(made) == []
     assert _check(made, now=NOW - BACKDATED) == []
     assert _check(made, now=NOW + timedelta(days=pki.LEAF_DAYS)) == []
@@ -348,21 +348,21 @@ def _fifo(folder: Path) -> None:
     ],
 )
 def test_bad_identity(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
-    """Each thing that can be wrong with three files is named with the file, and what to do."""
+    """Each fault of the three files is named with the file and what to do."""
     spoil(folder)
     problems = _check(folder)
     assert any(re.search(says, problem) for problem in problems), problems
 
 
 def test_all_problems_at_once(folder: Path) -> None:
-    """Three files wrong give three problems, not the first one."""
+    """Three invalid files give three problems."""
     for file in ("zones/idmz.pem", "zones/idmz.key", "ca.pem"):
         (folder / file).unlink()
     assert len(_check(folder)) == 3
 
 
 def test_group_may_read_a_key(folder: Path) -> None:
-    """0640 is what a broker's key has, and 0400 what systemd makes of a credential: both are fine."""
+    """0640 (a broker's key) and 0400 (a systemd credential) are accepted."""
     for mode in (0o640, 0o440, 0o400, 0o600):
         (folder / "zones/idmz.key").chmod(mode)
         assert _check(folder) == [], oct(mode)
@@ -382,14 +382,14 @@ def test_group_may_read_a_key(folder: Path) -> None:
     ],
 )
 def test_time_names_the_clock(made: Path, now: datetime, says: str) -> None:
-    """Before and after its time both moments are told, because on a gateway it is as often the clock that is wrong."""
+    """Before and after its validity both times are shown, because the gateway's clock is as often wrong."""
     problems = _check(made, now=now)
     assert problems
     assert re.search(says, problems[0])
 
 
 def test_ended_authority(tmp_path: Path) -> None:
-    """A valid certificate below an ended root is refused in the name of the root's file."""
+    """A valid certificate below an expired root is refused, naming the root's file."""
     folder = tmp_path / "pki"
     pki.create_authority(folder, NOW, days=10)
     pki.issue_zone(folder, "idmz", NOW, days=10)
@@ -411,13 +411,13 @@ def test_ended_authority(tmp_path: Path) -> None:
     ],
 )
 def test_bad_crl(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
-    """A list that would let revoked zones in, or nobody, is named before a broker gets it."""
+    """A list with which a broker would accept revoked zones, or refuse all, is named before a broker gets it."""
     spoil(folder)
     assert [problem for problem in pki.check_crl(folder / "ca.crl", folder / "ca.pem") if says in problem.why]
 
 
 def test_ended_crl(made: Path) -> None:
-    """Past its end a list shuts everybody out; the message says that, and names the clock."""
+    """With an expired list a broker refuses all clients; the message says so and names the clock."""
     (problem,) = pki.check_crl(made / "ca.crl", made / "ca.pem", now=NOW + timedelta(days=pki.CA_DAYS + 1))
     assert "refuse all clients" in problem.why
     assert "clock" in problem.hint
@@ -429,7 +429,7 @@ _Signer = tuple[x509.Certificate, Any]
 
 
 def _sign(name: str, issuer: _Signer | None, key: Any, *, is_ca: bool, names: int = 1) -> x509.Certificate:
-    """A certificate as some other tool makes it: few extensions."""
+    """A certificate as another tool makes it, with few extensions."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] * names)
     builder = (
         x509.CertificateBuilder()
@@ -473,7 +473,7 @@ def test_chain_of_a_site(tmp_path: Path, make_key: Callable[[], Any], intermedia
 
 
 def test_chains_that_prove_nothing(tmp_path: Path) -> None:
-    """A leaf that signs, two authorities that sign each other, a root nobody trusts, two common names: all refused."""
+    """A leaf that signs, two authorities that sign each other, an untrusted root, two common names: all refused."""
     key, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     root = _sign("root", None, key, is_ca=True)
     leaf = _sign("plant-a", (root, key), other, is_ca=False)
@@ -497,7 +497,7 @@ def test_chains_that_prove_nothing(tmp_path: Path) -> None:
 
 
 def test_broker_without_hosts(folder: Path) -> None:
-    """A broker's certificate without names would be refused by every node, one by one; told once, here."""
+    """A broker's certificate without host names is refused here, before each node would refuse it."""
     authority = pki.load_authority(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     (folder / "brokers/b1.pem").write_bytes(
@@ -509,7 +509,7 @@ def test_broker_without_hosts(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_protected, _foreign, lambda f: (f / "zones/idmz.key").chmod(0o644)])
 def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]) -> None:
-    """Connecting with bad files raises and never asks for a password; a foreign authority only shows at the
+    """Connecting with invalid files raises and never asks for a password; a foreign authority is found only in the
     handshake."""
     spoil(folder)
     files = folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key"

@@ -59,7 +59,7 @@ def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
     ],
 )
 def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """What is wrong with the command itself ends with status 2 and makes no file."""
+    """Wrong usage of the command ends with status 2 and makes no file."""
     result = _run("pki", *arguments, *([] if arguments == ["renewal"] else ["--pki", tmp_path / "pki"]))
     assert result.exit_code == 2
     assert says in result.output
@@ -76,14 +76,14 @@ def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
     ],
 )
 def test_cli_bad_result(folder: Path, arguments: list[str], hint: str) -> None:
-    """What cannot be done ends in an error that says what to do; the root command prints it and exits with 1."""
+    """A failure ends in an error that says what to do; the root command prints it and exits with 1."""
     result = _run("pki", *arguments, "--pki", folder)
     assert isinstance(result.exception, BsfgError)
     assert hint in result.exception.hint
 
 
 def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
-    """An ended certificate and a key that does not fit turn the status to 1, each beside its certificate."""
+    """An expired certificate and a key that does not match give status 1, each reported beside its certificate."""
     pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)
     shutil.copy(folder / "zones/plant-a.key", folder / "zones/idmz.key")
     result = _run("pki", "show", "--pki", folder)
@@ -99,9 +99,9 @@ def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
 
 @pytest.mark.system
 def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of docs/operate/certificates.md, in order, in an empty folder, does what the page says.
+    """Every command of docs/operate/certificates.md works, in order, in an empty folder.
 
-    Only the port and the broker's folder are exchanged, because those of the page may be in use here.
+    Port and broker folder are replaced, because those of the page may be in use.
     """
     text = (REPOSITORY / "docs/operate/certificates.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
@@ -141,7 +141,7 @@ def _run_in(folder: Path, *arguments: object) -> Result:
 
 
 def test_commands_of_a_certificates_life(folder: Path, tmp_path: Path) -> None:
-    """Renew, roll back, revoke, list, show and crl say what they did and what comes next, for people and programs."""
+    """Renew, roll back, revoke, list, show and crl print what they did and what comes next, for people and programs."""
     renewed = _run_in(folder, "renew", "idmz", "--same-key")
     assert "next: the .pem" in renewed.output
     assert json.loads(_run_in(folder, "renew", "idmz", "--rollback", "--json").output)["zone"] == "idmz"
