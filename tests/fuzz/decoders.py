@@ -15,7 +15,7 @@ from agent.message import Message, MessageError, TagDefinition, canonical_json, 
 from agent.message import _is_plainly_canonical as is_plainly_canonical
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
-from agent.replication.protocol import messages as words
+from agent.replication.protocol import messages
 from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_error, encode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.serving.appends import Asked, asked_of
@@ -77,13 +77,13 @@ class Target(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------- requests
 
 
-def request(payload: bytes) -> tuple[words.Request, Asked | Refuse | None]:
+def request(payload: bytes) -> tuple[messages.Request, Asked | Refuse | None]:
     """What the server does with a request before it calls the store."""
     found = decode_request(payload)
-    return found, asked_of(found, "plant-a") if isinstance(found, words.AppendFact) else None
+    return found, asked_of(found, "plant-a") if isinstance(found, messages.AppendFact) else None
 
 
-def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse | None]) -> None:
+def check_request(payload: bytes, decoded: tuple[messages.Request, Asked | Refuse | None]) -> None:
     """Encoded and decoded again it is equal; messages to append can be sealed if they pass the checks."""
     found, asked = decoded
     try:
@@ -92,7 +92,7 @@ def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse |
         assert len(payload) > 32 * KIB  # what was written shortly may be long in our own writing
     else:
         assert decode_request(written) == found
-    if isinstance(found, words.FetchFacts):
+    if isinstance(found, messages.FetchFacts):
         assert found.starts in {"oldest", "end"} or isinstance(found.starts, int)
     if isinstance(asked, Asked):
         for message in asked.messages:
@@ -102,7 +102,7 @@ def check_request(payload: bytes, decoded: tuple[words.Request, Asked | Refuse |
 def tell_request(error: MalformedMessage) -> None:
     """Every refusal can be encoded as an answer."""
     told, _ = decode_answer(encode_error("plant-a", seeds.EPOCH, error.operation, error.code, str(error)))
-    assert isinstance(told, words.ErrorAnswer)
+    assert isinstance(told, messages.ErrorAnswer)
 
 
 def check_sealable(message: Message) -> None:
@@ -118,10 +118,10 @@ def check_sealable(message: Message) -> None:
 # -------------------------------------------------------------------------------------------------------------- answers
 
 
-def check_answer(payload: bytes, decoded: tuple[words.Answer | words.ErrorAnswer, list[bytes]]) -> None:
+def check_answer(payload: bytes, decoded: tuple[messages.Answer | messages.ErrorAnswer, list[bytes]]) -> None:
     """Encoded and decoded again it is equal, and its parts are exactly its attachment."""
     found, attached = decoded
-    if isinstance(found, words.ErrorAnswer):
+    if isinstance(found, messages.ErrorAnswer):
         return
     assert payload.endswith(b"".join(attached))
     assert [len(part) for part in attached] == found.attached()

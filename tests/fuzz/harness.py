@@ -5,7 +5,8 @@
 FOLDER keeps the corpus, so a second run goes on where the first ended, and beside it every input that broke something;
 such a file, given as `-runs=1 FILE`, does it again. Half of the changes are Atheris's own, with lengths and digest made
 right afterwards, half those of `hostile`. One input in WEIGH_EVERY is weighed. Needs the extra `fuzz`; nothing else
-imports this module."""
+imports this module.
+"""
 
 import hashlib
 import random

@@ -7,7 +7,8 @@ right that the zone's links need, and refusal of rights it must not have. If the
 is sent and its answer awaited.
 
 The check leaves nothing behind: no retained message, no session, no registered consumer. The rights of *other* zones
-need a check with their identity."""
+need a check with their identity.
+"""
 
 from __future__ import annotations
 

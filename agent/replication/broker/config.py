@@ -10,7 +10,8 @@ need:
 so a certificate without a link has no rights, and no zone can send or receive in the name of another. Two things are
 left to the nodes: the broker grants every subscription and filters at delivery, and it does not check a ResponseTopic.
 The configuration makes the broker a relay without storage: no persistence, no retained messages, bounded queues. This
-module returns texts; `folder` writes them, `check` tests a running broker."""
+module returns texts; `folder` writes them, `check` tests a running broker.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 `config` renders the texts. This module takes the certificates from the authority's folder and refuses files with which
 the broker would start but refuse all clients, or accept revoked certificates. Each file is replaced whole. Run as root,
 the files that the broker reads after it has dropped its privileges belong to its group; run as another user, they
-belong to that user. Starting and reloading the broker is not done here."""
+belong to that user. Starting and reloading the broker is not done here.
+"""
 
 from __future__ import annotations
 

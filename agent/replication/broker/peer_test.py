@@ -7,7 +7,8 @@ nothing at the peer.
 
 Whether our own answers are delivered cannot be tested without the peer, because no zone may both publish and receive on
 one topic. The peer's answer proves the way back; if the peer is not connected, the test says that the way back was not
-tested."""
+tested.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 `connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then speaks
 MQTT with one zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is
-not disturbed. What is sent, and what the results mean, is decided in `check` and `peer_test`."""
+not disturbed. What is sent, and what the results mean, is decided in `check` and `peer_test`.
+"""
 
 from __future__ import annotations
 

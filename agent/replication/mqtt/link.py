@@ -6,7 +6,8 @@ many attempts failed in between.
 
 A new certificate is tried on a second connection. The old connection is closed only after the broker has accepted the
 new one, which costs one reconnect: pending answers are requested again. If the broker refuses the new certificate, the
-old connection stays (docs/decisions/0035)."""
+old connection stays (docs/decisions/0035).
+"""
 
 from __future__ import annotations
 
@@ -180,6 +181,7 @@ class Link:
         while not connection.closed.done():
             self._changed.clear()
             if self._identity is not None and self._identity.is_offered:
+                # The present connection carries traffic until the broker has accepted the new identity (docs/decisions/0035).
                 try:
                     self._replacement = await self._open()
                 except ReplicationError as error:  # the present connection stays

@@ -2,7 +2,8 @@
 
 Core. paho's own handling of properties takes longer than the rest of this package for a small message, and copies a
 large one six times. Only the fields that this protocol sends and the one kind of packet that it receives are supported
-(MQTT 5.0, 3.3). A test compares both directions with paho."""
+(MQTT 5.0, 3.3). A test compares both directions with paho.
+"""
 
 from __future__ import annotations
 

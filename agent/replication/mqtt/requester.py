@@ -3,7 +3,8 @@
 An answer belongs to a request if it arrives on the requester's own response topic, where the broker lets only the peer
 publish, and carries the request's correlation: sixteen random bytes that only this node, the broker and the peer have
 seen. Each answer is delivered once. A request that timed out stays known for a while, because its answer may still be
-useful to the caller (see `receiver`); when too many are open, the oldest are forgotten first."""
+useful to the caller (see `receiver`); when too many are open, the oldest are forgotten first.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Errors of TLS, TCP and MQTT as errors of this package; library errors stop here.
 
 Each function takes what a library reported and returns a TransportError, or its parts, that names the broker or topic
-and says what to do. Nothing is raised here. The class of the error decides whether to retry."""
+and says what to do. Nothing is raised here. The class of the error decides whether to retry.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ Not supported: passwords on keys (a gateway starts unattended), and creating RSA
 
 `files` reads and writes PEM; `certificates` describes a certificate, `checks` finds what is wrong with it; `signing`
 and `authority` make certificates; `crl` and `revocation` make revocation lists; `renewal` replaces an identity;
-`rotation` and `identity` use one in a node."""
+`rotation` and `identity` use one in a node.
+"""
 
 from agent.replication.pki.authority import (
     CA_DAYS,

@@ -176,7 +176,7 @@ def _issue(
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = sign(authority, folder, common_name, hosts, purpose, key.public_key(), now, days)
     with disk_errors(folder):
-        record(folder, certificate)
+        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
         make_folder(folder / subfolder)
         write_file(key_file, key_pem(key), KEY_MODE)
         write_file(cert_file, pem_of(certificate), PUBLIC_MODE)

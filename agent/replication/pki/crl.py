@@ -1,7 +1,8 @@
 """Revocation lists: read, check and make them.
 
 A broker that cannot read its list accepts revoked certificates, and one whose list has expired refuses all clients, so
-a list is checked before a broker gets it."""
+a list is checked before a broker gets it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """PEM files: read with a size limit, written atomically and durably.
 
 A key file that others may read is refused. A written file has its final permissions from its creation, and is on disk
-when the call returns."""
+when the call returns.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@
 
 The old certificate stays valid until it expires or is revoked, so its node may change over later. A power failure
 between the two renames leaves a key that does not match its certificate; the next renewal completes the interrupted one
-first."""
+first.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def renew(
         days,
     )
     with disk_errors(folder):
-        record(folder, certificate)
+        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
         files.replace(pem_of(certificate), None if key is None else key_pem(key))
     return Issued(files.cert_file, files.key_file, folder / "ca.pem", describe(certificate, now))
 

@@ -148,7 +148,7 @@ def _current_crl(folder: Path, authority: Authority) -> x509.CertificateRevocati
         raise PkiError(f"the revocation list is missing or damaged: {error.why}", restore) from error
     if not is_crl_of(crl, authority.certificate):
         raise PkiError(f"{folder / 'ca.crl'} is not this authority's list", restore)
-    if number_of(crl) < newest:
+    if number_of(crl) < newest:  # a list made from an older one would lift revocations (docs/decisions/0034)
         raise PkiError(f"{folder / 'ca.crl'} is list {number_of(crl)}, but list {newest} exists", restore)
     return crl
 

@@ -3,7 +3,8 @@
 An identity is known by a digest of its files. One is *in force*: the broker accepted it last. Another may be *offered*:
 found in the files, valid by our own checks, not yet tried at the broker. Files that our checks or the broker refuse
 change nothing: the identity in force stays in force, and the problem is reported once. An identity that the broker
-refused is tried again periodically, because the fault may have been the broker's (docs/decisions/0035)."""
+refused is tried again periodically, because the fault may have been the broker's (docs/decisions/0035).
+"""
 
 from __future__ import annotations
 

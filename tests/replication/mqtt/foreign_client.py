@@ -5,7 +5,8 @@ paho.
 
 Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it
 got, as digests of the batches, and what the server said of its cursor. With `append` it appends messages instead, some
-of them wrongly, and prints what it was told. It must be run where `agent` cannot be imported."""
+of them wrongly, and prints what it was told. It must be run where `agent` cannot be imported.
+"""
 
 import hashlib
 import json

@@ -1,7 +1,8 @@
 """TLS 1.3 is the lowest version that a node offers and that the generated broker configuration allows.
 
 The handshakes run in memory, so no port and no broker is needed. `test_broker.py` tries the same against a real
-Mosquitto."""
+Mosquitto.
+"""
 
 import ssl
 from pathlib import Path
