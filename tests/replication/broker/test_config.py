@@ -152,3 +152,11 @@ def test_queue_fits_the_topology() -> None:
     assert plan.queued_messages_max(pulls[:1]) == 16 + 8
     assert plan.queued_messages_max(pulls) == 16 + 10 * 8
     assert plan.queued_messages_max(pulls * 2 + serves) == 16 + 13 * 8
+
+
+def test_config_bounds_the_queue_of_a_deaf_reader() -> None:
+    """The queue holds as many messages as the topology needs, and as many packets' worth of bytes."""
+    config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg"))
+    queued = plan.queued_messages_max(LINKS)
+    assert f"max_queued_messages {queued}\n" in config
+    assert f"max_queued_bytes {queued * plan.PACKET_BYTES_MAX}\n" in config

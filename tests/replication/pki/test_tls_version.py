@@ -66,3 +66,11 @@ def test_the_generated_configuration_allows_tls_1_3_only() -> None:
     for spoiled in ({**settings, "tls_version": "tlsv1.2"}, {k: v for k, v in settings.items() if k != "tls_version"}):
         (problem,) = check_config(spoiled)
         assert "tls_version" in problem.what
+
+
+def test_client_context_is_tls_1_3_and_checks_the_host(made: Path) -> None:
+    """Version, host name and certificate are checked on our side, whatever the broker offers."""
+    context = pki.client_context(made / "ca.pem", made / "zones/idmz.pem", made / "zones/idmz.key")
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED
