@@ -1,4 +1,4 @@
-"""Types of message fields, and the base classes of requests and answers."""
+"""Types of message fields with their ranges and patterns, and the base classes that requests and answers share."""
 
 from __future__ import annotations
 
