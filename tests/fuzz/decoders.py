@@ -1,7 +1,7 @@
-"""The decoders that read a peer's bytes, each with what it may do with them: give a value that holds together, or its one error.
+"""The decoders that read a peer's bytes: each returns a consistent value or raises its one error.
 
-`TARGETS` has for each decoder how it is called and what is asked of its value, seeds made of real messages (`seeds`), the way to
-spoil them (`hostile`), and how much memory an input may cost.
+`TARGETS` names for each decoder how it is called, how its value is checked, real messages as seeds (`seeds`), ways to
+corrupt them (`hostile`), and how much memory an input may cost.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from agent.message import Message, MessageError, TagDefinition, canonical_json, 
 from agent.message import _is_plainly_canonical as is_plainly_canonical
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
-from agent.replication.protocol import messages as words
+from agent.replication.protocol import messages
 from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_error, encode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.serving.admission import Caller, check_arrival
@@ -28,8 +28,11 @@ CONTENT_BYTES_AT = 88  # in a batch's header
 
 
 class Target(NamedTuple):
-    """A decoder under test: bytes in, a value or its own error; and what is asked of the value. An input whose `size` is n bytes may
-    cost `bytes_free` + n * `bytes_per_byte` of memory while it is decoded, never more than `bytes_max`."""
+    """A decoder under test.
+
+    An input whose `size` is n bytes may cost `bytes_free` + n * `bytes_per_byte` of memory while it is decoded, at most
+    `bytes_max`.
+    """
 
     decode: Callable[[bytes], Any]
     error: type[BsfgError] | type[BadPacket]
@@ -44,11 +47,12 @@ class Target(NamedTuple):
     size: Callable[[bytes], int] = len
 
     def allows(self, payload: bytes) -> int:
-        """What an input may cost at its peak, in bytes."""
+        """How much memory an input may cost at its peak, in bytes."""
         return min(self.bytes_max, self.bytes_free + self.size(payload) * self.bytes_per_byte)
 
     def examine(self, payload: bytes) -> bool:
-        """Whether the input was taken; fails where it is neither taken, and then good, nor refused in the one way."""
+        """Whether the input was accepted. Fails if it is neither accepted with a consistent value nor refused with the
+        one error."""
         try:
             found = self.decode(payload)
         except self.error as error:
@@ -58,7 +62,7 @@ class Target(NamedTuple):
         return True
 
     def weigh(self, payload: bytes) -> int:
-        """The peak of memory while the input is decoded, in bytes; fails where that is more than is allowed."""
+        """The peak memory in bytes while the input is decoded. Fails if it is more than allowed."""
         tracemalloc.start()
         try:
             with contextlib.suppress(self.error):
@@ -70,17 +74,17 @@ class Target(NamedTuple):
         return peak
 
 
-# ----------------------------------------------------------------------------------------------------------------- requests
+# ------------------------------------------------------------------------------------------------------------- requests
 
 
-def request(payload: bytes) -> tuple[words.Request, ParsedAppend | Refuse | None]:
-    """What the server does with a request before it asks the store."""
+def request(payload: bytes) -> tuple[messages.Request, ParsedAppend | Refuse | None]:
+    """What the server does with a request before it calls the store."""
     found = decode_request(payload)
-    return found, parse_append(found, "plant-a") if isinstance(found, words.AppendFact) else None
+    return found, parse_append(found, "plant-a") if isinstance(found, messages.AppendFact) else None
 
 
-def check_request(payload: bytes, decoded: tuple[words.Request, ParsedAppend | Refuse | None]) -> None:
-    """Written and read again it is the same; messages to append can be sealed, if they pass the checks."""
+def check_request(payload: bytes, decoded: tuple[messages.Request, ParsedAppend | Refuse | None]) -> None:
+    """Encoded and decoded again it is equal; messages to append can be sealed if they pass the checks."""
     found, asked = decoded
     try:
         written = encode_request(found)
@@ -88,7 +92,7 @@ def check_request(payload: bytes, decoded: tuple[words.Request, ParsedAppend | R
         assert len(payload) > 32 * KIB  # what was written shortly may be long in our own writing
     else:
         assert decode_request(written) == found
-    if isinstance(found, words.FetchFacts):
+    if isinstance(found, messages.FetchFacts):
         assert found.starts in {"oldest", "end"} or isinstance(found.starts, int)
     if isinstance(asked, ParsedAppend):
         for message in asked.messages:
@@ -96,9 +100,9 @@ def check_request(payload: bytes, decoded: tuple[words.Request, ParsedAppend | R
 
 
 def tell_request(error: MalformedMessage) -> None:
-    """Every refusal can be told to the asker."""
+    """Every refusal can be encoded as an answer."""
     told, _ = decode_answer(encode_error("plant-a", seeds.EPOCH, error.operation, error.code, str(error)))
-    assert isinstance(told, words.ErrorAnswer)
+    assert isinstance(told, messages.ErrorAnswer)
 
 
 def check_sealable(message: Message) -> None:
@@ -111,20 +115,20 @@ def check_sealable(message: Message) -> None:
     assert opened == message
 
 
-# ------------------------------------------------------------------------------------------------------------------ answers
+# -------------------------------------------------------------------------------------------------------------- answers
 
 
-def check_answer(payload: bytes, decoded: tuple[words.Answer | words.ErrorAnswer, list[bytes]]) -> None:
-    """Written and read again it is the same, and its parts are exactly its attachment."""
+def check_answer(payload: bytes, decoded: tuple[messages.Answer | messages.ErrorAnswer, list[bytes]]) -> None:
+    """Encoded and decoded again it is equal, and its parts are exactly its attachment."""
     found, attached = decoded
-    if isinstance(found, words.ErrorAnswer):
+    if isinstance(found, messages.ErrorAnswer):
         return
     assert payload.endswith(b"".join(attached))
     assert [len(part) for part in attached] == found.attached()
     assert decode_answer(encode_answer(found, attached)) == (found, attached)
 
 
-# ------------------------------------------------------------------------------------------------------------------ packets
+# -------------------------------------------------------------------------------------------------------------- packets
 
 
 def packet(payload: bytes) -> tuple[Incoming, int, int]:
@@ -133,7 +137,7 @@ def packet(payload: bytes) -> tuple[Incoming, int, int]:
 
 
 def check_packet(payload: bytes, decoded: tuple[Incoming, int, int]) -> None:
-    """What is delivered comes from a peer that can be answered, or is dropped."""
+    """A delivered message comes from a peer that can be answered, or is dropped."""
     incoming, qos, identifier = decoded
     assert 0 <= qos <= 3
     assert 0 <= identifier <= 65535
@@ -141,7 +145,7 @@ def check_packet(payload: bytes, decoded: tuple[Incoming, int, int]) -> None:
     assert isinstance(check_arrival(incoming, "plant-a", frozenset({"idmz"})), Caller | Drop)
 
 
-# ------------------------------------------------------------------------------------------------------------------ batches
+# -------------------------------------------------------------------------------------------------------------- batches
 
 
 def sealed(payload: bytes) -> batch.Batch:
@@ -152,7 +156,7 @@ def sealed(payload: bytes) -> batch.Batch:
 
 
 def check_sealed(payload: bytes, parsed: batch.Batch) -> None:
-    """Every way to open it works and they agree; what it holds can be sealed again."""
+    """All ways to open it agree, and its content can be sealed again."""
     assert batch.split(payload + payload) == [payload, payload]
     if parsed.header.kind is batch.Kind.MESSAGES:
         assert len(batch.open_messages(parsed)) == parsed.header.count
@@ -163,7 +167,7 @@ def check_sealed(payload: bytes, parsed: batch.Batch) -> None:
 
 
 def promised(payload: bytes) -> int:
-    """How much content a batch says it has, where it may; else its own length."""
+    """The content length in a batch's header if it is allowed, else the batch's length."""
     content_bytes = int.from_bytes(payload[CONTENT_BYTES_AT : CONTENT_BYTES_AT + 4], "little")
     return max(content_bytes if content_bytes <= batch.CONTENT_BYTES_MAX else 0, len(payload))
 
@@ -174,12 +178,12 @@ def content(payload: bytes) -> columns.Unpacked:
 
 
 def check_content(_: bytes, unpacked: columns.Unpacked) -> None:
-    """What has been checked can be built on."""
+    """Checked columns can be built on."""
     check_rows(unpacked)
 
 
 def check_rows(unpacked: columns.Unpacked) -> None:
-    """Lists, arrays and look-ups hold the same facts, and those what the frame says of them."""
+    """Lists, arrays and lookups contain the same facts, as the frame says."""
     lists, arrays, (count, tag_max, *bounds_ns) = unpacked.columns(), unpacked.arrays(), unpacked.frame
     assert [min(lists.source_times_ns), max(lists.source_times_ns)] == bounds_ns
     assert 1 <= min(lists.tags) <= max(lists.tags) <= tag_max
@@ -192,29 +196,30 @@ def check_rows(unpacked: columns.Unpacked) -> None:
     assert repr(unpacked.values_at([count - 1])) == repr(lists.values[-1:])
 
 
-# --------------------------------------------------------------------------------------------------------------------- JSON
+# ----------------------------------------------------------------------------------------------------------------- JSON
 
 
 def check_definition(_: bytes, found: TagDefinition) -> None:
-    """Written and read again it is the same."""
+    """Encoded and decoded again it is equal."""
     assert TagDefinition.from_json(found.to_json()) == found
 
 
 def json_object(payload: bytes) -> bytes:
-    """The canonical form of what an application sends."""
+    """The canonical form of an application's JSON."""
     return canonical_json(parse_json("object", payload))
 
 
 def check_object(payload: bytes, canonical: bytes) -> None:
-    """The canonical form is its own; the quick look takes nothing else for canonical."""
+    """The canonical form is canonical, and the quick check accepts nothing else."""
     assert json_object(canonical) == canonical
     if is_plainly_canonical(payload):
         assert canonical == payload
 
 
-# Free: what a decoder takes for itself, and the facts of a full batch that are told in a hundred bytes because all are equal. Per byte:
-# an object of Python for every three bytes of JSON or content, and the pieces that canonical JSON is put together from. Max: what the
-# limits of the format make of that; for a batch 25 times CONTENT_BYTES_MAX, as agent.batch says.
+# Free: what a decoder takes for itself, and the facts of a full batch that are told in a hundred bytes because all are
+# equal. Per byte: an object of Python for every three bytes of JSON or content, and the pieces that canonical JSON is
+# put together from. Max: what the limits of the format make of that; for a batch 25 times CONTENT_BYTES_MAX, as
+# agent.batch says.
 TARGETS = {
     "request": Target(
         request, MalformedMessage, check_request, seeds.requests, hostile.json_text, 256 * KIB, 64, 5 * MIB, tell=tell_request

@@ -2,9 +2,10 @@
 
     python -m tests.fuzz.harness NAME FOLDER [libFuzzer's options, such as -runs=1000000 -seed=1]
 
-FOLDER keeps the corpus, so a second run goes on where the first ended, and beside it every input that broke something; such a file,
-given as `-runs=1 FILE`, does it again. Half of the changes are Atheris's own, with lengths and digest made right afterwards, half
-those of `hostile`. One input in WEIGH_EVERY is weighed. Needs the extra `fuzz`; nothing else imports this module.
+FOLDER keeps the corpus, so a second run goes on where the first ended, and beside it every input that broke something;
+such a file, given as `-runs=1 FILE`, does it again. Half of the changes are Atheris's own, with lengths and digest made
+right afterwards, half those of `hostile`. One input in WEIGH_EVERY is weighed. Needs the extra `fuzz`; nothing else
+imports this module.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ INPUT_S_MAX = 10
 
 
 def main() -> None:
-    """Fuzz the decoder that the command line names until libFuzzer has enough."""
+    """Fuzz the decoder named on the command line until libFuzzer stops."""
     name, folder, *options = sys.argv[1:]
     target, corpus, inputs = TARGETS[name], Path(folder, "corpus"), 0
     corpus.mkdir(parents=True, exist_ok=True)

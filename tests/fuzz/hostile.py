@@ -1,9 +1,9 @@
-"""What somebody may make of a valid message who knows its structure: lengths that lie, keys given twice, depth, numbers of any size,
-text that is none, bombs.
+"""Corrupted messages from an attacker who knows their structure: wrong lengths, duplicate keys, depth, numbers of any
+size, invalid text, decompression bombs.
 
-Each function takes a source of chance and a good input and returns bytes; digests and outer lengths are mostly made right again, so
-that the change is met by what lies behind them. The same functions serve the tests, which draw chance from hypothesis, and the
-fuzzer, which hands in a seed (`harness`).
+Each function takes a random source and a valid input and returns bytes; digests and outer lengths are mostly corrected
+afterwards, so that the change reaches the inner checks. Tests draw the randomness from hypothesis, the fuzzer passes a
+seed (`harness`).
 """
 
 import functools
@@ -72,7 +72,7 @@ _STARTS = (b"", b"\x98", b"\x9c", b"\x98\x94\x01\x00\x01\xc6\xff\xff\xff\xff", b
 
 
 class Verbatim(bytes):
-    """JSON text to be written as it stands, JSON or not."""
+    """Text written as it is, valid JSON or not."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ def some_bytes(chance: random.Random, good: bytes) -> bytes:
 
 
 def hostile_json(chance: random.Random) -> Verbatim:
-    """A value that a careless reader chokes on."""
+    """A value that a careless reader fails on."""
     size = chance.choice((1, 10, 300, 6_000, 30_000))
     return Verbatim(
         chance.choice(
@@ -157,7 +157,7 @@ def _key(key: Any) -> bytes:
 
 
 def json_text(chance: random.Random, good: bytes) -> bytes:
-    """Valid JSON with one to three things wrong in it."""
+    """Valid JSON with one to three faults."""
     if len(good) > LOOKED_INTO_MAX:
         return some_bytes(chance, good)
     try:
@@ -171,7 +171,7 @@ def json_text(chance: random.Random, good: bytes) -> bytes:
 
 
 def _changed(chance: random.Random, value: Any) -> Any:
-    """The value with something replaced, missing, added or doubled, at a random depth."""
+    """The value with a part replaced, missing, added or doubled, at a random depth."""
     if not isinstance(value, dict | list) or not value or chance.random() < 0.15:
         return hostile_json(chance) if chance.random() < 0.8 else value
     key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
@@ -193,7 +193,7 @@ def _changed(chance: random.Random, value: Any) -> Any:
 
 
 def answer(chance: random.Random, good: bytes) -> bytes:
-    """Length, header and attachment, each of which may lie about the others."""
+    """Length, header and attachment that contradict each other."""
     if len(good) < _LENGTH.size:
         return some_bytes(chance, good)
     at = _LENGTH.size + _LENGTH.unpack_from(good)[0]
@@ -208,11 +208,11 @@ def answer(chance: random.Random, good: bytes) -> bytes:
     return _LENGTH.pack(len(header)) + header + attachment
 
 
-# ---------------------------------------------------------------------------------------------------------------- batches
+# -------------------------------------------------------------------------------------------------------------- batches
 
 
 def content(chance: random.Random, good: bytes) -> bytes:
-    """Packed columns, of samples or messages, with a column that lies."""
+    """Packed columns, of samples or messages, with an inconsistent column."""
     if chance.random() < 0.2 or len(good) > LOOKED_INTO_MAX:
         return some_bytes(chance, good)
     try:
@@ -228,7 +228,7 @@ def content(chance: random.Random, good: bytes) -> bytes:
 
 
 def _lying(chance: random.Random, value: Any) -> Any:
-    """A column, or a part of one, that is no longer what its neighbours say."""
+    """A column, or a part of one, that contradicts the others."""
     match value:
         case list() if value and chance.random() < 0.9:
             at, copy = chance.randrange(len(value)), list(value)
@@ -253,7 +253,7 @@ def _lying(chance: random.Random, value: Any) -> Any:
 
 
 def sealed(chance: random.Random, good: bytes) -> bytes:
-    """A batch with another header, body or content, its lengths and digest made right again; now and then not."""
+    """A batch with another header, body or content; its lengths and digest are corrected, mostly."""
     if len(good) < _FIXED.size + 16 or chance.random() < 0.1:
         return some_bytes(chance, good)
     fields = list(_FIXED.unpack_from(good))
@@ -279,7 +279,7 @@ def sealed(chance: random.Random, good: bytes) -> bytes:
 
 
 def resealed(good: bytes) -> bytes:
-    """The bytes with their body's length and their digest made right, as far as they have any: whatever was changed is looked into."""
+    """The bytes with corrected body length and digest, as far as they have any, so that the change is examined."""
     if len(good) < _FIXED.size + 16:
         return good
     fields = list(_FIXED.unpack_from(good))
@@ -324,13 +324,13 @@ def _bomb(chance: random.Random) -> tuple[bytes, int]:
 
 @functools.cache
 def _frame(size: int, filling: bytes, start: bytes, *, is_sized: bool) -> bytes:
-    """One zstd frame of so many bytes; there are few different ones, and each takes long to make. Copied: the compressor's own bytes
-    keep the room they were made in."""
+    """One zstd frame of so many bytes; there are few different ones, and each takes long to make. Copied: the
+    compressor's own bytes keep the room they were made in."""
     made = zstandard.ZstdCompressor(level=1, write_content_size=is_sized).compress((start + filling * size)[:size])
     return bytes(memoryview(made))
 
 
-# ------------------------------------------------------------------------------------------------------------------- MQTT
+# ----------------------------------------------------------------------------------------------------------------- MQTT
 
 
 def publish(chance: random.Random, good: bytes) -> bytes:

@@ -1,6 +1,6 @@
-"""Real messages to begin with: what the product's own encoders make of a store with samples of every type and messages.
+"""Real messages as seeds, made by the product's encoders from a store with samples of every type and messages.
 
-Each function gives good inputs for one decoder of `decoders`; a test holds that none of them is refused.
+Each function returns valid inputs for one decoder of `decoders`; a test checks that none is refused.
 """
 
 import functools
@@ -17,7 +17,7 @@ from agent.columns import Frame
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.replication.mqtt.publish_packet import PackedProperties
-from agent.replication.protocol import messages as words
+from agent.replication.protocol import messages
 from agent.replication.protocol.codec import encode_answer, encode_error, encode_request
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
@@ -87,15 +87,15 @@ def _numbered(number: int) -> Envelope:
 
 def requests() -> list[bytes]:
     """Every operation, with few fields and with all of them."""
-    new = words.NewMessage(
+    new = messages.NewMessage(
         envelope=ENVELOPE,
-        fact=words.NewFact(subject="order:line1/77", predicate="step_completed", object=msgspec.Raw(OBJECTS[0])),
+        fact=messages.NewFact(subject="order:line1/77", predicate="step_completed", object=msgspec.Raw(OBJECTS[0])),
         producer="plant-a.mes",
         lease_epoch=3,
         base_offset=0,
     )
-    tag = words.TagKey(zone="plant-a", subject="tag:line1/t1", predicate="value_sampled")
-    fetch = words.FetchFacts(
+    tag = messages.TagKey(zone="plant-a", subject="tag:line1/t1", predicate="value_sampled")
+    fetch = messages.FetchFacts(
         consumer_name="idmz.facts",
         limit=1000,
         stream=TELEMETRY,
@@ -103,62 +103,64 @@ def requests() -> list[bytes]:
         epoch=EPOCH,
         wait_ms=2000,
         after_offset=10,
-        confirm=words.Confirm(last_offset=9, first_offset=3),
+        confirm=messages.Confirm(last_offset=9, first_offset=3),
         definitions_known={f"plant-a/{EPOCH}": 9},
     )
-    found: list[words.Request] = [
+    found: list[messages.Request] = [
         fetch,
-        words.FetchFacts(consumer_name="c", limit=1),
-        words.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
-        words.FetchSequences(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, limit=10),
-        words.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}"),
-        words.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
-        words.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
-        words.GetCursor(consumer_name="idmz.facts"),
-        words.GetBounds(stream=TELEMETRY),
-        words.ListStreams(),
-        words.AppendFact(stream=OPERATIONAL, messages=[new, new], acks="quorum"),
-        words.AcquireLease(stream=OPERATIONAL, producer="plant-a.mes"),
-        words.GetObject(digest=f"sha256:{EPOCH * 2}", offset=7),
-        words.PutObject(digest=f"sha256:{EPOCH * 2}", size=9, offset=2, data=b"bytes"),
-        words.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
+        messages.FetchFacts(consumer_name="c", limit=1),
+        messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
+        messages.FetchSequences(
+            stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, limit=10
+        ),
+        messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}"),
+        messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
+        messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
+        messages.GetCursor(consumer_name="idmz.facts"),
+        messages.GetBounds(stream=TELEMETRY),
+        messages.ListStreams(),
+        messages.AppendFact(stream=OPERATIONAL, messages=[new, new], acks="quorum"),
+        messages.AcquireLease(stream=OPERATIONAL, producer="plant-a.mes"),
+        messages.GetObject(digest=f"sha256:{EPOCH * 2}", offset=7),
+        messages.PutObject(digest=f"sha256:{EPOCH * 2}", size=9, offset=2, data=b"bytes"),
+        messages.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
     ]
-    assert {type(one) for one in found} == set(words.REQUESTS), "a new operation wants a request here"
+    assert {type(one) for one in found} == set(messages.REQUESTS), "a new operation wants a request here"
     return [encode_request(one) for one in found]
 
 
 def answers() -> list[bytes]:
     """Every operation's answer, pages as the store gives them, and errors."""
     own = {"store_zone": "plant-a", "epoch": EPOCH}
-    latest = words.LatestEntry(
+    latest = messages.LatestEntry(
         zone="plant-a", subject="tag:line1/t1", predicate="value_sampled", source="press", value=msgspec.Raw(b"1.5"),
         value_type="float", quality=0, source_time="2026-11-21T06:00:00Z", offset=7, as_of="2026-11-21T06:00:01Z",
         staleness_ms=12, mode="fresh", unit="bar",
     )  # fmt: skip
     digest = "ab" * 16
     held = (f"plant-a/{EPOCH}", 1, 9, "00" * 16, digest)
-    found: list[tuple[words.Answer, list[bytes]]] = [
-        (words.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
-        (words.ConfirmAnswer(**own, cursor_advanced_to=9), []),
-        (words.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
-        (words.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24), []),
-        (words.StreamsAnswer(**own, streams=[words.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),
-        (words.AppendAnswer(**own, outcomes=[words.AppendedEntry(offset=1, outcome="applied", warning="w")] * 2), []),
-        (words.LeaseAnswer(**own, lease_epoch=3), []),
-        (words.ObjectAnswer(**own, size=9, offset=2, bytes=5), [b"bytes"]),
-        (words.PutAnswer(**own, received=7, is_complete=False), []),
-        (words.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
-        (words.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")]), []),
+    found: list[tuple[messages.Answer, list[bytes]]] = [
+        (messages.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
+        (messages.ConfirmAnswer(**own, cursor_advanced_to=9), []),
+        (messages.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
+        (messages.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24), []),
+        (messages.StreamsAnswer(**own, streams=[messages.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),
+        (messages.AppendAnswer(**own, outcomes=[messages.AppendedEntry(offset=1, outcome="applied", warning="w")] * 2), []),
+        (messages.LeaseAnswer(**own, lease_epoch=3), []),
+        (messages.ObjectAnswer(**own, size=9, offset=2, bytes=5), [b"bytes"]),
+        (messages.PutAnswer(**own, received=7, is_complete=False), []),
+        (messages.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
+        (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")]), []),
     ]  # fmt: skip
     for page in pages():
         told = {"stream": TELEMETRY, "batches": page.entries, "definitions": page.definitions}
         page_answers = (
-            words.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **told),
-            words.RangeAnswer(**own, end_offset=page.end_offset, **told),
-            words.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **told),
+            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **told),
+            messages.RangeAnswer(**own, end_offset=page.end_offset, **told),
+            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **told),
         )
         found += [(one, page.batches) for one in page_answers]
-    assert {type(one) for one, _ in found} == set(words.ANSWERS), "a new operation wants an answer here"
+    assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
     return [*(encode_answer(*one) for one in found), encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")]
 
 

@@ -1,5 +1,5 @@
-"""Every decoder of a peer's bytes against valid messages that somebody has spoiled: taken and good, or refused in one way, in bounded
-memory. The same targets run coverage-guided, a million inputs each, in `make fuzz` (`harness`)."""
+"""Every decoder of a peer's bytes against corrupted messages: accepted with a consistent value or refused with one
+error, in bounded memory. `make fuzz` runs the same targets coverage-guided, a million inputs each (`harness`)."""
 
 import random
 
@@ -21,7 +21,7 @@ WEIGHED = scaled(200, 2_000)
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_real_messages_are_taken(name: str) -> None:
-    """What the product wrote is taken, holds together, and costs what is allowed."""
+    """The product's own messages are accepted, are consistent, and cost no more memory than allowed."""
     target = TARGETS[name]
     for seed in target.seeds():
         assert target.examine(seed), seed
@@ -34,7 +34,7 @@ def filled(start: bytes, one: bytes, end: bytes, bytes_max: int) -> bytes:
 
 
 def dense(name: str) -> list[bytes]:
-    """Inputs as large as they may be, of what costs most for each byte."""
+    """Inputs of maximum size, with the structure that costs most for each byte."""
     dicts, lists = b'{"a":{}}', b"[[],[],[],[],[],[],[],[],[],[]]"
     if name == "request":
         fetch, append = seeds.requests()[0][:-1], next(one for one in seeds.requests() if b"AppendFact" in one)
@@ -63,7 +63,7 @@ def dense(name: str) -> list[bytes]:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_densest_messages_cost_what_the_limits_allow(name: str) -> None:
-    """Everything small and many, up to the limits of the format, and small batches that hold or promise much."""
+    """Many small parts, up to the limits of the format, and small batches that contain or claim much."""
     peaks = [TARGETS[name].weigh(payload) for payload in dense(name)]
     print(f"{name}: at most {max(peaks)} bytes for one input")
 
@@ -73,7 +73,7 @@ def test_the_densest_messages_cost_what_the_limits_allow(name: str) -> None:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(chance=st.randoms(use_true_random=False), data=st.data())
 def test_spoiled_messages_are_read_or_refused(name: str, chance: random.Random, data: st.DataObject) -> None:
-    """Lengths that lie, keys given twice, depth, huge numbers, broken text, bombs: each is met by a decoder that knows what to do."""
+    """Wrong lengths, duplicate keys, depth, huge numbers, invalid text, bombs: each decoder handles them."""
     target = TARGETS[name]
     target.examine(target.mutate(chance, data.draw(st.sampled_from(target.seeds()))))
 

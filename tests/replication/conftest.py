@@ -1,4 +1,4 @@
-"""One broker for the folder: starting it with its authority and certificates takes longer than most tests here."""
+"""Fixtures of replication tests: one broker for the session, because starting it takes longer than most tests."""
 
 import gc
 import logging
@@ -20,7 +20,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory: what a disk forgets is made by copying, so none is needed."""
+    """A folder in memory; tests that model power cuts copy files, so no disk is needed."""
     shared = Path("/dev/shm")
     with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         yield Path(folder)
@@ -28,7 +28,7 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Ten thousand lives of a node say too much; and what was there before them is nothing for the collector to look at."""
+    """No log and no garbage collection: ten thousand simulated lives of a node would log and collect too much."""
     logging.disable(logging.CRITICAL)
     gc.freeze()
     gc.disable()

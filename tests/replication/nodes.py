@@ -1,4 +1,5 @@
-"""Two halves of a node as replication needs them: a store with its server, a store with its puller, on a real broker."""
+"""Nodes for replication tests: a store with a server or pulls, on a real broker, made with the node's own settings and
+error tables."""
 
 import asyncio
 import contextlib
@@ -33,12 +34,12 @@ STREAM = "facts.telemetry"
 
 
 def access(broker: Mosquitto, zone: str) -> Access:
-    """How `zone` connects to the broker."""
+    """The address of the broker and the identity of `zone`."""
     return link_to(broker, zone).access
 
 
 def link_to(broker: Mosquitto, zone: str) -> Link:
-    """The link of `zone` to the broker, with its identity, as a node makes it."""
+    """The link of `zone` to the broker, with an identity that may be replaced, as a node has."""
     mine = broker.identity(zone)
     settings = BrokerSettings("private", broker.host, mine.ca_file, mine.cert_file, mine.key_file, port=broker.port)
     identity = identity_of(settings, zone)
@@ -47,7 +48,7 @@ def link_to(broker: Mosquitto, zone: str) -> Link:
 
 @dataclass
 class Node:
-    """One zone's store and link; servers and pullers are added before `run`."""
+    """Store and link of one zone; a server and pulls are added before `running`."""
 
     zone: str
     store: FactStore
@@ -82,7 +83,8 @@ class Node:
         appends: dict[str, Iterable[str]] | None = None,
         peer_latest_in: Path = Path("/nonexistent"),
     ) -> Server:
-        """Answer these zones, which may read and append to these streams; `peer_latest_in` is where told values are kept."""
+        """Serve these zones: streams they may read, streams they may append to. `peer_latest_in`: folder of the latest values
+        received from peers."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
         self.server = Server(
@@ -91,7 +93,7 @@ class Node:
         return self.server
 
     def asker(self, peer_zone: str) -> Requester:
-        """The one who asks `peer_zone`."""
+        """The requester for `peer_zone`."""
         if peer_zone not in self.askers:
             self.askers[peer_zone] = Requester(self.link, peer_zone)
         return self.askers[peer_zone]
@@ -105,7 +107,7 @@ class Node:
         page_bytes_max: int = BYTES_MAX,
         **settings: object,
     ) -> Puller:
-        """Bring a stream of `peer_zone` here."""
+        """Pull a stream of `peer_zone`."""
         origins = frozenset({peer_zone, *relays})
         receiver = ReceiverSettings(page_bytes_max=page_bytes_max)
         pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
@@ -116,7 +118,7 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Node"]:
-        """Everything of this node in one task group, connected; stopped in order afterwards."""
+        """Run all parts in one task group, connected; stop them in order afterwards."""
         work = [self.link.run(), *(puller.run() for puller in self.pullers)]
         if self.server is not None:
             work.append(self.server.run())
@@ -131,20 +133,20 @@ class Node:
                     task.cancel()
 
     async def append(self, first: int, count: int, batch: int = 100) -> None:
-        """Facts `first`.. of one tag, durable in batches of `batch`."""
+        """Append `count` facts of one tag from number `first`, durable in batches of `batch`."""
         await define(self.store, "line1/temperature")
         for start in range(first, first + count, batch):
             rows = samples(start, min(batch, first + count - start))
             await asyncio.wrap_future(self.store.appends.append_samples(STREAM, rows))
 
     async def fill_with_noise(self, size: int) -> None:
-        """So many bytes of facts that cannot be compressed."""
+        """Append `size` bytes of incompressible facts."""
         for _ in range(size // 120_000):
             rows = [Sample(1, 1, os.urandom(60_000)), Sample(1, 2, os.urandom(60_000))]
             await asyncio.wrap_future(self.store.appends.append_samples(STREAM, rows))
 
     async def wait_end(self, end_offset: int, stream: str = STREAM) -> None:
-        """Until the stream ends at `end_offset` here."""
+        """Wait until the stream ends at `end_offset`."""
         await wait_until_async(
             lambda: self.store.end_offset(stream) >= end_offset, f"{self.zone} to reach {end_offset}"
         )
@@ -152,7 +154,8 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> AsyncIterator[Path]:
-    """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer entry; gives its node.toml once it is connected."""
+    """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer; yields its node.toml when it is
+    connected."""
     file = write_node_toml(folder, broker, zone, peer)
     settings, stop = load(file), asyncio.Event()
     with local_socket.open_store(settings) as store:
@@ -168,7 +171,7 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
 
 
 def write_node_toml(folder: Path, broker: Mosquitto, zone: str, peer: str) -> Path:
-    """node.toml of a zone at this broker, with the lines of one peer's entry."""
+    """Write the node.toml of a zone at this broker, with the lines of one peer."""
     mine = broker.identity(zone)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "node.toml"
@@ -193,7 +196,7 @@ broker = "site"
 
 
 async def define(store: FactStore, *names: str) -> list[int]:
-    """Tags by name."""
+    """Define tags by name."""
     return await asyncio.wrap_future(store.appends.define([TagDefinition(subject=f"tag:{name}") for name in names]))
 
 

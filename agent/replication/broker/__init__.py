@@ -1,4 +1,5 @@
-"""The site's MQTT broker (Mosquitto): generate its configuration, check and reload it, and diagnose the connection to a peer."""
+"""The site's MQTT broker (Mosquitto): generate its configuration, check and reload it, and diagnose the connection to a
+peer."""
 
 from agent.replication.broker.check import check_broker
 from agent.replication.broker.config import (

@@ -1,12 +1,13 @@
 """Check a running broker from outside: what it must allow and what it must refuse.
 
-A broker grants every subscription, forbidden ones too, and drops messages without a reply. After a reload with a damaged
-file it may refuse all clients, or accept revoked certificates. So everything is tried with one zone's identity: the handshake,
-the limits announced in CONNACK, refusal of clients without a certificate or with an older TLS, each right that the zone's links
-need, and refusal of rights it must not have. If the peer's node is connected, one request is sent and its answer awaited.
+A broker grants every subscription, forbidden ones too, and drops messages without a reply. After a reload with a
+damaged file it may refuse all clients, or accept revoked certificates. So everything is tried with one zone's identity:
+the handshake, the limits announced in CONNACK, refusal of clients without a certificate or with an older TLS, each
+right that the zone's links need, and refusal of rights it must not have. If the peer's node is connected, one request
+is sent and its answer awaited.
 
-The check leaves nothing behind: no retained message, no session, no registered consumer. The rights of *other* zones need a check
-with their identity.
+The check leaves nothing behind: no retained message, no session, no registered consumer. The rights of *other* zones
+need a check with their identity.
 """
 
 from __future__ import annotations
@@ -127,8 +128,8 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
                 what,
                 f"is {zone} a [[peer]] in the node.toml of {link.serving}? the log there names refused requests",
             )
-    # Send it again while subscribed to the request topic itself: with the right to read it, the broker would deliver the
-    # request to us before its acknowledgement, because both arrive over this connection in order.
+    # Send it again while subscribed to the request topic itself: with the right to read it, the broker would deliver
+    # the request to us before its acknowledgement, because both arrive over this connection in order.
     session.subscribe(request)
     session.publish(request, payload, responses, correlation)
     if session.take(request, correlation, 0):

@@ -1,8 +1,8 @@
 """Core: results of checks, and what the measurements of a peer test mean to an operator.
 
-A check yields one `Diagnostic` for each thing it tried, in that order. The `judge_*` functions evaluate what `peer_test` measured:
-the peer's answer, round trips, clocks, exported streams. How long an answer was under way is known to half a round trip only, so
-a clock difference is reported with that uncertainty.
+A check yields one `Diagnostic` for each thing it tried, in that order. The `judge_*` functions evaluate what
+`peer_test` measured: the peer's answer, round trips, clocks, exported streams. How long an answer was under way is
+known to half a round trip only, so a clock difference is reported with that uncertainty.
 """
 
 from __future__ import annotations

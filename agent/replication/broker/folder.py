@@ -1,9 +1,9 @@
 """The folder with all files of one broker, checked before it is written.
 
-`config` renders the texts. This module takes the certificates from the authority's folder and refuses files with which the broker
-would start but refuse all clients, or accept revoked certificates. Each file is replaced whole. Run as root, the files that the
-broker reads after it has dropped its privileges belong to its group; run as another user, they belong to that user. Starting and
-reloading the broker is not done here.
+`config` renders the texts. This module takes the certificates from the authority's folder and refuses files with which
+the broker would start but refuse all clients, or accept revoked certificates. Each file is replaced whole. Run as root,
+the files that the broker reads after it has dropped its privileges belong to its group; run as another user, they
+belong to that user. Starting and reloading the broker is not done here.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ def write_broker_folder(
 ) -> BrokerFolder:
     """Write configuration, access list and certificates to `folder`.
 
-    `plan.folder` is its path on the broker's machine; empty means `folder` itself. If any file is invalid nothing is written.
-    Raises PkiError, TopologyError.
-    """
+    `plan.folder` is its path on the broker's machine; empty means `folder` itself. If any file is invalid nothing is
+    written. Raises PkiError, TopologyError."""
     pki.check_zone(broker_name, "broker")
     plan = replace(plan, folder=plan.folder or str(folder.resolve()))
     config, acl = render_config(plan), render_acl(plan.links)

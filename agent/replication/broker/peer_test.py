@@ -1,11 +1,13 @@
 """Test everything between this node and one peer, step by step; each step reports its result and what to do.
 
-Name, TCP, TLS, identity at the broker, the broker's limits, the right to send requests, the answer, protocol and store of the peer,
-round trip, clocks, streams. The first failed step ends the test, because the later ones depend on it. The test runs beside a running
-node: its client id and response topic are random, and its requests (ListStreams) change nothing at the peer.
+Name, TCP, TLS, identity at the broker, the broker's limits, the right to send requests, the answer, protocol and store
+of the peer, round trip, clocks, streams. The first failed step ends the test, because the later ones depend on it. The
+test runs beside a running node: its client id and response topic are random, and its requests (ListStreams) change
+nothing at the peer.
 
-Whether our own answers are delivered cannot be tested without the peer, because no zone may both publish and receive on one topic.
-The peer's answer proves the way back; if the peer is not connected, the test says that the way back was not tested.
+Whether our own answers are delivered cannot be tested without the peer, because no zone may both publish and receive on
+one topic. The peer's answer proves the way back; if the peer is not connected, the test says that the way back was not
+tested.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _ACL_HINT = "add the link to bsfg broker config, install what it writes, and bsf
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The peer to test, from this node's configuration: whether it sends us requests, what we pull, whether we send it requests."""
+    """The peer to test, from this node's configuration: whether it sends us requests, what we pull, whether we send it
+    requests."""
 
     zone: str
     asks_us: bool

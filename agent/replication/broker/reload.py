@@ -1,9 +1,10 @@
 """Make a running broker read its files again, after checking that they are valid.
 
-Mosquitto reads certificate, key, authorities, revocation list and access list at SIGHUP and reports little: without a readable
-revocation list it accepts revoked certificates, with an expired one it refuses all clients, and with a damaged certificate it keeps
-running and refuses all clients. So all files are checked first, as the user that runs the broker. If one is invalid no signal is
-sent, and the broker keeps what it has in memory. Afterwards a handshake proves that the broker uses the certificate in its file.
+Mosquitto reads certificate, key, authorities, revocation list and access list at SIGHUP and reports little: without a
+readable revocation list it accepts revoked certificates, with an expired one it refuses all clients, and with a damaged
+certificate it keeps running and refuses all clients. So all files are checked first, as the user that runs the broker.
+If one is invalid no signal is sent, and the broker keeps what it has in memory. Afterwards a handshake proves that the
+broker uses the certificate in its file.
 
 Whether the broker has read the revocation list cannot be tested from outside without a revoked certificate.
 """
@@ -64,7 +65,8 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
 def reload_broker(
     config_file: Path, pid: int | None, pause: Callable[[float], None], *, now: datetime | None = None
 ) -> Iterator[Diagnostic]:
-    """Check the files, send SIGHUP to `pid` or to the broker that runs with this configuration, and verify its certificate."""
+    """Check the files, send SIGHUP to `pid` or to the broker that runs with this configuration, and verify its
+    certificate."""
     diagnostics = list(check_broker_files(config_file, now=now))
     yield from diagnostics
     if any(diagnostic.outcome is Outcome.BAD for diagnostic in diagnostics):

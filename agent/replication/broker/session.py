@@ -1,8 +1,8 @@
 """One short connection to a broker for checks, step by step, so that the step that fails is named.
 
-`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then speaks MQTT with one
-zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is not disturbed. What is
-sent, and what the results mean, is decided in `check` and `peer_test`.
+`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then speaks
+MQTT with one zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is
+not disturbed. What is sent, and what the results mean, is decided in `check` and `peer_test`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def reason_text(reason: int | None) -> str:
 
 
 class Session:
-    """One MQTT session that carries out one request at a time; answers arrive in paho's thread and wait in bounded queues."""
+    """One MQTT session that carries out one request at a time; answers arrive in paho's thread and wait in bounded
+    queues."""
 
     def __init__(self, access: BrokerTarget) -> None:
         self._access = access

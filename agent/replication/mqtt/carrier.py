@@ -1,4 +1,4 @@
-"""Values of the MQTT carrier, without IO: the address of a broker, and a message that it delivered."""
+"""Values of the MQTT carrier: a broker with the identity to use there, and a message that it delivered. No IO."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The permanent link to one broker: connects, reconnects after any loss, and routes messages by topic.
 
-A node has one `Link` per broker, shared by its servers and requesters. Routes are fixed before `run` starts; a route is one
-exact topic and a handler that must not block. A lost broker is logged once, and once more when it is back, however many
-attempts failed in between.
+A node has one `Link` per broker, shared by its servers and requesters. Routes are fixed before `run` starts; a route is
+one exact topic and a handler that must not block. A lost broker is logged once, and once more when it is back, however
+many attempts failed in between.
 
-A new certificate is tried on a second connection. The old connection is closed only after the broker has accepted the new one,
-which costs one reconnect: pending answers are requested again. If the broker refuses the new certificate, the old connection
-stays (docs/decisions/0035).
+A new certificate is tried on a second connection. The old connection is closed only after the broker has accepted the
+new one, which costs one reconnect: pending answers are requested again. If the broker refuses the new certificate, the
+old connection stays (docs/decisions/0035).
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from agent.replication.protocol.errors import ConnectionLost, ConnectionRefused,
 from agent.replication.protocol.pacing import backoff_ms
 
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 5_000
-"""Wait between two attempts in ms. A returned broker is found within seconds. 500 nodes without a broker make 130 attempts a
-second, one SYN and its refusal each; because half of the wait is random, they reconnect over two and a half seconds."""
+"""Wait between two attempts in ms. A returned broker is found within seconds. 500 nodes without a broker make 130
+attempts a second, one SYN and its refusal each; because half of the wait is random, they reconnect over two and a half
+seconds."""
 ROUTES_MAX = 1024
 REASONS_LOGGED_MAX = 16
-"""Different reasons logged during one outage, so that a library that words each error differently cannot fill the log."""
+"""Different reasons logged during one outage, so that a library that words each error differently cannot fill the
+log."""
 REFUSALS_UNTIL_ERROR = 3
 """Refused connections in a row after which an error is logged: waiting will not help."""
 
@@ -49,7 +51,8 @@ class LinkStatistics:
     """Messages that belong to no route or to no open request."""
     down_reason: str | None
     needs_person: bool = False
-    """The link is down for a reason that does not pass by itself: the identity is unusable, or the broker keeps refusing it."""
+    """The link is down for a reason that does not pass by itself: the identity is unusable, or the broker keeps
+    refusing it."""
     identity_trouble: str = ""
     identity_ends: datetime | None = None
 
@@ -88,7 +91,8 @@ class Link:
         self._routes[topic] = handler
 
     def watch(self, on_up: Callable[[], None], on_down: Callable[[str], None]) -> None:
-        """Call `on_up` after each connect, when all topics are subscribed, and `on_down` with the reason when it is lost."""
+        """Call `on_up` after each connect, when all topics are subscribed, and `on_down` with the reason when it is
+        lost."""
         assert len(self._watchers) < ROUTES_MAX
         self._watchers.append((on_up, on_down))
         if self.connection is not None:
@@ -177,6 +181,7 @@ class Link:
         while not connection.closed.done():
             self._changed.clear()
             if self._identity is not None and self._identity.is_offered:
+                # The present connection carries traffic until the broker has accepted the new identity (docs/decisions/0035).
                 try:
                     self._replacement = await self._open()
                 except ReplicationError as error:  # the present connection stays
@@ -236,5 +241,6 @@ class Link:
 
 
 def _without_digits(reason: str) -> str:
-    """A reason without its digits: the message about an expired certificate contains the time, which differs each second."""
+    """A reason without its digits: the message about an expired certificate contains the time, which differs each
+    second."""
     return re.sub(r"\d+", "", reason)

@@ -1,8 +1,8 @@
 """The PUBLISH packet of MQTT 5, as far as this protocol uses it: encodes properties, parses packets.
 
-Core. paho's own handling of properties takes longer than the rest of this package for a small message, and copies a large one six
-times. Only the fields that this protocol sends and the one kind of packet that it receives are supported (MQTT 5.0, 3.3). A test
-compares both directions with paho.
+Core. paho's own handling of properties takes longer than the rest of this package for a small message, and copies a
+large one six times. Only the fields that this protocol sends and the one kind of packet that it receives are supported
+(MQTT 5.0, 3.3). A test compares both directions with paho.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class PackedProperties:
 
 
 def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, int, int]:
-    """Message, QoS and packet identifier of a PUBLISH. `command` is its first byte, `packet` follows its length. Raises BadPacket."""
+    """Message, QoS and packet identifier of a PUBLISH. `command` is its first byte, `packet` follows its length. Raises
+    BadPacket."""
     view = memoryview(packet)
     try:
         topic, at = _data(view, 0)

@@ -1,9 +1,9 @@
 """Requests to one peer over a link: sends them, and delivers each answer to its request.
 
 An answer belongs to a request if it arrives on the requester's own response topic, where the broker lets only the peer
-publish, and carries the request's correlation: sixteen random bytes that only this node, the broker and the peer have seen.
-Each answer is delivered once. A request that timed out stays known for a while, because its answer may still be useful to the
-caller (see `receiver`); when too many are open, the oldest are forgotten first.
+publish, and carries the request's correlation: sixteen random bytes that only this node, the broker and the peer have
+seen. Each answer is delivered once. A request that timed out stays known for a while, because its answer may still be
+useful to the caller (see `receiver`); when too many are open, the oldest are forgotten first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Requester:
         link.route(self._response_topic, self._answered)
 
     def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
-        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer's bytes, at most once.
+        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer's bytes, at most
+        once.
 
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
@@ -122,11 +123,11 @@ async def ask_once(
     attempts: int = ATTEMPTS,
     chance: Callable[[], float] = random.random,
 ) -> Reply:
-    """Connect, ask `peer_zone`, disconnect; ask again where the error is retryable. Each attempt waits `answer_s` seconds.
+    """Connect, ask `peer_zone`, disconnect; ask again where the error is retryable. Each attempt waits `answer_s`
+    seconds.
 
-    Raises the last error: PeerRefused, MalformedMessage or TransportError. Only for requests that may be carried out twice,
-    because an answer may be lost after the peer has acted.
-    """
+    Raises the last error: PeerRefused, MalformedMessage or TransportError. Only for requests that may be carried out
+    twice, because an answer may be lost after the peer has acted."""
     for attempt in range(attempts):
         try:
             async with open_requester(access, peer_zone) as requester:

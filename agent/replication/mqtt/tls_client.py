@@ -1,16 +1,17 @@
 """paho's client with the methods replaced that open, read and write the TLS socket.
 
-All replaced methods are private methods of paho 2. They stand in this one file so that a new release can be compared with them
-quickly; a test fails if one disappears.
+All replaced methods are private methods of paho 2. They stand in this one file so that a new release can be compared
+with them quickly; a test fails if one disappears.
 
     _ssl_wrap_socket    paho leaks the socket when the handshake fails; also sets TCP_NODELAY
-    _sock_recv          paho reads one byte, one byte, then a whole packet, and allocates each time; ours reads whole TLS records and
-                        buffers them, a fifth less time for a large page; it keeps the TLS alert in which a broker names its reason
+    _sock_recv          paho reads one byte, one byte, then a whole packet, and allocates each time; ours reads and buffers
+                        whole TLS records, a fifth less time for a large page; keeps the TLS alert that names a reason
     _sock_send          reads a pending alert when the broker has closed
     _do_on_publish      reports acknowledgements without the objects that paho makes for its own callback
-    _packet_queue       a memoryview, because paho copies the rest of a packet after each partial write: a fifth of sending a page
-    _handle_publish     parses PUBLISH with `publish_packet`; messages are put into `arrived`, because paho holds a lock during
-                        its callbacks, and publishing in a callback would wait for that lock for ever
+    _packet_queue       uses a memoryview, because paho copies the rest of a packet after each partial write, a fifth of
+                        the time to send a page
+    _handle_publish     parses PUBLISH with `publish_packet` and puts messages into `arrived`: paho holds a lock during its
+                        callbacks, and publishing in a callback would wait for that lock for ever
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class TlsClient(Client):
 
 
 def rearm_quickack(opened: socket.socket) -> None:
-    """Acknowledge the next packets at once, for brokers that use Nagle's algorithm. The kernel resets this option after a while."""
+    """Acknowledge the next packets at once, for brokers that use Nagle's algorithm. The kernel resets this option after
+    a while."""
     if _QUICKACK is not None:
         opened.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)

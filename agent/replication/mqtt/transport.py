@@ -1,13 +1,13 @@
 """One connection to a broker: MQTT 5 over mutual TLS 1.3, driven by the event loop, discarded when it ends.
 
-paho implements MQTT, asyncio the waiting: the socket is registered with the loop, and paho is called when it is readable or
-writable. A `Connection` is used once. After a loss `link` makes a new one, because a paho client that reconnects sends its
-unfinished messages again, for ever if the broker refuses one of them.
+paho implements MQTT, asyncio the waiting: the socket is registered with the loop, and paho is called when it is
+readable or writable. A `Connection` is used once. After a loss `link` makes a new one, because a paho client that
+reconnects sends its unfinished messages again, for ever if the broker refuses one of them.
 
-Guarantees: every message fits the packet size that the broker announced; the outgoing queue is bounded; requests use QoS 1, so that
-an absent peer and a forbidden topic are reported at once; answers use QoS 0 and are requested again when lost; no message is
-retained, and each one expires. Nagle's algorithm and, where the kernel allows it, delayed acknowledgements are off: together they
-made 88 ms of 0.4.
+Guarantees: every message fits the packet size that the broker announced; the outgoing queue is bounded; requests use
+QoS 1, so that an absent peer and a forbidden topic are reported at once; answers use QoS 0 and are requested again when
+lost; no message is retained, and each one expires. Nagle's algorithm and, where the kernel allows it, delayed
+acknowledgements are off: together they made 88 ms of 0.4.
 
 Not here: reconnecting and routing (`link`), the meaning of payloads (`protocol`).
 """
@@ -109,7 +109,7 @@ class Connection:
             raise
         return connection
 
-    # -------------------------------------------------------------------------------------------------------- publishing
+    # ------------------------------------------------------------------------------------------------------- publishing
 
     def publish_answer(self, topic: str, payload: bytes, correlation: bytes) -> None:
         """Send at QoS 0. Raises TransportError if it cannot be queued."""
@@ -118,14 +118,16 @@ class Connection:
     def publish_request(
         self, topic: str, payload: bytes, response_topic: str, correlation: bytes, expiry_s: int
     ) -> asyncio.Future[None]:
-        """Send at QoS 1. The future completes with the broker's acknowledgement, or fails, with PeerAbsent if no peer subscribes."""
+        """Send at QoS 1. The future completes with the broker's acknowledgement, or fails, with PeerAbsent if no peer
+        subscribes."""
         properties = PackedProperties(correlation, expiry_s, response_topic)
         acknowledged: asyncio.Future[None] = self._loop.create_future()
         self._offer(_Outgoing(topic, payload, 1, properties, acknowledged))
         return acknowledged
 
     async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe and wait for the acknowledgement, which does not prove the right: brokers grant forbidden topics too."""
+        """Subscribe and wait for the acknowledgement, which does not prove the right: brokers grant forbidden topics
+        too."""
         if not topics or self._socket is None:
             return
         options = [
@@ -202,7 +204,7 @@ class Connection:
         access = self._access
         client = TlsClient(
             CallbackAPIVersion.VERSION2,
-            client_id=f"{access.zone}-{secrets.token_hex(16)}",  # random: a client with the same id would take the session over
+            client_id=f"{access.zone}-{secrets.token_hex(16)}",  # random: a client with this id could take the session
             protocol=MQTTProtocolVersion.MQTTv5,
             reconnect_on_failure=False,
         )
@@ -262,7 +264,8 @@ class Connection:
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def _read(self) -> None:
-        """Read all available data. Data that TLS has already decrypted does not wake the loop, so it is read here to its end."""
+        """Read all available data. Data that TLS has already decrypted does not wake the loop, so it is read here to
+        its end."""
         for _ in range(READS_PER_WAKE_MAX):
             if self._socket is None:
                 return

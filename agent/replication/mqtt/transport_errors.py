@@ -1,7 +1,7 @@
 """Errors of TLS, TCP and MQTT as errors of this package; library errors stop here.
 
-Each function takes what a library reported and returns a TransportError, or its parts, that names the broker or topic and says what to
-do. Nothing is raised here. The class of the error decides whether to retry.
+Each function takes what a library reported and returns a TransportError, or its parts, that names the broker or topic
+and says what to do. Nothing is raised here. The class of the error decides whether to retry.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def explain_unreachable(error: OSError) -> tuple[str, str]:
 
 
 def explain_untrusted(error: ssl.SSLCertVerificationError) -> str:
-    """Why the broker's certificate is not trusted; names ca_file where the authority is unknown, else OpenSSL's message."""
+    """Why the broker's certificate is not trusted; names ca_file where the authority is unknown, else OpenSSL's
+    message."""
     if error.verify_code in _UNKNOWN_AUTHORITY:
         return f"its certificate was issued by an authority that is not in ca_file ({error.verify_message})"
     return error.verify_message
@@ -103,7 +104,8 @@ def explain_alert(alert: str) -> tuple[str, str] | None:
 
 
 def refused_before_connack(where: str, alert: str = "") -> TransportError:
-    """The error for a connection that ended before CONNACK. In TLS 1.3 a client certificate is refused only then, often by alert."""
+    """The error for a connection that ended before CONNACK. In TLS 1.3 a client certificate is refused only then, often
+    by alert."""
     if explained := explain_alert(alert):
         why, hint = explained
         return ConnectionRefused(where, f"it refuses our certificate: {why}", hint)

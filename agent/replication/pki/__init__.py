@@ -1,8 +1,8 @@
 """Certificates: a small certificate authority for zones and brokers, and checks of certificates of any issuer.
 
-The common name of a certificate is the zone, and the broker uses it as the user name in its access list. The authority is therefore
-a root of its own: every certificate that it signs may connect, so it signs zones and brokers only. It is one folder, on a machine
-that is neither a gateway nor a broker:
+The common name of a certificate is the zone, and the broker uses it as the user name in its access list. The authority
+is therefore a root of its own: every certificate that it signs may connect, so it signs zones and brokers only. It is
+one folder, on a machine that is neither a gateway nor a broker:
 
     ca.pem  ca.key  ca.crl          the authority and its list of revoked certificates, empty at first
     zones/ZONE.pem  .key            identity of a node, used together with ca.pem
@@ -11,23 +11,22 @@ that is neither a gateway nor a broker:
     crls/NUMBER.crl                 every revocation list ever made; the newest is ca.crl
     */next/  */previous/            during a renewal, and for rolling back
 
-Guarantees: a key file is never readable by others; a file is replaced whole or not at all; an existing file is overwritten only with
-`force`; a certificate expires no later than its authority; every error says what to do. The current time is an argument.
+Guarantees: a key file is never readable by others; a file is replaced whole or not at all; an existing file is
+overwritten only with `force`; a certificate expires no later than its authority; every error says what to do. The
+current time is an argument.
 
 Not supported: passwords on keys (a gateway starts unattended), and creating RSA keys (a site's own are accepted).
 
-`files` reads and writes PEM; `certificates` describes a certificate, `checks` finds what is wrong with it; `signing` and `authority` make
-certificates; `crl` and `revocation` make revocation lists; `renewal` replaces an identity; `rotation` and `identity` use one in a node.
+`files` reads and writes PEM; `certificates` describes a certificate, `checks` finds what is wrong with it; `signing`
+and `authority` make certificates; `crl` and `revocation` make revocation lists; `renewal` replaces an identity;
+`rotation` and `identity` use one in a node.
 """
 
 from agent.replication.pki.authority import (
     CA_DAYS,
     DAYS_MAX,
-    HOSTS_MAX,
     LEAF_DAYS,
-    Authority,
     Issued,
-    check_days,
     check_zone,
     create_authority,
     issue_broker,
@@ -36,7 +35,6 @@ from agent.replication.pki.authority import (
 )
 from agent.replication.pki.certificates import CertificateDetails, describe
 from agent.replication.pki.checks import (
-    CHAIN_LENGTH_MAX,
     check_broker_identity,
     check_identity,
     check_times,
@@ -46,7 +44,6 @@ from agent.replication.pki.crl import (
     CRL_WARN_DAYS,
     REASONS,
     CrlDetails,
-    Revoked,
     check_crl,
     check_not_revoked,
     describe_crl,
@@ -54,12 +51,9 @@ from agent.replication.pki.crl import (
 )
 from agent.replication.pki.files import (
     FILE_BYTES_MAX,
-    RSA_BITS_MIN,
-    check_key_rights,
     load_certificates,
     load_crl,
     load_crls,
-    load_key,
     read_file,
     write_file,
 )
@@ -67,20 +61,14 @@ from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.pki.problem import PkiError, Problem
 from agent.replication.pki.renewal import import_identity, renew, roll_back
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke
-from agent.replication.pki.signing import BACKDATED
 
 __all__ = [
-    "BACKDATED",
     "CA_DAYS",
-    "CHAIN_LENGTH_MAX",
     "CRL_WARN_DAYS",
     "DAYS_MAX",
     "FILE_BYTES_MAX",
-    "HOSTS_MAX",
     "LEAF_DAYS",
     "REASONS",
-    "RSA_BITS_MIN",
-    "Authority",
     "CertificateDetails",
     "CrlDetails",
     "Identity",
@@ -89,12 +77,9 @@ __all__ = [
     "IssuedRecord",
     "PkiError",
     "Problem",
-    "Revoked",
     "check_broker_identity",
     "check_crl",
-    "check_days",
     "check_identity",
-    "check_key_rights",
     "check_not_revoked",
     "check_times",
     "check_zone",
@@ -111,7 +96,6 @@ __all__ = [
     "load_certificates",
     "load_crl",
     "load_crls",
-    "load_key",
     "read_file",
     "reissue_crl",
     "renew",

@@ -109,7 +109,8 @@ def create_authority(
 
 
 def load_authority(folder: Path) -> Authority:
-    """The authority in `folder`. Raises PkiError if its key is readable by others, missing, or of another certificate."""
+    """The authority in `folder`. Raises PkiError if its key is readable by others, missing, or of another
+    certificate."""
     cert_file, key_file = folder / "ca.pem", folder / "ca.key"
     if not cert_file.exists() and not key_file.exists():
         raise PkiError(f"{folder} contains no authority", f"create one: bsfg pki ca --pki {folder}")
@@ -130,7 +131,8 @@ def issue_zone(folder: Path, zone: str, now: datetime, *, days: int = LEAF_DAYS,
 def issue_broker(
     folder: Path, name: str, hosts: Sequence[str], now: datetime, *, days: int = LEAF_DAYS, force: bool = False
 ) -> Issued:
-    """Sign a broker's certificate for the host names and addresses in `hosts`, and write it to `brokers/`. Raises PkiError."""
+    """Sign a broker's certificate for the host names and addresses in `hosts`, and write it to `brokers/`. Raises
+    PkiError."""
     check_zone(name, "broker")
     if not 1 <= len(hosts) <= HOSTS_MAX:
         raise PkiError(
@@ -174,7 +176,7 @@ def _issue(
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = sign(authority, folder, common_name, hosts, purpose, key.public_key(), now, days)
     with disk_errors(folder):
-        record(folder, certificate)
+        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
         make_folder(folder / subfolder)
         write_file(key_file, key_pem(key), KEY_MODE)
         write_file(cert_file, pem_of(certificate), PUBLIC_MODE)
@@ -215,6 +217,7 @@ def sign(
 
 
 def record(folder: Path, certificate: x509.Certificate) -> None:
-    """Record a signed certificate. Called before the certificate is written, so that each existing one can be revoked."""
+    """Record a signed certificate. Called before the certificate is written, so that each existing one can be
+    revoked."""
     make_folder(folder / "issued")
     write_file(folder / "issued" / f"{certificate.serial_number:x}.pem", pem_of(certificate), PUBLIC_MODE)

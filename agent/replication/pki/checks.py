@@ -1,7 +1,7 @@
 """Checks of an identity: all problems at once, each with the file, the reason and what to do.
 
-The same checks serve our own certificates and those of a site's PKI: the key matches the certificate, the dates are valid by this
-machine's clock, the purpose is right, a root in the `ca_file` signed it, and the common name is the zone.
+The same checks serve our own certificates and those of a site's PKI: the key matches the certificate, the dates are
+valid by this machine's clock, the purpose is right, a root in the `ca_file` signed it, and the common name is the zone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def client_context(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLCon
     check_key_rights(key_file)
     try:
         context.load_verify_locations(ca_file)
-        # An empty password instead of None: with None, OpenSSL would ask for the password of a protected key on the terminal.
+        # An empty password instead of None: with None, OpenSSL would ask for the password of a protected key on the
+        # terminal.
         context.load_cert_chain(cert_file, key_file, password="")
     except (ssl.SSLError, OSError) as error:
         raise PkiError(
@@ -110,7 +111,8 @@ def _check_files(
 
 
 def check_times(path: Path, certificate: x509.Certificate, now: datetime) -> list[Problem]:
-    """A problem if the certificate has expired or is not yet valid. It names the clock: a gateway without a battery starts in 1970."""
+    """A problem if the certificate has expired or is not yet valid. It names the clock: a gateway without a battery
+    starts in 1970."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
         why = f"the certificate is valid from {moment_text(begins)}, and the clock here says {moment_text(now)}"

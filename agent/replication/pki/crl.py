@@ -1,7 +1,7 @@
 """Revocation lists: read, check and make them.
 
-A broker that cannot read its list accepts revoked certificates, and one whose list has expired refuses all clients, so a list is
-checked before a broker gets it.
+A broker that cannot read its list accepts revoked certificates, and one whose list has expired refuses all clients, so
+a list is checked before a broker gets it.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def make_crl(
 ) -> x509.CertificateRevocationList:
     """A signed list, backdated for brokers whose clock is behind.
 
-    By default a list is valid as long as its authority: a broker with an expired list refuses all clients, and a site without a
-    connection to its authority cannot get a new one. An operator copies the list by hand, so an early expiry would protect nothing.
-    """
+    By default a list is valid as long as its authority: a broker with an expired list refuses all clients, and a site
+    without a connection to its authority cannot get a new one. An operator copies the list by hand, so an early expiry
+    would protect nothing."""
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(certificate.subject)

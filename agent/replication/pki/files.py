@@ -1,7 +1,7 @@
 """PEM files: read with a size limit, written atomically and durably.
 
-A key file that others may read is refused. A written file has its final permissions from its creation, and is on disk when the call
-returns.
+A key file that others may read is refused. A written file has its final permissions from its creation, and is on disk
+when the call returns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def load_crl(path: Path) -> x509.CertificateRevocationList:
 
 
 def load_crls(path: Path) -> list[x509.CertificateRevocationList]:
-    """All revocation lists of a PEM file, at least one. A site's PKI has one for each authority of a chain. Raises PkiError."""
+    """All revocation lists of a PEM file, at least one. A site's PKI has one for each authority of a chain. Raises
+    PkiError."""
     marker = b"-----BEGIN X509 CRL-----"
     blocks = [marker + block for block in read_file(path).split(marker)[1:]]
     try:

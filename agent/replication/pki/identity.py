@@ -1,9 +1,9 @@
 """The identity of a node at one broker: three PEM files that may be replaced while the node runs.
 
-The files are checked when a connection is made, when the file system reports a change, and periodically. They are checked
-together (key, certificate, authority, zone, purpose, dates), and a valid identity is kept in memory, so that invalid or partly
-copied files change nothing. `rotation` decides which identity is used; `link` tries a new one on a second connection and
-switches over when the broker has accepted it (docs/decisions/0035).
+The files are checked when a connection is made, when the file system reports a change, and periodically. They are
+checked together (key, certificate, authority, zone, purpose, dates), and a valid identity is kept in memory, so that
+invalid or partly copied files change nothing. `rotation` decides which identity is used; `link` tries a new one on a
+second connection and switches over when the broker has accepted it (docs/decisions/0035).
 
 The digest of the files is compared before and after loading, so that a file replaced in between is noticed.
 """

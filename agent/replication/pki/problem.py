@@ -1,7 +1,7 @@
 """Errors of this package: an exception that ends the work, and problems that are collected.
 
-Both say what to do. An exception is raised if a file or certificate cannot be used; problems are returned where all faults of an
-identity are wanted at once.
+Both say what to do. An exception is raised if a file or certificate cannot be used; problems are returned where all
+faults of an identity are wanted at once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Renewal of an identity: a new certificate replaces the old one in two renames, and can be rolled back.
 
     zones/ZONE.pem .key             in force
-    zones/next/ZONE.pem .key        new, not yet in place; exists only during a renewal, or after one that was interrupted
+    zones/next/ZONE.pem .key        new; exists only during a renewal, or after one that was interrupted
     zones/previous/ZONE.pem .key    in force before, for `roll_back`
 
-The old certificate stays valid until it expires or is revoked, so its node may change over later. A power failure between the two
-renames leaves a key that does not match its certificate; the next renewal completes the interrupted one first.
+The old certificate stays valid until it expires or is revoked, so its node may change over later. A power failure
+between the two renames leaves a key that does not match its certificate; the next renewal completes the interrupted one
+first.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def identity_files(folder: Path, name: str, *, broker: bool) -> IdentityFiles:
 def renew(
     folder: Path, name: str, now: datetime, *, broker: bool = False, same_key: bool = False, days: int = LEAF_DAYS
 ) -> Issued:
-    """Sign a new certificate for zone or broker `name`, with a new key or the present one, and replace the old. Raises PkiError."""
+    """Sign a new certificate for zone or broker `name`, with a new key or the present one, and replace the old. Raises
+    PkiError."""
     files = identity_files(folder, name, broker=broker)
     authority = load_authority(folder)
     with disk_errors(folder):
@@ -135,7 +137,7 @@ def renew(
         days,
     )
     with disk_errors(folder):
-        record(folder, certificate)
+        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
         files.replace(pem_of(certificate), None if key is None else key_pem(key))
     return Issued(files.cert_file, files.key_file, folder / "ca.pem", describe(certificate, now))
 

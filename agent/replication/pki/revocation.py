@@ -1,8 +1,8 @@
 """Revocation: which certificates were signed, which of them are revoked, and the next list.
 
-There is no separate index that could differ from the signed files: `issued/` contains what was signed, the list contains what was
-revoked, when and why. Each list is also kept as `crls/NUMBER.crl`, with rising numbers. No list is made on top of one that is missing,
-of another authority, or older than a kept one, because that would lift revocations.
+There is no separate index that could differ from the signed files: `issued/` contains what was signed, the list
+contains what was revoked, when and why. Each list is also kept as `crls/NUMBER.crl`, with rising numbers. No list is
+made on top of one that is missing, of another authority, or older than a kept one, because that would lift revocations.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _current_crl(folder: Path, authority: Authority) -> x509.CertificateRevocati
         raise PkiError(f"the revocation list is missing or damaged: {error.why}", restore) from error
     if not is_crl_of(crl, authority.certificate):
         raise PkiError(f"{folder / 'ca.crl'} is not this authority's list", restore)
-    if number_of(crl) < newest:
+    if number_of(crl) < newest:  # a list made from an older one would lift revocations (docs/decisions/0034)
         raise PkiError(f"{folder / 'ca.crl'} is list {number_of(crl)}, but list {newest} exists", restore)
     return crl
 

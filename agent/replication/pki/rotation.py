@@ -1,9 +1,9 @@
 """Core: which identity a node uses at a broker while its certificate files are being replaced.
 
-An identity is known by a digest of its files. One is *in force*: the broker accepted it last. Another may be *offered*: found in
-the files, valid by our own checks, not yet tried at the broker. Files that our checks or the broker refuse change nothing: the
-identity in force stays in force, and the problem is reported once. An identity that the broker refused is tried again
-periodically, because the fault may have been the broker's (docs/decisions/0035).
+An identity is known by a digest of its files. One is *in force*: the broker accepted it last. Another may be *offered*:
+found in the files, valid by our own checks, not yet tried at the broker. Files that our checks or the broker refuse
+change nothing: the identity in force stays in force, and the problem is reported once. An identity that the broker
+refused is tried again periodically, because the fault may have been the broker's (docs/decisions/0035).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Rotation:
         return FileChange.OFFERED
 
     def candidate(self) -> bytes | None:
-        """The identity for the next connection. After a refusal the one in force comes first, so that the node reconnects."""
+        """The identity for the next connection. After a refusal the one in force comes first, so that the node
+        reconnects."""
         if self._was_refused and self.in_force is not None:
             return self.in_force
         return self.offered or self.in_force
@@ -75,7 +76,8 @@ class Rotation:
         return self._report(digest, why)
 
     def _report(self, digest: bytes, why: str) -> FileChange:
-        """Keep the newest reason, but report each pair of files once: a reason that contains the time differs each time."""
+        """Keep the newest reason, but report each pair of files once: a reason that contains the time differs each
+        time."""
         self.problem = why
         if self._reported == digest:
             return FileChange.NONE

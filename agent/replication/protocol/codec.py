@@ -1,11 +1,12 @@
 """Requests and answers to bytes and back, version 1.0 of `bsfg.replication`.
 
-A request is one JSON object. An answer is a little-endian u32, that many bytes of one JSON object, and the attachment: sealed batches
-one after the other, unchanged from the serving store. docs/reference/protocol.md specifies the same for a second implementation.
+A request is one JSON object. An answer is a little-endian u32, that many bytes of one JSON object, and the attachment:
+sealed batches one after the other, unchanged from the serving store. docs/reference/protocol.md specifies the same for
+a second implementation.
 
-Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage, whatever the bytes; unknown
-fields are ignored, so that minor versions may add some; another major version is refused, naming both. Not here: authorization
-(`sender`), and the content of batches (`agent.batch`, `page_check`).
+Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage, whatever
+the bytes; unknown fields are ignored, so that minor versions may add some; another major version is refused, naming
+both. Not here: authorization (`sender`), and the content of batches (`agent.batch`, `page_check`).
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operati
 
 
 def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes | memoryview) -> _HeadT:
-    """The fields of every message. For another version the error names the version, even if these fields have changed."""
+    """The fields of every message. For another version the error names the version, even if these fields have
+    changed."""
     try:
         head = _decode(decoder, data, "")
     except MalformedMessage as error:

@@ -6,8 +6,8 @@ A core: chance comes in as a value between 0 and 1.
 from __future__ import annotations
 
 BYTES_PER_SECOND_MIN = 16_384
-"""Lower bound of a peer's `bytes_per_second_max` in node.toml. At a lower rate one page of the smallest size would take longer
-than a live stream may overdraw the peer's token bucket."""
+"""Lower bound of a peer's `bytes_per_second_max` in node.toml. At a lower rate one page of the smallest size would take
+longer than a live stream may overdraw the peer's token bucket."""
 DOUBLINGS_MAX = 16
 
 

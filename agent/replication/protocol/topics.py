@@ -1,9 +1,10 @@
 """MQTT topics of the protocol, and the checks that make them proof of a message's sender.
 
-A request goes to `bsfg/1/<serving zone>/<asking zone>/req`, its answer to `bsfg/1/<serving zone>/<asking zone>/rsp/<instance>`. The
-broker lets a zone publish only under its own name, so the asking zone in a *request topic* is proven, and no other field of a message
-is. An answer must therefore go to a topic built from the proven zone: `check_response_topic` compares, and a request with any other
-response topic gets no answer, because answering would make this node publish where the requester may not.
+A request goes to `bsfg/1/<serving zone>/<asking zone>/req`, its answer to `bsfg/1/<serving zone>/<asking
+zone>/rsp/<instance>`. The broker lets a zone publish only under its own name, so the asking zone in a *request topic*
+is proven, and no other field of a message is. An answer must therefore go to a topic built from the proven zone:
+`check_response_topic` compares, and a request with any other response topic gets no answer, because answering would
+make this node publish where the requester may not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reloading a real broker: only files that leave it a broker are handed to it, and a zone that is shut out is out at once."""
+"""Reloading a real broker: only valid files are loaded, and a denied zone loses its rights at once."""
 
 import asyncio
 import contextlib
@@ -37,15 +37,16 @@ LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idm
 
 
 def bad(diagnostics: list[Diagnostic]) -> list[str]:
-    """What was found wrong."""
+    """The bad diagnostics."""
     return [diagnostic.what for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD]
 
 
-# --- texts -------------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
-    """The other zones' blocks are untouched, to the byte; denying twice changes nothing; an unknown zone is denied too."""
+    """The other zones' blocks are untouched, to the byte; denying twice changes nothing; an unknown zone is denied
+    too."""
     acl = render_acl(LINKS)
     denied = without_zones(acl, ["idmz", "stranger"])
     assert without_zones(denied, ["idmz", "stranger"]) == denied
@@ -64,7 +65,7 @@ def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
     ["", "# nobody\n", "user a\ntopic fly x\n", "user\n", "user a\ntopic read\n", "garbage", "user a b\n", "\0\1"],
 )
 def test_acl_that_mosquitto_would_not_take(text: str) -> None:
-    """An empty list and lines that are no rule are found."""
+    """An empty list and invalid lines are found."""
     assert list(check_acl(text))
 
 
@@ -82,7 +83,7 @@ def test_acl_that_mosquitto_would_not_take(text: str) -> None:
     ],
 )
 def test_configuration_without_a_protection(setting: str) -> None:
-    """Each setting on which identities rest is missed when it is gone."""
+    """Each setting that protects identities is reported if it is missing."""
     settings = {name: f"/x/{name}" for name in ("cafile", "certfile", "keyfile", "crlfile", "acl_file")}
     settings |= {
         "tls_version": "tlsv1.3",
@@ -100,7 +101,7 @@ def test_last_setting_counts() -> None:
     assert parse_config("# a b\n\nuser x\n  user y \nflag\n") == {"user": "y", "flag": ""}
 
 
-# --- a real broker -----------------------------------------------------------------------------------------------------
+# --- a real broker ----------------------------------------------------------------------------------------------------
 
 
 def reload(broker: Mosquitto) -> list[Diagnostic]:
@@ -109,13 +110,13 @@ def reload(broker: Mosquitto) -> list[Diagnostic]:
 
 
 def _pause(seconds: float) -> None:
-    """The proof waits before it looks; a broker that is not busy has read its files long before."""
+    """No pause: a broker without load has read its files at once."""
     threading.Event().wait(seconds)
 
 
 @pytest.mark.system
 def test_renewed_broker_certificate(tmp_path: Path) -> None:
-    """A renewed certificate is shown after the reload, and sessions that stand go on."""
+    """A renewed certificate is presented after the reload, and open sessions continue."""
     with Mosquitto.started(tmp_path) as broker:
 
         async def run() -> None:
@@ -137,8 +138,9 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
 
 
 def test_brokers_are_told_apart_by_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two brokers, each started in its own folder with the same relative path: only the one whose file it is is found, by any way of
-    writing that path. (Told by the words alone, another site's broker was signalled and the right one kept a revoked zone.)"""
+    """Two brokers, each started in its own folder with the same relative path: only the one with this configuration
+    file is found, however its path is written. (Comparing the arguments alone, the wrong broker got the signal and the
+    right one kept a revoked zone.)"""
     started = []
     for site in ("north", "south"):
         config = tmp_path / site / "broker/mosquitto.conf"
@@ -191,7 +193,7 @@ SPOILS: list[tuple[str, Callable[[Path, Path], object], str]] = [
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
-    """One broker that must live through everything below."""
+    """One broker that survives all tests below."""
     with Mosquitto.started(tmp_path_factory.mktemp("broker")) as running:
         yield running
 
@@ -201,7 +203,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
 def test_nothing_is_sent_when_a_file_is_wrong(
     broker: Mosquitto, tmp_path: Path, name: str, spoil: Callable[[Path, Path], object], says: str
 ) -> None:
-    """Whatever would let revoked ones in or turn everybody away is found first; the broker is not told to read it."""
+    """A file with which the broker would accept revoked clients or refuse all is found before the reload, and no signal
+    is sent."""
     kept = shutil.copytree(broker.files.folder, tmp_path / "kept")
     reloads = broker.log_text().count("Reloading config.")
     site = shutil.copytree(broker.pki_folder, tmp_path / "pki")
@@ -219,7 +222,7 @@ def test_nothing_is_sent_when_a_file_is_wrong(
 
 @pytest.mark.system
 def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
-    """Mosquitto reads as the user it runs as, not as the one who reloads; the file, or the folder before it, is named."""
+    """Files must be readable by the broker's user, not by the user who reloads; the file or folder is named."""
     user = "nobody"
     with tempfile.TemporaryDirectory() as name:  # whose parents everybody may enter, unlike pytest's own
         Path(name).chmod(0o755)
@@ -238,7 +241,7 @@ def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
 
 @pytest.mark.system
 def test_ends_are_told_beforehand(broker: Mosquitto) -> None:
-    """A month before list or certificate end it is worth a note, with what to do."""
+    """A month before the list or certificate expires there is a note with what to do."""
     later = NOW + timedelta(days=pki.LEAF_DAYS - 10)
     notes = [each for each in check_broker_files(broker.files.config_file, now=later) if each.outcome is Outcome.NOTE]
     assert ["the broker's certificate ends in 9 days" in each.what or "10 days" in each.what for each in notes] == [
@@ -247,16 +250,17 @@ def test_ends_are_told_beforehand(broker: Mosquitto) -> None:
     assert "bsfg pki renew" in notes[0].hint
 
 
-# --- shut out ----------------------------------------------------------------------------------------------------------
+# --- shut out ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.system
 def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
-    """A connected zone that is denied and revoked gets no further answer and cannot come back; the others notice nothing.
+    """A connected zone that is denied and revoked gets no further answer and cannot reconnect; other zones are not
+    affected.
 
-    plant-a -> idmz -> enterprise, all running.  enterprise is shut out: what it asks is refused by the broker, what was on its
-    way to it does not arrive, and once its connection ends it is told that it is on the list.  idmz goes on pulling from
-    plant-a over the connections both had.
+    plant-a -> idmz -> enterprise, all running. enterprise is denied: the broker refuses its requests, pending answers
+    are not delivered, and when its connection ends the error names the revocation list. idmz continues to pull from
+    plant-a over its open connection.
     """
     with Mosquitto.started(tmp_path) as broker:
 
@@ -301,13 +305,13 @@ def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_no_way_back_on_a_ticket_from_before(tmp_path: Path) -> None:
-    """TLS lets a client resume without showing its certificate; after the reload a revoked one cannot use that."""
+    """TLS session resumption needs no certificate; after the reload a revoked client cannot use it."""
     with Mosquitto.started(tmp_path) as broker:
         mine = broker.identity("idmz")
         context = pki.client_context(mine.ca_file, mine.cert_file, mine.key_file)
 
         def enter(ticket: ssl.SSLSession | None) -> tuple[bool, bool, ssl.SSLSession | None]:
-            """Whether we got in, whether by the ticket, and the next ticket."""
+            """Whether the client was accepted, whether by its ticket, and the next ticket."""
             with (
                 socket.create_connection((HOST, broker.port), 20) as plain,
                 context.wrap_socket(plain, server_hostname=HOST, session=ticket) as channel,
@@ -330,7 +334,7 @@ def test_no_way_back_on_a_ticket_from_before(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
-    """reload, deny and check say what they found; exit status 1 when something is wrong, 2 for bad usage."""
+    """reload, deny and check print their results; exit status 1 if something is wrong, 2 for wrong usage."""
     kept = shutil.copytree(broker.files.folder, tmp_path / "kept")
     config = str(broker.files.config_file)
 

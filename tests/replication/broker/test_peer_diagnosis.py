@@ -1,4 +1,4 @@
-"""What the figures of a peer test mean: tables, no broker."""
+"""How measurements of a peer test are evaluated: tables, without a broker."""
 
 import json
 
@@ -20,13 +20,13 @@ EPOCH = "00" * 16
 
 
 def streams_answer(*names: str, zone: str = "plant-a") -> StreamsAnswer:
-    """An answer that exports these."""
+    """An answer that exports these streams."""
     entries = [StreamEntry(name=name, first_offset=1, end_offset=9) for name in names]
     return StreamsAnswer(store_zone=zone, epoch=EPOCH, streams=entries, unix_ms=1_700_000_000_000)
 
 
 def test_a_good_answer_names_versions_and_store() -> None:
-    """Both versions, zone and epoch are told; a higher minor there is read and told as it is."""
+    """Versions, zone and epoch are reported; a higher minor version of the peer is accepted."""
     payload = encode_answer(streams_answer("facts.telemetry"), [])
     step, answer = judge_answer("plant-a", payload)
     assert (step.diagnostic.outcome, step.figures["peer_version"], step.figures["epoch"]) == (
@@ -71,7 +71,7 @@ def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
     ],
 )
 def test_clocks(ahead_ms: float, took_ms: float, outcome: Outcome, says: str) -> None:
-    """A difference counts only beyond what half a round trip could explain; the shortest trip decides."""
+    """A difference counts only beyond half a round trip; the fastest round trip decides."""
     trips = [RoundTrip(took_ms, 1_700_000_000_000.0, 1_700_000_000_000 + int(ahead_ms))]
     trips.append(RoundTrip(took_ms * 10, 1_700_000_000_000.0, 0))
     clock = list(judge_round_trips(trips))[1]
@@ -81,7 +81,7 @@ def test_clocks(ahead_ms: float, took_ms: float, outcome: Outcome, says: str) ->
 
 
 def test_a_peer_that_tells_no_time() -> None:
-    """An older peer is not blamed: the clocks were not compared, and that is said."""
+    """For a peer without a time in its answer the result says that clocks were not compared."""
     trip, clock = judge_round_trips([RoundTrip(took, 0.0, None) for took in (4.0, 2.0, 9.0)])
     assert (trip.figures["round_trip_ms_p50"], trip.figures["round_trip_ms_min"]) == (4.0, 2.0)
     assert clock.diagnostic.outcome is Outcome.NOTE
@@ -103,7 +103,7 @@ def test_a_peer_that_tells_no_time() -> None:
     ],
 )
 def test_streams(exported: list[str], pulled: list[str], outcome: Outcome, says: str) -> None:
-    """What we pull must be exported; more than that is only worth knowing."""
+    """A pulled stream must be exported; further exports are only a note."""
     step = judge_streams("plant-a", streams_answer(*exported), pulled)
     assert step.diagnostic.outcome is outcome
     assert says in step.diagnostic.what

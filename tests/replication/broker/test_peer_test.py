@@ -1,4 +1,5 @@
-"""bsfg peer test against a real broker and real nodes: what it says when all is well, and at each step that can fail."""
+"""bsfg peer test against a real broker and real nodes: what it says when all is well, and at each step that can
+fail."""
 
 import asyncio
 import json
@@ -17,8 +18,9 @@ from agent.replication.broker import peer_test
 from agent.replication.broker.diagnosis import Outcome, Step
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.session import BrokerTarget
+from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node
-from tests.support.mosquitto import HOST, Mosquitto, free_port
+from tests.support.mosquitto import Mosquitto, free_port
 
 pytestmark = pytest.mark.system
 
@@ -28,19 +30,13 @@ ALL_STEPS += ["clock", "streams"]
 PLANT = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
 
 
-def access(broker: Mosquitto, zone: str = "idmz") -> BrokerTarget:
-    """How the zone enters, for a check."""
-    mine = broker.identity(zone)
-    return BrokerTarget(HOST, broker.port, zone, mine.ca_file, mine.cert_file, mine.key_file)
-
-
 def tried(wanted: BrokerTarget, peer: Peer = PLANT) -> list[Step]:
-    """Every step told."""
+    """All steps of the test."""
     return list(check_peer(wanted, peer))
 
 
 def last_bad(steps: list[Step]) -> tuple[str, str]:
-    """Name and words of the step that failed, which ends with what to do."""
+    """Name and message of the one failed step, which must have a hint."""
     bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
     assert len(bad) == 1, steps
     assert bad[0].diagnostic.hint
@@ -48,7 +44,7 @@ def last_bad(steps: list[Step]) -> tuple[str, str]:
 
 
 def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every step is good, in order, with figures; the nodes that run meanwhile keep their connections and go on."""
+    """Every step is good, in order, with figures; running nodes keep their connections."""
 
     async def run() -> None:
         plant, idmz = (Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz"))
@@ -56,7 +52,7 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
         idmz.pull("plant-a")
         async with plant.running(), idmz.running():
             await plant.append(1, 100)
-            steps = await asyncio.to_thread(tried, access(broker))
+            steps = await asyncio.to_thread(tried, target_of(broker))
             assert [step.name for step in steps] == ALL_STEPS
             assert {step.diagnostic.outcome for step in steps} == {Outcome.GOOD}
             figures = {name: value for step in steps for name, value in step.figures.items()}
@@ -76,8 +72,8 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
 
 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
-    """Nothing is asked of it; our right to answer is tried, and where to look for the rest is said."""
-    steps = tried(access(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
+    """No request is sent; the right to answer is tested, and the hint names the test at the other side."""
+    steps = tried(target_of(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
     assert [step.diagnostic.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
     assert steps[-1].diagnostic.hint == "test the other direction at enterprise: bsfg peer test idmz"
 
@@ -130,8 +126,8 @@ def test_the_step_that_fails_is_the_last_and_is_named(
     step: str,
     says: str,
 ) -> None:
-    """Everything before it is good; nothing after it is guessed."""
-    steps = tried(change(access(broker), tmp_path, broker))
+    """All steps before the failed one are good; none follows it."""
+    steps = tried(change(target_of(broker), tmp_path, broker))
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
     assert steps[-1].diagnostic.outcome is Outcome.BAD
@@ -139,14 +135,14 @@ def test_the_step_that_fails_is_the_last_and_is_named(
 
 
 def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
-    """The access list forbids asking: that is configuration, told as such."""
+    """A link that is missing in the access list is reported as a missing right."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as lacking:
-        name, what = last_bad(tried(access(lacking)))
+        name, what = last_bad(tried(target_of(lacking)))
         assert (name, what) == ("rights", "may not send requests to plant-a: not authorized")
 
 
 def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is connected and silent; a stream it does not export is another fault, and told after it answered."""
+    """A connected peer that does not answer, and a stream that it does not export, are different faults."""
     monkeypatch.setattr(peer_test, "WAIT_S", 0.3)
 
     async def run(exports: dict[str, list[str]]) -> list[Step]:
@@ -156,7 +152,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
         # Listening for idmz although it is no peer, as a node does whose configuration was changed under it.
         plant.link._routes.setdefault("bsfg/1/plant-a/idmz/req", lambda _: None)
         async with plant.running():
-            steps = await asyncio.to_thread(tried, access(broker))
+            steps = await asyncio.to_thread(tried, target_of(broker))
         plant.store.close()
         return steps
 
@@ -169,7 +165,8 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
 
 
 def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
-    """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for bad usage."""
+    """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for wrong
+    usage."""
     mine = broker.identity("idmz")
     config = tmp_path / "node.toml"
     config.write_text(
@@ -180,7 +177,7 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
         listen_port = {free_port()}
         [[broker]]
         name = "site"
-        host = "{HOST}"
+        host = "{broker.host}"
         port = {broker.port}
         ca_file = "{mine.ca_file}"
         cert_file = "{mine.cert_file}"

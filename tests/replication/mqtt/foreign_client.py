@@ -1,10 +1,11 @@
-"""A client of the protocol that shares nothing with this project: written from docs/reference/protocol.md, with plain paho.
+"""A client of the protocol that shares nothing with this project: written from docs/reference/protocol.md, with plain
+paho.
 
     foreign_client.py HOST PORT CA CERT KEY SERVING_ZONE ASKING_ZONE STREAM [append]
 
-Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it got, as
-digests of the batches, and what the server said of its cursor. With `append` it appends messages instead, some of them wrongly, and
-prints what it was told. It must be run where `agent` cannot be imported.
+Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it
+got, as digests of the batches, and what the server said of its cursor. With `append` it appends messages instead, some
+of them wrongly, and prints what it was told. It must be run where `agent` cannot be imported.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ LIMIT_S = 20.0
 
 
 class Client:
-    """One connection; questions one after the other, answers by their correlation."""
+    """One connection; requests one after the other, answers matched by correlation."""
 
     def __init__(self, host: str, port: int, ca: str, cert: str, key: str, serving: str, asking: str) -> None:
         instance = os.urandom(8).hex()
@@ -47,12 +48,12 @@ class Client:
         self._ready.get(timeout=LIMIT_S)
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Disconnect."""
         self._client.disconnect()
         self._client.loop_stop()
 
     def send(self, operation: str, **fields: object) -> bytes:
-        """Ask; the correlation by which the answer is known."""
+        """Send a request; returns its correlation."""
         request = {"protocol": "bsfg.replication", "version": "1.0", "operation": operation, **fields}
         properties = Properties(PacketTypes.PUBLISH)
         properties.ResponseTopic = self.response_topic
@@ -62,7 +63,7 @@ class Client:
         return correlation
 
     def answer(self, correlation: bytes) -> tuple[dict[str, object], bytes]:
-        """The header and the attachment of the answer to one question; others are dropped."""
+        """Header and attachment of the answer with this correlation; other messages are dropped."""
         while True:
             known, payload = self._answers.get(timeout=LIMIT_S)
             if known == correlation:
@@ -74,7 +75,7 @@ class Client:
         return header, payload[4 + length :]
 
     def ask(self, operation: str, **fields: object) -> tuple[dict[str, object], bytes]:
-        """Ask and wait."""
+        """Send a request and wait for its answer."""
         return self.answer(self.send(operation, **fields))
 
     def _arrived(self, _client: object, _data: object, message: mqtt.MQTTMessage) -> None:
@@ -83,7 +84,7 @@ class Client:
 
 
 def main(host: str, port: str, ca: str, cert: str, key: str, serving: str, asking: str, stream: str) -> None:
-    """Fetch everything, confirm everything, tell."""
+    """Fetch and confirm everything, then print the result."""
     client = Client(host, int(port), ca, cert, key, serving, asking)
     consumer = f"{asking}.{stream}"
     offered, _ = client.ask("ListStreams")
@@ -133,7 +134,7 @@ def main(host: str, port: str, ca: str, cert: str, key: str, serving: str, askin
 
 
 def append(host: str, port: str, ca: str, cert: str, key: str, serving: str, asking: str, stream: str) -> None:
-    """Append, repeat, contradict, be fenced, and be refused; tell."""
+    """Append, repeat, contradict, be fenced, be refused; print the outcomes."""
     client = Client(host, int(port), ca, cert, key, serving, asking)
 
     def message(message_id: str, content: object, from_zone: str = asking, **more: object) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""The page is enough: two clients that share no code with this project fetch and confirm from a real server."""
+"""The protocol page is sufficient: two clients that share no code with this project fetch and confirm from a real
+server."""
 
 import asyncio
 import hashlib
@@ -25,7 +26,7 @@ LIMIT_S = 60
 
 
 async def serving(broker: Mosquitto, folder: Path, facts: int) -> Node:
-    """plant-a with facts of one tag, for idmz."""
+    """The node of plant-a with facts of one tag, exported to idmz."""
     plant = Node.open(broker, "plant-a", folder)
     plant.serve({"idmz": [STREAM]})
     await plant.append(1, facts)
@@ -33,8 +34,8 @@ async def serving(broker: Mosquitto, folder: Path, facts: int) -> Node:
 
 
 def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
-    """Written from the page alone and importing nothing of `agent`, it gets every batch byte for byte, in pages, confirms
-    them, and understands two refusals."""
+    """A client written from the page alone, without importing `agent`, gets every batch byte for byte in pages,
+    confirms them, and understands two refusals."""
     mine = broker.identity("idmz")
     words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
     script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
@@ -64,8 +65,8 @@ def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
-    """Written from the page alone, it appends, is told of its repetitions, fenced, and refused by name; what it appended is there,
-    in canonical form, and nothing else."""
+    """A client written from the page alone appends, repeats, is fenced and refused by code; the store contains exactly
+    what it appended, in canonical form."""
     mine = broker.identity("idmz")
     words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
     script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
@@ -95,13 +96,13 @@ def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def commands_of_the_page() -> list[list[str]]:
-    """The mosquitto_rr lines that the page shows, continued lines joined."""
+    """The mosquitto_rr commands of the page, continued lines joined."""
     (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     return [shlex.split(command) for command in block.replace("\\\n", " ").splitlines() if command.strip()]
 
 
 def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
-    """The two commands that the page shows fetch a page and confirm it, with Debian's own client and a shell's means."""
+    """The two commands of the page fetch a page and confirm it, with Debian's own client and a shell."""
     if shutil.which("mosquitto_rr") is None:
         pytest.skip("mosquitto-clients is not installed")
     mine = broker.identity("idmz")

@@ -1,4 +1,4 @@
-"""Our PUBLISH against paho's own, both ways, and garbage."""
+"""Our PUBLISH packets compared with paho's, in both directions, and invalid bytes."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def packet(topic: str, properties: bytes, payload: bytes, identifier: bytes = b"
 
 @given(correlations, st.integers(0, 2**32 - 1), st.none() | topics)
 def test_paho_reads_our_properties(correlation: bytes, expiry_s: int, answer_to: str | None) -> None:
-    """What we pack, paho unpacks."""
+    """paho decodes the properties that we encode."""
     properties = Properties(PacketTypes.PUBLISH)
     properties.unpack(PackedProperties(correlation, expiry_s, answer_to).pack())
     assert properties.CorrelationData == correlation
@@ -34,7 +34,7 @@ def test_paho_reads_our_properties(correlation: bytes, expiry_s: int, answer_to:
 def test_we_read_pahos_packets(
     topic: str, correlation: bytes, answer_to: str, payload: bytes, retained: int, qos: int
 ) -> None:
-    """What paho packs, with properties we do not use among them, we read."""
+    """We decode paho's packets, unused properties included."""
     properties = Properties(PacketTypes.PUBLISH)
     properties.PayloadFormatIndicator = 1
     properties.UserProperty = [("a", "b"), ("c", "")]
@@ -51,7 +51,7 @@ def test_we_read_pahos_packets(
 
 @given(st.integers(0x30, 0x3F), st.binary(max_size=80))
 def test_any_bytes(command: int, data: bytes) -> None:
-    """Garbage either is a packet or raises the one error."""
+    """Any bytes are a packet or raise BadPacket."""
     try:
         parse_publish(command, data)
     except BadPacket:

@@ -1,4 +1,5 @@
-"""Link and requester decide to whom an answer is delivered: only on its own topic, with its own correlation, once, in time.
+"""Link and requester decide to whom an answer is delivered: only on its own topic, with its own correlation, once, in
+time.
 
 The connection is replaced by one that records what is published; everything above it is the product's.
 """

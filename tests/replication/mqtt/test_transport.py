@@ -1,4 +1,4 @@
-"""The connection to the broker: what stands in its way is named, what ends it is told to everybody who waits."""
+"""One connection to a broker: errors name the cause, and all pending calls get the reason of its end."""
 
 import asyncio
 import re
@@ -38,13 +38,13 @@ def context(ca_file: Path, issued: pki.Issued) -> ssl.SSLContext:
 
 
 def flood(connection: Connection) -> None:
-    """Publish four times what the queue holds."""
+    """Publish four times the capacity of the queue."""
     for _ in range(4 * OUTGOING_BYTES_MAX // 500_000):
         connection.publish_answer(MINE, bytes(500_000), bytes(16))
 
 
 def why_not(wanted: Access) -> TransportError:
-    """The error with which connecting ends."""
+    """The error of a connection attempt."""
 
     async def run() -> None:
         connection = await Connection.open(wanted, lambda _: None)
@@ -56,7 +56,8 @@ def why_not(wanted: Access) -> TransportError:
 
 
 def test_certificate_of_another_authority_is_named(broker: Mosquitto, tmp_path: Path) -> None:
-    """TLS 1.3 lets the handshake pass and says nothing; the error says what it means all the same."""
+    """In TLS 1.3 the handshake succeeds before the broker refuses the certificate; the error names the refusal all the
+    same."""
     now = datetime.now(UTC)
     pki.create_authority(tmp_path, now)
     stranger = pki.issue_zone(tmp_path, "idmz", now)
@@ -67,7 +68,7 @@ def test_certificate_of_another_authority_is_named(broker: Mosquitto, tmp_path: 
 
 
 def test_broker_of_another_authority_is_refused(broker: Mosquitto, tmp_path: Path) -> None:
-    """A broker whose certificate our authority did not sign gets nothing from us."""
+    """A broker with a certificate of another authority is not trusted."""
     now = datetime.now(UTC)
     pki.create_authority(tmp_path, now)
     mine = pki.issue_zone(tmp_path, "idmz", now)
@@ -77,8 +78,8 @@ def test_broker_of_another_authority_is_refused(broker: Mosquitto, tmp_path: Pat
 
 
 def test_connections_of_a_zone_stand_beside_each_other_and_leave_nothing(broker: Mosquitto) -> None:
-    """Two connections of one zone are two sessions for the broker, each clean, so none takes the other's place and nothing is kept for
-    either; and no packet waits for the one before it (without TCP_NODELAY an answer takes up to 88 ms longer)."""
+    """Two connections of one zone are two clean sessions, so neither takes over the other and nothing is kept.
+    TCP_NODELAY is set: without it an answer takes up to 88 ms longer."""
 
     async def run() -> None:
         one = await Connection.open(access(broker, "idmz"), lambda _: None)
@@ -101,7 +102,7 @@ def test_connections_of_a_zone_stand_beside_each_other_and_leave_nothing(broker:
 
 
 def test_a_trouble_that_is_told_on_names_the_place_once() -> None:
-    """Who asks while the link is down is told the link's own words, with one place and one full stop."""
+    """A request on a broken link fails with the link's error; place and full stop appear once."""
     first = BrokerUnreachable("broker b (h:1)", "cannot be reached: refused", "Is it running?")
     told = ConnectionLost("broker b (h:1)", str(first))
     assert str(told) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"
@@ -116,8 +117,8 @@ def test_nobody_listens(broker: Mosquitto) -> None:
 
 
 def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes the connection and then says nothing (a frozen broker, another program) is told from one that is not there, without a
-    library's file and line."""
+    """A program that accepts the connection and sends nothing (a frozen broker) is distinguished from an unreachable
+    one, without OpenSSL's file and line."""
     monkeypatch.setattr("agent.replication.mqtt.transport.CONNECT_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         wanted = Access("b", "idmz", "127.0.0.1", mute.getsockname()[1], access(broker, "idmz").make_context)
@@ -128,8 +129,8 @@ def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.
 
 
 def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
-    """A connection beyond the broker's limit is closed without a word, at a moment that is luck; the error names the limit. (Mosquitto
-    counts one too few after some failed handshakes, so it may take one more.)"""
+    """A connection beyond max_connections is closed without a reason, at any moment; the error names the limit. (After
+    failed handshakes Mosquitto may accept one more.)"""
     with Mosquitto.started(tmp_path, limits=BrokerLimits(connections_max=2)) as small:
 
         async def fill(standing: AsyncExitStack) -> None:
@@ -147,7 +148,7 @@ def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
 
 
 def test_not_tls(broker: Mosquitto) -> None:
-    """Something else answers at the port."""
+    """A program without TLS at the port."""
 
     async def run() -> TransportError:
         async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,7 +168,7 @@ def test_not_tls(broker: Mosquitto) -> None:
 
 
 def test_large_messages_both_ways(broker: Mosquitto) -> None:
-    """Pages of every size up to the packet limit arrive whole, also when many lie in the sockets at once."""
+    """Pages of all sizes up to the packet limit arrive complete, also when many are in the sockets at once."""
 
     async def run() -> None:
         arrived: list[Incoming] = []
@@ -189,7 +190,7 @@ def test_large_messages_both_ways(broker: Mosquitto) -> None:
 
 
 def test_frozen_broker_fills_a_bounded_queue(tmp_path: Path) -> None:
-    """A broker that takes nothing any more makes publishing fail, not memory grow; its death reaches who waits."""
+    """With a broker that reads nothing, publishing fails before memory grows; pending calls fail when it dies."""
 
     async def run(broker: Mosquitto) -> None:
         connection = await Connection.open(access(broker, "idmz"), lambda _: None)

@@ -1,4 +1,5 @@
-"""A plant put back to an old copy of its store over the real broker: it finds out, and what it recorded since arrives, once."""
+"""A plant whose store was restored to an old copy, over a real broker: it detects this, and facts recorded since arrive
+once."""
 
 import asyncio
 import shutil
@@ -21,7 +22,7 @@ IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=
 
 
 def values(store: FactStore) -> list[float]:
-    """All that is in the stream."""
+    """All values of the stream."""
     return [float(value) for one in sealed(store) for value in open_samples(parse(one)).values]  # type: ignore[arg-type]
 
 
@@ -33,8 +34,8 @@ def plant_at(broker: Mosquitto, folder: Path) -> Node:
 
 
 def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """Put back from 200 facts to 100, and grown to 400 before its reader comes: the plant ends its store by itself, goes on under a new
-    epoch, and the reader, which was never restarted, has what was there before and what was recorded since, nothing twice."""
+    """The store is restored from 200 facts to 100 and grows to 400 before its reader returns. The plant closes it and
+    continues with a new epoch; the reader, never restarted, gets the old and the new facts, each once."""
 
     async def scenario() -> None:
         plant = plant_at(broker, tmp_path)
@@ -82,8 +83,8 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
 
 
 def test_who_begins_at_the_end_accuses_nobody(broker: Mosquitto, tmp_path: Path) -> None:
-    """A reader whose place is the end of the log, of which it was handed nothing, and a plant that is started again in between and grows:
-    the epoch stays, no incident, and all that is new comes."""
+    """A reader that starts at the end of the log, without any fact yet, and a plant that restarts and grows in between:
+    the epoch stays, there is no incident, and all new facts arrive."""
 
     async def scenario() -> None:
         plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)

@@ -1,7 +1,5 @@
-"""The spans of a pull and of who serves it: how each ends, decided by events alone, and all of them once on the real broker.
-
-Seen to catch, with the product broken on purpose: a fetch that is never ended when it is given up, waiting counted as serving.
-"""
+"""Spans of a pull and of the serving side: how each ends, decided by events alone, and all of them once over a real
+broker. Shown to fail with the product broken: a fetch whose span never ends, waiting counted as serving."""
 
 import asyncio
 import logging
@@ -85,12 +83,12 @@ def ends(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: 
 
 
 def of(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: str = "") -> SpanStatistics:
-    """What was counted of one step."""
+    """Counters of one step."""
     return next(one for one in telemetry.statistics() if one.step == (span, side, operation))
 
 
 def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0) -> ArrivedPage:
-    """A page of one run of offsets."""
+    """A page with one run of offsets."""
     return ArrivedPage(epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more, content=None)
 
 
@@ -109,8 +107,8 @@ def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontie
     ],
 )
 def test_how_a_fetch_ends(events: list[Event], fetches: tuple[int, int, int, int]) -> None:
-    """By its page, by a refusal, by time, with the connection, overtaken by an earlier one's answer, or because what it would
-    continue was refused; one that nobody ended is open."""
+    """By its page, a refusal, a time-out, the end of the connection, the answer to an earlier request, or a refused
+    predecessor; otherwise its span stays open."""
     pull = Pull()
     pull(LinkUp())
     pull(*events, after_ms=1_500)
@@ -118,7 +116,7 @@ def test_how_a_fetch_ends(events: list[Event], fetches: tuple[int, int, int, int
 
 
 def test_how_an_append_ends() -> None:
-    """A page that is durable, one that the store could not take now, and the same again later are three."""
+    """A durable page, a page the store cannot accept now, and the same page later have three spans."""
     pull = Pull()
     pull(LinkUp(), PageArrived(1, page(1, 10)), AppendFailed("full", is_retryable=True))
     assert pull.ends(Span.APPEND) == (1, 0, 1, 0)
@@ -128,8 +126,8 @@ def test_how_an_append_ends() -> None:
 
 
 def test_how_a_first_reading_ends() -> None:
-    """When nothing is outstanding for the first time, and durable; a store that was replaced begins another; a peer that refuses
-    for good fails it. A pull that goes on where it was has none."""
+    """When nothing is outstanding for the first time and all is durable. A replaced store begins a new one; a final
+    refusal fails it. A resumed pull has none."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20)))
     assert pull.ends(Span.BOOTSTRAP) == (1, 0, 0, 0)
@@ -159,8 +157,8 @@ def test_how_a_first_reading_ends() -> None:
     ],
 )
 def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, int, int]) -> None:
-    """It is there when the peer says so, with this answer or a later one; without an answer nobody knows, and it is sent again; of a store
-    that was replaced it is of no use."""
+    """When the peer's answer shows it, this one or a later one. Without an answer it is unknown and sent again; for a
+    replaced store it is discarded."""
     pull = Pull()
     pull(LinkUp(), PageArrived(1, page(1, 10)), Appended())
     pull(*events, after_ms=1_600)
@@ -168,7 +166,8 @@ def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, 
 
 
 def test_confirmations_that_are_never_told_are_not_kept() -> None:
-    """A peer that takes each and whose frontier stays: a few are under way, the older are discarded."""
+    """A peer that accepts confirmations but never advances the frontier: a few spans stay open, older ones are
+    discarded."""
     pull = Pull()
     pull(LinkUp())
     for number in range(20):
@@ -181,7 +180,7 @@ def test_confirmations_that_are_never_told_are_not_kept() -> None:
 
 
 def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
-    """One of each: a fetch, a page on its way to disk, what was confirmed, and a first reading."""
+    """One of each: a fetch, a page being stored, a confirmation, a first reading."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20, more=True)))
     pull(Appended(), PageArrived(3, page(21, 30, more=True)))
@@ -193,7 +192,8 @@ def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
 
 
 def test_how_a_first_reading_ends_for_who_serves_it() -> None:
-    """At the end of the log; by a refusal that somebody has to mend, not by one that passes; when the consumer registers itself again."""
+    """On the serving side: at the end of the log, by a final refusal, or when the consumer registers again; not by a
+    retryable refusal."""
     telemetry = Telemetry()
     readings = BootstrapSpans(telemetry)
 
@@ -215,7 +215,7 @@ def test_how_a_first_reading_ends_for_who_serves_it() -> None:
 
 
 def test_how_a_confirmation_ends_for_who_serves_it() -> None:
-    """Durable, refused by the store, or given up because the node stops."""
+    """On the serving side: durable, refused by the store, or discarded when the node stops."""
     ended = [Future[int]() for _ in range(3)]
 
     class Consumers:
@@ -245,8 +245,8 @@ def test_how_a_confirmation_ends_for_who_serves_it() -> None:
 def test_the_log_tells_each_step_on_both_sides(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At level debug a pull of a new stream and a comparison leave a start and a stop of each step, with side and peer; what was asked
-    of the other side is a serve of that operation."""
+    """At level debug a pull of a new stream and a comparison log start and stop of each step, with side and peer; each
+    request is one serve span of its operation at the other side."""
     caplog.set_level(logging.DEBUG, "agent.telemetry")
 
     async def scenario() -> None:
@@ -281,8 +281,8 @@ def test_the_log_tells_each_step_on_both_sides(
 
 @pytest.mark.system
 def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
-    """Appends, leases, ranges and latest values: answered ones stop on either side, refused ones fail on both, one nobody waits for any
-    more is discarded by who asked; a request that cannot be read has no operation."""
+    """Appends, leases, ranges and latest values: answered ones stop on both sides, refused ones fail on both, abandoned
+    ones are discarded by the requester; an unreadable request has no operation."""
 
     async def scenario() -> tuple[Telemetry, Telemetry]:
         plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
@@ -328,8 +328,8 @@ def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquit
 
 @pytest.mark.system
 def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pull of 1,000 facts and a wait of two seconds at the end: every step is counted on its side, the waiting is in no serving
-    time, and the log says nothing of it at level info."""
+    """A pull of 1,000 facts and a wait of two seconds: each step is counted on its side, waiting is not part of serving
+    time, and nothing is logged at level info."""
     caplog.set_level(logging.INFO)
 
     async def scenario() -> tuple[Telemetry, Telemetry]:

@@ -1,4 +1,4 @@
-"""Plants, relays and zones joined in other ways than a chain, through the real broker: every fact once, in its origin's order."""
+"""Topologies other than a chain, over a real broker: every fact arrives once, in its origin's order."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ LINKS = ("plant-a:idmz", "plant-b:idmz", "idmz:enterprise", "plant-a:enterprise"
 
 @pytest.fixture(scope="module")
 def meshed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    """A broker whose access list has a way around the relay, and ways back."""
+    """A broker whose access list has a path around the relay, and paths back."""
     with Mosquitto.started(tmp_path_factory.mktemp("meshed"), ZONES, LINKS) as running:
         yield running
 
 
 def held(node: Node) -> dict[Origin, list[int]]:
-    """The sequences of each origin, in the order in which they lie in the log."""
+    """The sequences of each origin, in log order."""
     found: dict[Origin, list[int]] = {}
     for one in sealed(node.store):
         header = parse(one).header
@@ -35,14 +35,14 @@ def held(node: Node) -> dict[Origin, list[int]]:
 
 
 def close(*nodes: Node) -> None:
-    """Their stores."""
+    """Close the stores."""
     for node in nodes:
         node.store.close()
 
 
 def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
-    """Facts that come directly and by a relay are stored once; while the relay is away the direct way goes on, and when it is
-    back it has nothing to add. Each way's position and confirmation reach the end."""
+    """Facts that arrive directly and through a relay are stored once. Without the relay the direct path continues; when
+    the relay returns it adds nothing. Position and confirmation of both paths reach the end."""
 
     async def scenario() -> None:
         plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
@@ -77,13 +77,13 @@ def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
 
 
 def frontier(*serving: Node) -> int:
-    """The least that the enterprise has confirmed."""
+    """The lowest confirmed offset of the enterprise."""
     consumers = [node.store.consumers.get(f"enterprise.{STREAM}") for node in serving]
     return min(one.frontier if one else 0 for one in consumers)
 
 
 def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
-    """What two plants record at once, and the relay itself, arrives at the top mixed, each origin's facts in its own order."""
+    """Facts recorded at the same time by two plants and the relay arrive interleaved, each origin's facts in order."""
 
     async def scenario() -> None:
         one, other, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ZONES)
@@ -109,8 +109,8 @@ def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
-    """One relay pulls from eighty plants through one broker with its limits as generated; the broker is killed while they record, and
-    started again: all connect anew, and each origin's facts are there once."""
+    """One relay pulls from eighty plants through one broker with its generated limits. The broker is killed while they
+    record, and restarted: all reconnect, and each fact arrives once."""
     plants = [f"plant-{number}" for number in range(80)]
 
     async def scenario(broker: Mosquitto) -> None:
@@ -136,8 +136,8 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
 
 
 def test_a_ring_goes_quiet(meshed: Mosquitto, tmp_path: Path) -> None:
-    """Three zones that hand on to each other all round end with the facts of all, once, and nothing circles: every position stands
-    at its peer's end."""
+    """Three zones that pull from each other in a ring end with all facts, each once, and nothing circulates: every
+    position reaches its peer's end."""
 
     async def scenario() -> None:
         plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))

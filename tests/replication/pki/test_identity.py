@@ -1,4 +1,5 @@
-"""Certificates replaced under running nodes, with a real broker: taken over once, refused without harm, and named."""
+"""Certificates replaced under running nodes, with a real broker: used after one reconnect, refused without effect, and
+reported."""
 
 import asyncio
 import contextlib
@@ -28,7 +29,7 @@ EAGER = WatchTimes(settle_s=0.05, settle_max_s=0.5, reread_s=0.5)
 
 
 class Files:
-    """The three files of one zone's node, in a folder of their own, and what may become of them."""
+    """The three files of one zone's node, in a folder of their own, and ways to change them."""
 
     def __init__(self, broker: Mosquitto, zone: str, folder: Path) -> None:
         self.zone, self.folder = zone, folder
@@ -42,13 +43,13 @@ class Files:
         self.watch = IdentityWatcher([self.identity], EAGER)
 
     def bring(self, issued: pki.Issued) -> None:
-        """As somebody copies them: first the one, then the other."""
+        """Copy the files one after the other, as a person does."""
         shutil.copy(issued.key_file, self.key)
         shutil.copy(issued.cert_file, self.cert)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The watch alone; the link runs with its node."""
+        """Run the watcher alone; the link runs with its node."""
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self.watch.run())
             yield
@@ -56,15 +57,13 @@ class Files:
 
 
 def serial(file: Path) -> str:
-    """Of the certificate in the file."""
+    """The serial number of the certificate in the file."""
     return f"{pki.load_certificates(file)[0].serial_number:x}"
 
 
 def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While facts flow the receiver's identity is renewed three times: one reconnect each, every fact once and in order.
-
-    Once with a new key, once with the same key, once rolled back; nobody restarts and the serving side keeps its connection.
-    """
+    """While facts flow the receiver's identity is renewed three times (new key, same key, rolled back): one reconnect
+    each, every fact once and in order; no restart, and the serving side keeps its connection."""
     caplog.set_level("INFO", "agent.replication")
 
     async def run() -> None:
@@ -139,7 +138,7 @@ def _open_to_others(files: Files) -> None:
 
 
 def _all_of_another_authority(files: Files) -> None:
-    """Whole and good by our own checks; only the broker can know better."""
+    """Valid by our own checks; only the broker refuses it."""
     _another_authority(files)
     shutil.copy(files.folder / "other/ca.pem", files.folder / "both.pem")
     files.ca.write_bytes(files.ca.read_bytes() + (files.folder / "both.pem").read_bytes())
@@ -162,7 +161,7 @@ def _all_of_another_authority(files: Files) -> None:
 def test_bad_files_change_nothing_and_are_named(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Files], None], says: str
 ) -> None:
-    """The connection stands on, the reason names which, once in the log; good files afterwards are taken over."""
+    """The connection stays, the reason names the file and is logged once; valid files afterwards are used."""
 
     async def run() -> None:
         mine = Files(broker, "idmz", tmp_path)
@@ -203,7 +202,7 @@ def test_bad_files_change_nothing_and_are_named(
 def test_refused_handshake_says_why(
     broker: Mosquitto, tmp_path: Path, make: Callable[[Path], pki.Issued], says: str
 ) -> None:
-    """What the broker finds wrong travels in a TLS alert; the error names it instead of 'closed'."""
+    """The broker's reason arrives as a TLS alert; the error names it."""
     site = Path(shutil.copytree(broker.pki_folder, tmp_path / "site"))
     issued = make(site)
 
@@ -221,7 +220,7 @@ def test_refused_handshake_says_why(
 
 
 def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.LogCaptureFixture) -> None:
-    """Connections that end before CONNACK, again and again, are meant for us: one line says so, with what it may be."""
+    """Repeated connections that end before CONNACK are logged as an error, once, with possible causes."""
 
     async def slammed(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
@@ -246,7 +245,7 @@ def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.Lo
 
 
 def test_expired_in_use_says_so_before_connecting(tmp_path: Path) -> None:
-    """A certificate that ends while a node runs is named by the node itself, clock and all, before it asks the broker."""
+    """A certificate that expires while the node runs is reported by the node, with its clock, before it connects."""
     pki.create_authority(tmp_path, NOW - timedelta(days=10))
     issued = pki.issue_zone(tmp_path, "idmz", NOW - timedelta(days=9), days=5)
     identity = Identity("b", "idmz", issued.ca_file, issued.cert_file, issued.key_file)

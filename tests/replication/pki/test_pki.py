@@ -1,58 +1,32 @@
-"""Certificates: what is made, what is refused, and that a key is nobody else's for a single moment."""
+"""Certificates: what is made, what is refused, and that a private key is never readable by others."""
 
-import json
 import os
 import re
-import shlex
 import shutil
 import ssl
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from agent.cli import bsfg
-from agent.demo.processes import Child, accepts, free_port
-from agent.errors import BsfgError
 from agent.replication import pki
 from agent.replication.pki import PkiError
+from agent.replication.pki.signing import BACKDATED
+from tests.replication.pki.site import NOW
 
-NOW = datetime.now(UTC).replace(microsecond=0)
-REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority with two zones and a broker, made once; tests that change it work on a copy."""
-    folder = tmp_path_factory.mktemp("made") / "pki"
-    pki.create_authority(folder, NOW)
-    pki.issue_zone(folder, "plant-a", NOW)
-    pki.issue_zone(folder, "idmz", NOW)
-    pki.issue_broker(folder, "b1", ["localhost", "127.0.0.1", "::1", "Broker.IDMZ.example"], NOW)
-    return folder
-
-
-@pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, to spoil."""
-    return Path(shutil.copytree(made, tmp_path / "pki"))
-
-
-# --- making ------------------------------------------------------------------------------------------------------------
+# --- making -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_the_certificates_say(made: Path) -> None:
-    """Zones are clients and no servers, brokers servers and no clients, and nobody below the root may sign."""
+    """Zones have client certificates, brokers server certificates, and none below the root may sign."""
     root = pki.describe(pki.load_certificates(made / "ca.pem")[0], NOW)
     zone = pki.describe(pki.load_certificates(made / "zones/idmz.pem")[0], NOW)
     broker = pki.describe(pki.load_certificates(made / "brokers/b1.pem")[0], NOW)
@@ -63,7 +37,7 @@ def test_what_the_certificates_say(made: Path) -> None:
     assert zone.issuer == broker.issuer == root.subject
     assert (zone.days_left, root.days_left) == (pki.LEAF_DAYS, pki.CA_DAYS)
     assert zone.valid_now
-    assert zone.not_before == NOW - pki.BACKDATED
+    assert zone.not_before == NOW - BACKDATED
 
 
 @pytest.mark.parametrize("who,purpose", [("zones/idmz", "sslclient"), ("brokers/b1", "sslserver")])
@@ -76,7 +50,7 @@ def test_openssl_agrees(made: Path, who: str, purpose: str) -> None:
 
 
 def test_handshake_in_memory(made: Path) -> None:
-    """Zone and broker shake hands with TLS 1.3 and nothing less, both sides checking strictly; the name must fit."""
+    """Zone and broker connect with TLS 1.3 only, both sides verifying strictly; the host name must match."""
     assert _shake_hands(made, "localhost") == "TLSv1.3"
     assert _shake_hands(made, "127.0.0.1") == "TLSv1.3"
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -104,7 +78,7 @@ def _shake_hands(folder: Path, host: str) -> str | None:
 
 
 def test_crl_lasts_as_long_as_its_authority(made: Path) -> None:
-    """A broker refuses everybody once its list has ended, so the list does not end before the authority."""
+    """A broker with an expired list refuses all clients, so the list expires with its authority."""
     crl = pki.load_crl(made / "ca.crl")
     assert crl.next_update_utc == pki.load_certificates(made / "ca.pem")[0].not_valid_after_utc
     assert list(crl) == []
@@ -112,7 +86,7 @@ def test_crl_lasts_as_long_as_its_authority(made: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_rights_of_files(tmp_path: Path, umask: int) -> None:
-    """Keys are 0600, folders 0700, certificates readable, whatever the umask of the person at the keyboard."""
+    """Keys are 0600, folders 0700, certificates readable, whatever the umask."""
     before = os.umask(umask)
     try:
         pki.create_authority(tmp_path / "pki", NOW)
@@ -126,7 +100,7 @@ def test_rights_of_files(tmp_path: Path, umask: int) -> None:
 
 
 def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a key is being written nobody else may read it; if the disk fails, the old file stays and nothing else."""
+    """While a key is being written others cannot read it; if the disk fails, only the old file remains."""
     target = tmp_path / "a.key"
     target.write_bytes(b"old")
     seen: list[int] = []
@@ -154,7 +128,7 @@ def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkey
 
 
 def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses ends in one error that names the folder and what to look at."""
+    """A disk error becomes one error that names the folder and what to check."""
 
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -175,7 +149,7 @@ def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ids=["authority", "zone", "broker"],
 )
 def test_nothing_is_overwritten_unless_forced(folder: Path, again: Callable[[Path, bool], object]) -> None:
-    """A second call changes no byte and names --force; with it the files are new and fit each other."""
+    """A second call changes nothing and names --force; with it the files are new and match each other."""
     before = _contents(folder)
     with pytest.raises(PkiError, match="exist already") as caught:
         again(folder, False)
@@ -188,7 +162,7 @@ def test_nothing_is_overwritten_unless_forced(folder: Path, again: Callable[[Pat
 
 @pytest.mark.parametrize("left", ["zones/idmz.pem", "zones/idmz.key"])
 def test_half_an_identity_is_not_overwritten(folder: Path, left: str) -> None:
-    """A certificate without its key, or the other way round, is somebody's: it is not replaced without --force."""
+    """A certificate without its key, or a key without its certificate, is not replaced without --force."""
     for file in ("zones/idmz.pem", "zones/idmz.key"):
         if file != left:
             (folder / file).unlink()
@@ -197,7 +171,7 @@ def test_half_an_identity_is_not_overwritten(folder: Path, left: str) -> None:
 
 
 def test_every_certificate_stays_known(folder: Path) -> None:
-    """What was once signed can be named for revocation, also after it was replaced."""
+    """Every signed certificate can be revoked, also after it was replaced."""
     old = pki.load_certificates(folder / "zones/idmz.pem")[0]
     pki.issue_zone(folder, "idmz", NOW, force=True)
     issued = {pki.load_certificates(file)[0].serial_number: file.stem for file in (folder / "issued").iterdir()}
@@ -209,14 +183,14 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# --- refusing to make --------------------------------------------------------------------------------------------------
+# --- refusing to make -------------------------------------------------------------------------------------------------
 
 BAD_NAMES = ["", "A", "plant_a", "plant a", "plant/a", "+", "#", "../idmz", "a" * 33, "plänt", "idmz\n", "a\x00b", "."]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names(folder: Path, name: str) -> None:
-    """What cannot be one topic level and one user name becomes no certificate, and no file anywhere."""
+    """A name that cannot be one topic level and one user name makes no certificate and no file."""
     before = _contents(folder.parent)
     with pytest.raises(PkiError, match="not a valid name of a zone"):
         pki.issue_zone(folder, name, NOW)
@@ -245,7 +219,7 @@ def test_bad_names(folder: Path, name: str) -> None:
     ],
 )
 def test_bad_hosts(folder: Path, hosts: list[str]) -> None:
-    """A broker's certificate names hosts as clients will look them up, and at least one."""
+    """A broker's certificate contains valid host names, at least one."""
     with pytest.raises(PkiError, match="host"):
         pki.issue_broker(folder, "b2", hosts, NOW)
     assert not (folder / "brokers/b2.key").exists()
@@ -253,7 +227,7 @@ def test_bad_hosts(folder: Path, hosts: list[str]) -> None:
 
 @pytest.mark.parametrize("days", [0, -1, pki.DAYS_MAX + 1])
 def test_bad_days(folder: Path, days: int) -> None:
-    """A life of no days, or of more than a plant's, is a slip."""
+    """A lifetime of no days, or of more than a plant's, is refused."""
     with pytest.raises(PkiError, match="not a valid lifetime"):
         pki.issue_zone(folder, "new", NOW, days=days)
     with pytest.raises(PkiError, match="not a valid lifetime"):
@@ -262,7 +236,7 @@ def test_bad_days(folder: Path, days: int) -> None:
 
 @pytest.mark.parametrize("name", ["a\nb", "a,CN=b", "-a", "a" * 65, " a", "ä"])
 def test_bad_authority_names(tmp_path: Path, name: str) -> None:
-    """The authority's name is shown to people and stands in every certificate: one plain line."""
+    """The authority's name is part of every certificate: one plain line."""
     with pytest.raises(PkiError, match="not a valid name of an authority"):
         pki.create_authority(tmp_path / "pki", NOW, name=name)
 
@@ -271,7 +245,7 @@ def test_bad_authority_names(tmp_path: Path, name: str) -> None:
     "later_days,hint", [(pki.CA_DAYS - 100, "use --days 100, or"), (pki.CA_DAYS + 1, "bsfg pki ca --pki")]
 )
 def test_no_certificate_outlives_its_authority(folder: Path, later_days: int, hint: str) -> None:
-    """Near the authority's end the error says how many days there are to give, or that a new one is due."""
+    """Near the authority's end the error names the remaining days, or that a new authority is needed."""
     with pytest.raises(PkiError, match="the authority itself expires") as caught:
         pki.issue_zone(folder, "new", NOW + timedelta(days=later_days))
     assert hint in caught.value.hint
@@ -296,7 +270,7 @@ def test_bad_authority(folder: Path, spoil: Callable[[Path], object], says: str,
     assert hint in caught.value.hint
 
 
-# --- checking ----------------------------------------------------------------------------------------------------------
+# --- checking ---------------------------------------------------------------------------------------------------------
 
 
 def _check(folder: Path, zone: str = "idmz", now: datetime = NOW) -> list[str]:
@@ -307,9 +281,9 @@ def _check(folder: Path, zone: str = "idmz", now: datetime = NOW) -> list[str]:
 
 
 def test_good_identities(made: Path) -> None:
-    """What we issue passes our own checks, at the first second and at the last, with the real clock too."""
+    """Certificates that we issue pass our own checks, in their first and last second, and with the real clock."""
     assert _check(made) == []
-    assert _check(made, now=NOW - pki.BACKDATED) == []
+    assert _check(made, now=NOW - BACKDATED) == []
     assert _check(made, now=NOW + timedelta(days=pki.LEAF_DAYS)) == []
     assert pki.check_identity(made / "zones/idmz.pem", made / "zones/idmz.key", made / "ca.pem", "idmz") == []
     assert pki.check_broker_identity(made / "brokers/b1.pem", made / "brokers/b1.key", made / "ca.pem") == []
@@ -374,21 +348,21 @@ def _fifo(folder: Path) -> None:
     ],
 )
 def test_bad_identity(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
-    """Each thing that can be wrong with three files is named with the file, and what to do."""
+    """Each fault of the three files is named with the file and what to do."""
     spoil(folder)
     problems = _check(folder)
     assert any(re.search(says, problem) for problem in problems), problems
 
 
 def test_all_problems_at_once(folder: Path) -> None:
-    """Three files wrong give three problems, not the first one."""
+    """Three invalid files give three problems."""
     for file in ("zones/idmz.pem", "zones/idmz.key", "ca.pem"):
         (folder / file).unlink()
     assert len(_check(folder)) == 3
 
 
 def test_group_may_read_a_key(folder: Path) -> None:
-    """0640 is what a broker's key has, and 0400 what systemd makes of a credential: both are fine."""
+    """0640 (a broker's key) and 0400 (a systemd credential) are accepted."""
     for mode in (0o640, 0o440, 0o400, 0o600):
         (folder / "zones/idmz.key").chmod(mode)
         assert _check(folder) == [], oct(mode)
@@ -408,14 +382,14 @@ def test_group_may_read_a_key(folder: Path) -> None:
     ],
 )
 def test_time_names_the_clock(made: Path, now: datetime, says: str) -> None:
-    """Before and after its time both moments are told, because on a gateway it is as often the clock that is wrong."""
+    """Before and after its validity both times are shown, because the gateway's clock is as often wrong."""
     problems = _check(made, now=now)
     assert problems
     assert re.search(says, problems[0])
 
 
 def test_ended_authority(tmp_path: Path) -> None:
-    """A valid certificate below an ended root is refused in the name of the root's file."""
+    """A valid certificate below an expired root is refused, naming the root's file."""
     folder = tmp_path / "pki"
     pki.create_authority(folder, NOW, days=10)
     pki.issue_zone(folder, "idmz", NOW, days=10)
@@ -437,25 +411,25 @@ def test_ended_authority(tmp_path: Path) -> None:
     ],
 )
 def test_bad_crl(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
-    """A list that would let revoked zones in, or nobody, is named before a broker gets it."""
+    """A list with which a broker would accept revoked zones, or refuse all, is named before a broker gets it."""
     spoil(folder)
     assert [problem for problem in pki.check_crl(folder / "ca.crl", folder / "ca.pem") if says in problem.why]
 
 
 def test_ended_crl(made: Path) -> None:
-    """Past its end a list shuts everybody out; the message says that, and names the clock."""
+    """With an expired list a broker refuses all clients; the message says so and names the clock."""
     (problem,) = pki.check_crl(made / "ca.crl", made / "ca.pem", now=NOW + timedelta(days=pki.CA_DAYS + 1))
     assert "refuse all clients" in problem.why
     assert "clock" in problem.hint
 
 
-# --- a site's own authority --------------------------------------------------------------------------------------------
+# --- a site's own authority -------------------------------------------------------------------------------------------
 
 _Signer = tuple[x509.Certificate, Any]
 
 
 def _sign(name: str, issuer: _Signer | None, key: Any, *, is_ca: bool, names: int = 1) -> x509.Certificate:
-    """A certificate as some other tool makes it: few extensions."""
+    """A certificate as another tool makes it, with few extensions."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] * names)
     builder = (
         x509.CertificateBuilder()
@@ -499,7 +473,7 @@ def test_chain_of_a_site(tmp_path: Path, make_key: Callable[[], Any], intermedia
 
 
 def test_chains_that_prove_nothing(tmp_path: Path) -> None:
-    """A leaf that signs, two authorities that sign each other, a root nobody trusts, two common names: all refused."""
+    """A leaf that signs, two authorities that sign each other, an untrusted root, two common names: all refused."""
     key, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     root = _sign("root", None, key, is_ca=True)
     leaf = _sign("plant-a", (root, key), other, is_ca=False)
@@ -523,7 +497,7 @@ def test_chains_that_prove_nothing(tmp_path: Path) -> None:
 
 
 def test_broker_without_hosts(folder: Path) -> None:
-    """A broker's certificate without names would be refused by every node, one by one; told once, here."""
+    """A broker's certificate without host names is refused here, before each node would refuse it."""
     authority = pki.load_authority(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     (folder / "brokers/b1.pem").write_bytes(
@@ -535,7 +509,8 @@ def test_broker_without_hosts(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_protected, _foreign, lambda f: (f / "zones/idmz.key").chmod(0o644)])
 def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]) -> None:
-    """Connecting with bad files raises and never asks for a password; a foreign authority only shows at the handshake."""
+    """Connecting with invalid files raises and never asks for a password; a foreign authority is found only in the
+    handshake."""
     spoil(folder)
     files = folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key"
     if spoil is _foreign:
@@ -543,133 +518,3 @@ def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]
         return
     with pytest.raises(PkiError):
         pki.client_context(*files)
-
-
-# --- bsfg pki ----------------------------------------------------------------------------------------------------------
-
-
-def _run(*arguments: object) -> Result:
-    return CliRunner().invoke(bsfg, [str(argument) for argument in arguments])
-
-
-def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
-    """Three commands make a site's certificates; each says what to do next, and show finds them all usable."""
-    folder = tmp_path / "pki"
-    for arguments in (
-        ["ca", "--pki", folder],
-        ["issue", "plant-a", "idmz", "--pki", folder],
-        ["issue", "--broker", "b1", "--host", "localhost", "--pki", folder],
-    ):
-        result = _run("pki", *arguments)
-        assert result.exit_code == 0, result.output
-        assert "next:" in result.output or "b1:" in result.output
-    shown = _run("pki", "show", "--json", "--pki", folder)
-    assert shown.exit_code == 0
-    rows = [json.loads(line) for line in shown.output.splitlines()]
-    assert [Path(row["file"]).name for row in rows] == ["ca.pem", "b1.pem", "idmz.pem", "plant-a.pem", "ca.crl"]
-    assert [row["zone"] for row in rows[:-1]] == ["", "", "idmz", "plant-a"]
-    assert rows[-1]["crl_number"] == 1
-    assert all(row["problems"] == [] and row["days_left"] > 300 for row in rows)
-
-
-@pytest.mark.parametrize(
-    "arguments,says",
-    [
-        (["issue"], "Missing argument"),
-        (["issue", "Plant_A"], "a name is 1 to 32"),
-        (["issue", "idmz", "--days", "0"], "--days"),
-        (["issue", "idmz", "--host", "localhost"], "only a broker has hosts"),
-        (["issue", "--broker", "b1"], "needs --host"),
-        (["issue", "--broker", "b1", "b2", "--host", "localhost"], "one broker at a time"),
-        (["show", "missing.pem"], "does not exist"),
-        (["renewal"], "No such command"),
-    ],
-)
-def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """What is wrong with the command itself ends with status 2 and makes no file."""
-    result = _run("pki", *arguments, *([] if arguments == ["renewal"] else ["--pki", tmp_path / "pki"]))
-    assert result.exit_code == 2
-    assert says in result.output
-    assert not (tmp_path / "pki").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments,hint",
-    [
-        (["ca"], "--force"),
-        (["issue", "idmz"], "--force"),
-        (["issue", "new", "--days", "7000"], "use --days 36"),
-        (["issue", "--broker", "b2", "--host", "a b"], "without port"),
-    ],
-)
-def test_cli_bad_result(folder: Path, arguments: list[str], hint: str) -> None:
-    """What cannot be done ends in an error that says what to do; the root command prints it and exits with 1."""
-    result = _run("pki", *arguments, "--pki", folder)
-    assert isinstance(result.exception, BsfgError)
-    assert hint in result.exception.hint
-
-
-def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
-    """An ended certificate and a key that does not fit turn the status to 1, each beside its certificate."""
-    pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)
-    shutil.copy(folder / "zones/plant-a.key", folder / "zones/idmz.key")
-    result = _run("pki", "show", "--pki", folder)
-    assert result.exit_code == 1
-    assert re.search(r"idmz.pem\n(  .*\n)+  PROBLEM the key does not match", result.output)
-    assert re.search(r"plant-a.pem\n(  .*\n)+  PROBLEM the certificate expired at", result.output)
-    assert _run("pki", "show", folder / "zones/idmz.pem").exit_code == 0
-    assert _run("pki", "show", folder / "zones/plant-a.pem").exit_code == 1
-
-
-# --- what the page shows -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.system
-def test_commands_of_the_page(tmp_path: Path) -> None:
-    """Every command of docs/operate/certificates.md, in order, in an empty folder, does what the page says.
-
-    Only the port and the broker's folder are exchanged, because those of the page may be in use here.
-    """
-    text = (REPOSITORY / "docs/operate/certificates.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    assert len(commands) >= 6
-    port, user = free_port(), subprocess.check_output(["id", "-un"], text=True).strip()
-    broker: Child | None = None
-    try:
-        for command in commands:
-            here = command.replace("/etc/mosquitto/bsfg", str(tmp_path / "etc")).replace("8883", str(port))
-            words = shlex.split(here)
-            if words[0] == "mosquitto":
-                program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
-                broker = Child("mosquitto", [str(program), *words[1:]], tmp_path / "log")
-                broker.start()
-                broker.wait_ready(lambda: accepts(port))
-                continue
-            if words[:3] == ["bsfg", "broker", "config"]:
-                words += ["--user", user]
-            if words[0] == "cp":
-                shutil.copy(tmp_path / words[1], words[2])
-                continue
-            assert words[0] == "bsfg", command
-            done = subprocess.run(
-                [sys.executable, "-m", "agent.cli", *words[1:]],
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, (command, done.stdout, done.stderr)
-    finally:
-        if broker is not None:
-            broker.kill()
-    assert broker is not None
-
-
-def test_client_context_is_tls_1_3_and_checks_the_host(folder: Path) -> None:
-    """What both sides might agree on is bounded on ours, whatever the broker offers."""
-    context = pki.client_context(folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key")
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
-    assert context.check_hostname
-    assert context.verify_mode is ssl.CERT_REQUIRED

@@ -1,40 +1,19 @@
-"""What becomes of a certificate after it was issued: renewed, rolled back, revoked, imported; and the list that says so."""
+"""Certificates after they were issued: renewed, rolled back, revoked, imported; and the revocation list."""
 
 import contextlib
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from agent.cli import bsfg
-from agent.errors import BsfgError
 from agent.replication import pki
 from agent.replication.pki import PkiError
+from tests.replication.pki.site import NOW
 
-NOW = datetime.now(UTC).replace(microsecond=0)
 LATER = NOW + timedelta(days=300)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority with two zones and a broker, made once."""
-    folder = tmp_path_factory.mktemp("made") / "pki"
-    pki.create_authority(folder, NOW)
-    pki.issue_zone(folder, "plant-a", NOW)
-    pki.issue_zone(folder, "idmz", NOW)
-    pki.issue_broker(folder, "b1", ["localhost", "127.0.0.1"], NOW)
-    return folder
-
-
-@pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, to change."""
-    return Path(shutil.copytree(made, tmp_path / "pki"))
 
 
 def _serial(file: Path) -> str:
@@ -42,7 +21,7 @@ def _serial(file: Path) -> str:
 
 
 def _good(folder: Path, zone: str = "idmz", now: datetime = LATER) -> list[str]:
-    """What is wrong with the identity in force."""
+    """Problems of the identity in force."""
     place = folder / "zones" / zone
     return [
         str(each)
@@ -50,12 +29,13 @@ def _good(folder: Path, zone: str = "idmz", now: datetime = LATER) -> list[str]:
     ]
 
 
-# --- renewing ----------------------------------------------------------------------------------------------------------
+# --- renewing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("same_key", [False, True])
 def test_renewed_zone(folder: Path, *, same_key: bool) -> None:
-    """The new certificate is in force with a key that fits, the old is kept, still valid, and both stay known."""
+    """The new certificate is in force with a matching key, the old one is kept and still valid, and both are
+    recorded."""
     cert_file, key_file = folder / "zones/idmz.pem", folder / "zones/idmz.key"
     old, old_key = _serial(cert_file), key_file.read_bytes()
     issued = pki.renew(folder, "idmz", LATER, same_key=same_key)
@@ -69,7 +49,7 @@ def test_renewed_zone(folder: Path, *, same_key: bool) -> None:
 
 
 def test_renewed_broker_keeps_its_hosts(folder: Path) -> None:
-    """A broker is renewed for the names it had, as a server."""
+    """A broker is renewed with its host names, as a server."""
     before = pki.describe(pki.load_certificates(folder / "brokers/b1.pem")[0], NOW)
     renewed = pki.renew(folder, "b1", LATER, broker=True).certificate
     assert (renewed.hosts, renewed.purposes, renewed.subject) == (before.hosts, before.purposes, before.subject)
@@ -80,14 +60,14 @@ def test_renewed_broker_keeps_its_hosts(folder: Path) -> None:
 
 
 def test_ended_certificate_can_be_renewed(folder: Path) -> None:
-    """Too late is not too late."""
+    """An expired certificate can be renewed."""
     late = NOW + timedelta(days=pki.LEAF_DAYS + 10)
     pki.renew(folder, "idmz", late)
     assert _good(folder, now=late) == []
 
 
 def test_rollback_brings_back_what_was(folder: Path) -> None:
-    """The way back, and back again: both pairs survive, each whole."""
+    """Roll back, and roll back again: both pairs survive complete."""
     cert_file = folder / "zones/idmz.pem"
     old = _serial(cert_file)
     pki.renew(folder, "idmz", LATER)
@@ -117,7 +97,7 @@ def _lose_previous(folder: Path) -> datetime:
     [(_expire, "expired at"), (_revoke_previous, "was revoked at"), (_lose_previous, "no previous identity of idmz")],
 )
 def test_rollback_refuses_what_is_not_good(folder: Path, spoil: Callable[[Path], datetime], says: str) -> None:
-    """An identity that has ended or was revoked does not come back; what is in force stays."""
+    """An expired or revoked identity is not restored; the one in force stays."""
     pki.renew(folder, "idmz", LATER)
     now = spoil(folder)
     new = _serial(folder / "zones/idmz.pem")
@@ -128,7 +108,7 @@ def test_rollback_refuses_what_is_not_good(folder: Path, spoil: Callable[[Path],
 
 @pytest.mark.parametrize("step", range(1, 12))
 def test_renewal_cut_short_at_any_step(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Whichever rename fails for good, the next renewal ends with a whole pair in force, and nothing half beside it."""
+    """Whichever rename fails, the next renewal ends with a complete pair in force and no partial files."""
     renames = 0
     replace = Path.replace
 
@@ -153,13 +133,13 @@ def test_renewal_cut_short_at_any_step(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_unknown_name_is_not_renewed(folder: Path) -> None:
-    """Who was never issued is issued, not renewed."""
+    """A name without a certificate is not renewed."""
     with pytest.raises(PkiError, match="to renew") as caught:
         pki.renew(folder, "plant-b", NOW)
     assert "bsfg pki issue plant-b" in caught.value.hint
 
 
-# --- revoking ----------------------------------------------------------------------------------------------------------
+# --- revoking ---------------------------------------------------------------------------------------------------------
 
 
 def _revoked(folder: Path) -> set[str]:
@@ -167,7 +147,7 @@ def _revoked(folder: Path) -> set[str]:
 
 
 def test_revoke_by_name_takes_all_that_are_good(folder: Path) -> None:
-    """A zone's name revokes its renewed certificate and the one before, since both would let it in; nobody else's."""
+    """A zone's name revokes its present and its previous certificate, since both are accepted, and no other zone's."""
     first = _serial(folder / "zones/idmz.pem")
     pki.renew(folder, "idmz", NOW)
     second = _serial(folder / "zones/idmz.pem")
@@ -181,7 +161,7 @@ def test_revoke_by_name_takes_all_that_are_good(folder: Path) -> None:
 
 
 def test_revoke_by_serial_takes_one(folder: Path) -> None:
-    """A serial number revokes that certificate only, as after a renewal."""
+    """A serial number revokes that certificate only."""
     first = _serial(folder / "zones/idmz.pem")
     pki.renew(folder, "idmz", NOW)
     pki.revoke(folder, first, NOW, reason="superseded")
@@ -189,7 +169,7 @@ def test_revoke_by_serial_takes_one(folder: Path) -> None:
 
 
 def test_lists_are_numbered_and_kept(folder: Path) -> None:
-    """Each list has the next number, holds what the one before held, and is kept."""
+    """Each list has the next number, contains the entries of the last one, and is kept."""
     pki.revoke(folder, "idmz", NOW)
     pki.revoke(folder, "b1", NOW, broker=True)
     facts = pki.reissue_crl(folder, NOW)
@@ -199,7 +179,7 @@ def test_lists_are_numbered_and_kept(folder: Path) -> None:
 
 
 def test_openssl_refuses_the_revoked(folder: Path) -> None:
-    """Another implementation reads the list: the revoked one does not verify, the other does."""
+    """OpenSSL reads the list: the revoked certificate does not verify, the other does."""
     pki.revoke(folder, "idmz", NOW)
     command = ["openssl", "verify", "-x509_strict", "-crl_check", "-CAfile", str(folder / "ca.pem")]
     command += ["-CRLfile", str(folder / "ca.crl")]
@@ -209,7 +189,7 @@ def test_openssl_refuses_the_revoked(folder: Path) -> None:
 
 
 def test_list_keeps_the_life_it_was_given(folder: Path) -> None:
-    """A site that wants short lists says so once; a list never outlives its authority."""
+    """The chosen validity of a list is kept for the next one; a list expires no later than its authority."""
     assert pki.reissue_crl(folder, NOW, days=10).days_left == 10
     pki.revoke(folder, "idmz", NOW + timedelta(days=5))
     assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW + timedelta(days=5)).days_left == 10
@@ -240,7 +220,7 @@ def _foreign(folder: Path) -> None:
     ],
 )
 def test_nothing_is_signed_on_a_wrong_list(folder: Path, spoil: Callable[[Path], None], says: str) -> None:
-    """A lost, foreign or older list would let the revoked in again, so none is made from it; the way out is named."""
+    """A lost, foreign or older list would lift revocations, so no list is based on it; the error says what to do."""
     pki.revoke(folder, "idmz", NOW)
     pki.revoke(folder, "plant-a", NOW)
     spoil(folder)
@@ -261,25 +241,26 @@ def test_nothing_is_signed_on_a_wrong_list(folder: Path, spoil: Callable[[Path],
     ],
 )
 def test_revoke_of_the_unknown(folder: Path, what: str, says: str) -> None:
-    """A name or number that was never issued changes nothing; a broker's name is not a zone's."""
+    """An unknown name or number changes nothing; a broker's name is not a zone's."""
     with pytest.raises(PkiError, match=says):
         pki.revoke(folder, what, NOW)
     assert _revoked(folder) == set()
 
 
 def test_revoke_twice(folder: Path) -> None:
-    """What is revoked already is told, and no list is made for it."""
+    """A certificate that is already revoked is reported, and no list is made."""
     pki.revoke(folder, "idmz", NOW)
     with pytest.raises(PkiError, match="is already revoked or has expired"):
         pki.revoke(folder, "idmz", NOW)
     assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW).number == 2
 
 
-# --- importing ---------------------------------------------------------------------------------------------------------
+# --- importing --------------------------------------------------------------------------------------------------------
 
 
 def test_import_of_a_sites_own(made: Path, tmp_path: Path) -> None:
-    """Identity, root and list lie where ours would, with our rights; a second import is a renewal with a way back."""
+    """Identity, root and list are stored like our own, with our file modes; a second import is a renewal that can be
+    rolled back."""
     folder = tmp_path / "taken"
     source = shutil.copytree(made, tmp_path / "site")
     (source / "zones/idmz.pem").chmod(0o600)
@@ -303,7 +284,7 @@ def test_import_of_a_sites_own(made: Path, tmp_path: Path) -> None:
 
 
 def test_import_refuses_what_could_not_be_used(made: Path, tmp_path: Path) -> None:
-    """Another's key, another zone, a revoked one, a folder of another authority: nothing is written."""
+    """A foreign key, another zone, a revoked certificate, a folder of another authority: nothing is written."""
     folder, source = tmp_path / "taken", shutil.copytree(made, tmp_path / "site")
     pki.revoke(source, "idmz", NOW)
 
@@ -322,36 +303,3 @@ def test_import_refuses_what_could_not_be_used(made: Path, tmp_path: Path) -> No
     pki.create_authority(other, NOW)
     with pytest.raises(PkiError, match="authority of its own"):
         take("plant-a", "zones/plant-a.pem", "zones/plant-a.key", other)
-
-
-# --- bsfg pki ----------------------------------------------------------------------------------------------------------
-
-
-def _run(folder: Path, *arguments: object) -> Result:
-    result = CliRunner().invoke(bsfg, ["pki", *map(str, arguments), "--pki", str(folder)])
-    assert result.exception is None or isinstance(result.exception, SystemExit | BsfgError), result.exception
-    return result
-
-
-def test_commands(folder: Path, tmp_path: Path) -> None:
-    """Renew, roll back, revoke, list, show and crl say what they did and what comes next, for people and programs."""
-    renewed = _run(folder, "renew", "idmz", "--same-key")
-    assert "next: the .pem" in renewed.output
-    assert json.loads(_run(folder, "renew", "idmz", "--rollback", "--json").output)["zone"] == "idmz"
-    assert "bsfg broker config" in _run(folder, "renew", "b1", "--broker").output
-    revoked = _run(folder, "revoke", "plant-a", "--reason", "key-compromise")
-    assert "bsfg broker deny plant-a" in revoked.output
-    assert "nodes do not" in _run(folder, "revoke", "b1", "--broker").output
-    rows = [json.loads(line) for line in _run(folder, "list", "--json").output.splitlines()]
-    assert [row["reason"] for row in rows if row["name"] == "plant-a"] == ["key-compromise"]
-    assert "revoked" in _run(folder, "list").output
-    assert json.loads(_run(folder, "crl", "--days", "20", "--json").output)["days_left"] in (19, 20)
-    shown = _run(folder, "show")
-    assert shown.exit_code == 1
-    assert "was revoked at" in shown.output
-    assert "list    4, 3 revoked" in shown.output
-    assert "SOON" in shown.output
-    taken = tmp_path / "taken"
-    files = ["--cert", folder / "zones/idmz.pem", "--key", folder / "zones/idmz.key", "--ca", folder / "ca.pem"]
-    assert "idmz:" in _run(taken, "import", "idmz", *files, "--crl", folder / "ca.crl").output
-    assert _run(taken, "show").exit_code == 0

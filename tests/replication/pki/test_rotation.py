@@ -1,4 +1,4 @@
-"""Which identity a node uses while its files are replaced: every way a look and a broker can answer, as a table of steps."""
+"""Which identity a node uses while its files are replaced: all file changes and broker answers, step by step."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def rotation() -> Rotation:
 
 
 def test_a_good_pair_is_offered_once_and_then_in_force(rotation: Rotation) -> None:
-    """From found to in force; looks in between and afterwards find nothing new."""
+    """From found to in force; checks in between and afterwards change nothing."""
     assert rotation.files_checked(NEW, "") is FileChange.OFFERED
     assert rotation.files_checked(NEW, "") is FileChange.NONE
     assert (rotation.candidate(), rotation.in_force) == (NEW, OLD)
@@ -29,7 +29,8 @@ def test_a_good_pair_is_offered_once_and_then_in_force(rotation: Rotation) -> No
 
 
 def test_a_bad_pair_changes_nothing_and_is_told_once(rotation: Rotation) -> None:
-    """Even where the words change with the clock; the next pair is told anew, and the old one back ends the trouble."""
+    """Reported once, also if the reason contains the time; the next pair is reported again, and restored files end the
+    problem."""
     assert rotation.files_checked(NEW, "begins tomorrow, now 10:00") is FileChange.REFUSED
     assert rotation.files_checked(NEW, "begins tomorrow, now 10:03") is FileChange.NONE
     assert rotation.problem == "begins tomorrow, now 10:03"
@@ -40,14 +41,15 @@ def test_a_bad_pair_changes_nothing_and_is_told_once(rotation: Rotation) -> None
 
 
 def test_a_pair_that_becomes_good_is_offered(rotation: Rotation) -> None:
-    """What was not yet valid begins; what was half copied is whole."""
+    """A certificate becomes valid, or half-copied files become complete."""
     rotation.files_checked(NEW, "begins tomorrow")
     assert rotation.files_checked(NEW, "") is FileChange.OFFERED
     assert rotation.problem == ""
 
 
 def test_what_the_broker_turns_away_is_shown_again_by_the_clock_only(rotation: Rotation) -> None:
-    """The old one stays in force and is what reconnecting uses; a later look by the clock tries once more, told once."""
+    """The old identity stays in force and is used for reconnecting; a periodic check tries the new one again, reported
+    once."""
     rotation.files_checked(NEW, "")
     assert rotation.refused(NEW, "unknown authority") is FileChange.REFUSED
     assert (rotation.candidate(), rotation.problem) == (OLD, "unknown authority")
@@ -64,7 +66,7 @@ def test_what_the_broker_turns_away_is_shown_again_by_the_clock_only(rotation: R
 
 
 def test_an_offer_that_could_not_be_shown_is_offered_again(rotation: Rotation) -> None:
-    """The broker was away at that moment: the clock's look offers it anew, a hint's does not."""
+    """If the broker was unreachable, a periodic check offers the identity again, a file event does not."""
     rotation.files_checked(NEW, "")
     assert rotation.files_checked(NEW, "") is FileChange.NONE
     assert rotation.files_checked(NEW, "", is_retry=True) is FileChange.OFFERED
@@ -76,7 +78,8 @@ def test_an_offer_that_could_not_be_shown_is_offered_again(rotation: Rotation) -
     ids=["refused", "files spoiled"],
 )
 def test_without_one_in_force_the_first_found_is_tried_on(act: Callable[[Rotation], object]) -> None:
-    """At start there is nothing better: a refusal may be the broker's fault, and files spoiled later are not used."""
+    """At start there is no alternative: the refused identity is tried again, and files that become invalid later are
+    not used."""
     rotation = Rotation()
     assert rotation.candidate() is None
     rotation.files_checked(OLD, "")
@@ -85,6 +88,6 @@ def test_without_one_in_force_the_first_found_is_tried_on(act: Callable[[Rotatio
 
 
 def test_what_is_in_force_is_refused_by_the_broker(rotation: Rotation) -> None:
-    """Revoked while in use: there is nothing else to try, and no new identity's trouble to tell."""
+    """Revoked while in use: there is no alternative and no problem with a new identity to report."""
     assert rotation.refused(OLD, "revoked") is FileChange.NONE
     assert (rotation.candidate(), rotation.problem) == (OLD, "")

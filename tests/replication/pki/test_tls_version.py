@@ -1,10 +1,10 @@
 """TLS 1.3 is the lowest version that a node offers and that the generated broker configuration allows.
 
-The handshakes run in memory, so no port and no broker is needed. `test_broker.py` tries the same against a real Mosquitto.
+The handshakes run in memory, so no port and no broker is needed. `test_broker.py` tries the same against a real
+Mosquitto.
 """
 
 import ssl
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,24 +13,13 @@ from agent.replication import pki
 from agent.replication.broker.config import BrokerPlan, PeerLink, render_config
 from agent.replication.broker.config_lint import check_config, parse_config
 
-HOST = "broker.plant"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority with one zone and one broker."""
-    made = tmp_path_factory.mktemp("pki")
-    now = datetime.now(UTC)
-    pki.create_authority(made, now)
-    pki.issue_zone(made, "idmz", now)
-    pki.issue_broker(made, "site", [HOST], now)
-    return made
+HOST = "localhost"
 
 
 def server_context(folder: Path, version: ssl.TLSVersion) -> ssl.SSLContext:
     """A server with the broker's certificate that speaks `version` and no other."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "brokers/site.pem", folder / "brokers/site.key")
+    context.load_cert_chain(folder / "brokers/b1.pem", folder / "brokers/b1.key")
     context.load_verify_locations(folder / "ca.pem")
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = context.maximum_version = version
@@ -57,10 +46,10 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> str | None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_node_refuses_a_broker_below_tls_1_3(folder: Path, version: ssl.TLSVersion) -> None:
+def test_a_node_refuses_a_broker_below_tls_1_3(made: Path, version: ssl.TLSVersion) -> None:
     """A broker that offers at most TLS 1.2 gets no session, although certificate, authority and host name are right."""
-    mine = pki.client_context(folder / "ca.pem", folder / "zones/idmz.pem", folder / "zones/idmz.key")
-    server = server_context(folder, version)
+    mine = pki.client_context(made / "ca.pem", made / "zones/idmz.pem", made / "zones/idmz.key")
+    server = server_context(made, version)
     if version is ssl.TLSVersion.TLSv1_3:
         assert handshake(mine, server) == "TLSv1.3"
     else:
@@ -77,3 +66,11 @@ def test_the_generated_configuration_allows_tls_1_3_only() -> None:
     for spoiled in ({**settings, "tls_version": "tlsv1.2"}, {k: v for k, v in settings.items() if k != "tls_version"}):
         (problem,) = check_config(spoiled)
         assert "tls_version" in problem.what
+
+
+def test_client_context_is_tls_1_3_and_checks_the_host(made: Path) -> None:
+    """Version, host name and certificate are checked on our side, whatever the broker offers."""
+    context = pki.client_context(made / "ca.pem", made / "zones/idmz.pem", made / "zones/idmz.key")
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED

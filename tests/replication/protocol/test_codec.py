@@ -1,4 +1,4 @@
-"""The words on the wire: what is written is read back, and what is not a message is refused in one way only."""
+"""Encoding and decoding: every message is read back as written, and invalid bytes raise MalformedMessage only."""
 
 import json
 import re
@@ -21,11 +21,8 @@ from agent.replication.protocol.codec import (
 )
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import (
-    BYTES_MAX_MAX,
-    LIMIT_MAX,
     MESSAGES_MAX,
     OFFSET_MAX,
-    WAIT_MS_MAX,
     AcquireLease,
     AppendFact,
     Confirm,
@@ -42,6 +39,7 @@ from agent.replication.protocol.messages import (
     StreamEntry,
     StreamsAnswer,
 )
+from agent.replication.protocol.messages.facts import BYTES_MAX_MAX, LIMIT_MAX, WAIT_MS_MAX
 
 EPOCH = "0123456789abcdef" * 2
 names = st.from_regex(r"\A[a-z0-9._-]{1,64}\Z")
@@ -88,7 +86,7 @@ requests = (
 
 
 def request_with(**fields: object) -> bytes:
-    """A FetchFacts as a careless client might write it."""
+    """A FetchFacts request with other fields."""
     head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts"}
     return json.dumps({**head, "consumer_name": "idmz.facts", "limit": 10, **fields}).encode()
 
@@ -157,7 +155,7 @@ def test_streams_answer_round_trip() -> None:
 
 @pytest.mark.parametrize("code", ERRORS)
 def test_error_round_trip(code: str) -> None:
-    """Each row of the error table travels with its hint and whether to retry."""
+    """Each row of the error table is sent with its hint and whether to retry."""
     answer, batches = decode_answer(encode_error("plant-a", EPOCH, "FetchFacts", code, "limit is 0"))
     assert isinstance(answer, ErrorAnswer)
     assert batches == []
@@ -166,7 +164,7 @@ def test_error_round_trip(code: str) -> None:
 
 
 def test_error_for_an_unreadable_request_can_be_sent() -> None:
-    """Whatever name an operation claimed to have, the answer to it can be written and read."""
+    """An answer to a request with any operation name can be written and read."""
     answer, _ = decode_answer(encode_error("plant-a", EPOCH, "x" * 500, "unknown_operation", "y" * 5000))
     assert isinstance(answer, ErrorAnswer)
 
@@ -206,21 +204,21 @@ def test_error_for_an_unreadable_request_can_be_sent() -> None:
     ],
 )
 def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
-    """Each kind of bad request has its code and a text that names the thing."""
+    """Each kind of invalid request has its code and a message that names the field."""
     with pytest.raises(MalformedMessage, match=re.escape(said)) as raised:
         decode_request(payload)
     assert raised.value.code == code
 
 
 def test_an_answer_in_another_version_says_what_to_do() -> None:
-    """Who reads it is a command or a puller of this node, and nobody sends it the table's advice."""
+    """The error for an answer of another version carries the table's hint, because no peer sends it."""
     with pytest.raises(MalformedMessage, match=r"'2\.0'") as raised:
         decode_answer(encode_error("plant-a", "11" * 16, "", "busy", "x").replace(b'"1.0"', b'"2.0"'))
     assert raised.value.hint == ERRORS["unsupported_version"].hint
 
 
 def test_higher_minor_version_is_read() -> None:
-    """Fields of a later minor version are ignored, wherever they stand."""
+    """Fields of a later minor version are ignored at any depth."""
     request = decode_request(request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "why": []}))
     assert isinstance(request, FetchFacts)
     assert request.confirm == Confirm(last_offset=2)
@@ -257,7 +255,7 @@ def test_higher_minor_version_is_read() -> None:
     ],
 )
 def test_bad_answer_is_refused(payload: bytes) -> None:
-    """Lengths, order and overlap of a page are checked before anybody looks at its batches."""
+    """Lengths, order and overlap of a page are checked before its batches are read."""
     with pytest.raises(MalformedMessage):
         decode_answer(payload)
 
@@ -265,7 +263,7 @@ def test_bad_answer_is_refused(payload: bytes) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=300) | st.builds(lambda text: b'{"protocol":' + text, st.binary(max_size=100)))
 def test_any_bytes_as_request(payload: bytes) -> None:
-    """Garbage either is a request or raises the one error."""
+    """Any bytes are a request or raise MalformedMessage."""
     try:
         decode_request(payload)
     except MalformedMessage:
@@ -286,7 +284,7 @@ fields = st.dictionaries(
 @settings(max_examples=300)
 @given(fields)
 def test_any_fields_as_request(fields: dict[str, object]) -> None:
-    """Well-formed JSON with absurd values, too."""
+    """So is well-formed JSON with absurd values."""
     try:
         decode_request(request_with(**fields))
     except MalformedMessage:
@@ -360,7 +358,7 @@ def test_where_a_consumer_may_start(start: object, found: object) -> None:
     "start", ["noon", "", "2023-11-14T22:13:20", "1969-12-31T23:59:59Z", -1, 1.5, True, 2**63, "9" * 41, []]
 )
 def test_a_start_that_is_no_time(start: object) -> None:
-    """A time without a zone could mean any hour, so it is refused like what is no time at all."""
+    """A time without a time zone is ambiguous and refused, like text that is not a time."""
     with pytest.raises(MalformedMessage) as raised:
         decode_request(request_with(start=start))
     assert raised.value.code == "bad_request"
@@ -368,7 +366,7 @@ def test_a_start_that_is_no_time(start: object) -> None:
 
 @pytest.mark.parametrize("count, is_good", [(1, True), (MESSAGES_MAX, True), (0, False), (MESSAGES_MAX + 1, False)])
 def test_an_append_has_some_messages_and_not_too_many(count: int, *, is_good: bool) -> None:
-    """The number of messages is a limit of its own, below what fits in bytes."""
+    """The number of messages has a limit of its own, below the limit in bytes."""
     envelope = {"message_id": "a", "from_zone": "b", "to_zone": "c", "produced_at_unix_ms": 1}
     one = {"envelope": envelope, "fact": {"subject": "a:b", "predicate": "c", "object": 1}}
     head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": "facts"}
@@ -383,7 +381,7 @@ def test_an_append_has_some_messages_and_not_too_many(count: int, *, is_good: bo
 
 
 def test_what_is_too_large_is_not_sent() -> None:
-    """A request beyond the limit is refused where it is made, with the same code."""
+    """A request beyond the limit is refused by the encoder with the same code."""
     fact = NewFact(subject="a:b", predicate="c", object=msgspec.Raw(b'"' + b"x" * REQUEST_BYTES_MAX + b'"'))
     message = NewMessage(envelope=Envelope("a", "b", "c", 1), fact=fact)
     with pytest.raises(MalformedMessage) as refused:

@@ -1,4 +1,5 @@
-"""The core of comparing: exactly what is missing is asked for, a fork is named where it begins, and few questions are enough."""
+"""The core of comparing: exactly what is missing is asked for, a fork is named where it begins, and few questions are
+enough."""
 
 import math
 import random
@@ -61,8 +62,8 @@ CHAIN = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
 @given(CHAIN, st.randoms(use_true_random=False))
 def test_exactly_the_missing_is_asked_for(sizes: list[int], choice: random.Random) -> None:
-    """Of one history, with batches lost at random on either side: what they have and we do not, sequence by sequence, and nothing
-    else; behind our last one only when we have had everything they had."""
+    """Of one history, with batches lost at random on either side: what they have and we do not, sequence by sequence,
+    and nothing else; behind our last one only when we have had everything they had."""
     chain = history(sizes)
     ours, theirs = ([one for one in chain if choice.random() < 0.6] for _ in range(2))
     here = {n for first, last, _ in ours for n in range(first, last + 1)}
@@ -87,7 +88,8 @@ def test_exactly_the_missing_is_asked_for(sizes: list[int], choice: random.Rando
 
 @given(CHAIN, CHAIN, st.integers(0, 40), st.integers(1, 20))
 def test_a_fork_is_named_at_its_first_batch(sizes: list[int], others: list[int], kept: int, count: int) -> None:
-    """Two chains with a common beginning: the search ends at the first batch of theirs that we do not have, whatever is asked at once."""
+    """Two chains with a common beginning: the search ends at the first batch of theirs that we do not have, whatever is
+    asked at once."""
     ours = history(sizes)
     theirs = history(others, 1, tuple(ours[:kept]))
     end = min(ours[-1][1], theirs[-1][1])

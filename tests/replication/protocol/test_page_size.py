@@ -46,7 +46,8 @@ def test_a_long_way_does_not_make_pages_small() -> None:
 
 @pytest.mark.parametrize("bytes_per_ms", [2, 8, 125, 12_500])
 def test_on_any_way_pages_settle_at_what_comes_in_time(bytes_per_ms: int) -> None:
-    """16 kbit/s to 100 Mbit/s: after a few pages each one asked for comes within the patience of 3 s, where the smallest can."""
+    """16 kbit/s to 100 Mbit/s: after a few pages each one asked for comes within the patience of 3 s, where the
+    smallest can."""
     size = PageSize()
     for _ in range(20):
         took_ms = size.bytes // bytes_per_ms
@@ -55,8 +56,8 @@ def test_on_any_way_pages_settle_at_what_comes_in_time(bytes_per_ms: int) -> Non
 
 
 def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
-    """A page that waited at the peer for facts took long for another reason, however much there was in the end; one with more behind
-    it that was asked for while there was more took as long as its way is."""
+    """A page that waited at the peer for facts took long for another reason, however much there was in the end; one
+    with more behind it that was asked for while there was more took as long as its way is."""
     receiver = Receiver(ReceiverSettings(), None, 0)
     asked: list[Fetch] = []
     now_ms = 0

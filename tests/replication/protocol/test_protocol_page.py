@@ -1,7 +1,5 @@
-"""docs/reference/protocol.md and DESIGN.md say what the code says: the error table, the worked example, the two states.
-
-Run this file as a program to write the generated parts anew.
-"""
+"""docs/reference/protocol.md and DESIGN.md agree with the code: error table, worked example, states. Run this file as a
+program to write the generated parts again."""
 
 import re
 from pathlib import Path
@@ -75,7 +73,7 @@ def answer() -> bytes:
 
 
 def hexdump(data: bytes) -> str:
-    """Lines of 32 bytes, with what is readable beside them."""
+    """Lines of 32 bytes, with readable characters beside them."""
     lines = []
     for at in range(0, len(data), 32):
         part = data[at : at + 32]
@@ -85,7 +83,7 @@ def hexdump(data: bytes) -> str:
 
 
 def generated() -> dict[str, str]:
-    """The parts of the page that follow from the code, by the comment that stands before each."""
+    """The generated parts of the page, by the comment before each."""
     rows = "\n".join(
         f"| `{row.code}` | {row.fault.value} | {'yes' if row.retryable else 'no'} | {row.meaning} | {row.hint} |"
         for row in ERRORS.values()
@@ -101,7 +99,7 @@ def generated() -> dict[str, str]:
 
 
 def written(page: str) -> str:
-    """The page with its generated parts as they should be."""
+    """The page with its generated parts."""
     for name, text in generated().items():
         pattern = rf"(<!-- {re.escape(name)} -->\n)\n?(?:(?:\|[^\n]*\n)+|```.*?\n```\n)?\n*"
         page, found = re.subn(pattern, lambda match, text=text: match[1] + "\n" + text + "\n\n", page, flags=re.DOTALL)
@@ -117,7 +115,7 @@ def test_page_is_the_code() -> None:
 
 @pytest.mark.parametrize("message", [*REQUESTS, *ANSWERS], ids=lambda message: message.__name__)
 def test_every_operation_and_field_is_described(message: type[msgspec.Struct]) -> None:
-    """What the code takes and gives, the page names, in the part of its operation."""
+    """The page names every operation and field of the messages."""
     page = PAGE.read_text("utf-8")
     assert re.search(rf"^(### .*|\| `){operation_of(message)}\b", page, re.MULTILINE)
     missing = [field.name for field in msgspec.structs.fields(message) if f"`{field.name}`" not in page]
@@ -125,7 +123,7 @@ def test_every_operation_and_field_is_described(message: type[msgspec.Struct]) -
 
 
 def test_example_is_read() -> None:
-    """What the page shows is what the decoders take."""
+    """The decoders accept the example of the page."""
     assert isinstance(decode_request(request()), FetchFacts)
     assert isinstance(decode_request(following_request()), FetchFacts)
     shown = bytes.fromhex("".join(line[:71] for line in hexdump(answer()).splitlines()))

@@ -1,4 +1,4 @@
-"""Topics: what is built is read back, and only what was built is accepted."""
+"""Topics: what is built is read back, and nothing else is accepted."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def test_round_trip(serving: str, asking: str, instance: str) -> None:
 
 @given(st.text(max_size=300))
 def test_any_text(topic: str) -> None:
-    """Any text is a topic of this protocol or raises the one error."""
+    """Any text is a topic of this protocol or raises MalformedMessage."""
     for check in (parse_request_topic, lambda text: check_response_topic(text, "plant-a", "idmz")):
         try:
             check(topic)
@@ -55,7 +55,7 @@ def test_any_text(topic: str) -> None:
     ],
 )
 def test_foreign_response_topic(topic: str) -> None:
-    """An answer goes to exactly one family of topics, whatever the request wishes for."""
+    """An answer goes only to response topics of the two zones, whatever the request contains."""
     with pytest.raises(MalformedMessage):
         check_response_topic(topic, "plant-a", "idmz")
 
@@ -65,6 +65,6 @@ def test_foreign_response_topic(topic: str) -> None:
     ["bsfg/1/plant-a/req", "bsfg/1/plant-a/idmz/req/x", "bsfg/1/+/idmz/req", "bsfg/1/plant-a//req", "bsfg/1/A/b/req"],
 )
 def test_foreign_request_topic(topic: str) -> None:
-    """Levels are counted and zones are zones."""
+    """The number of levels and the zone names are checked."""
     with pytest.raises(MalformedMessage):
         parse_request_topic(topic)

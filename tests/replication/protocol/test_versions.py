@@ -1,7 +1,6 @@
-"""Peers of other versions on the real broker: a later minor one is understood, both ways, and another major one is named.
-
-Seen to catch, with the product broken on purpose: a decoder that forbids unknown fields, a version that is not looked at.
-"""
+"""Peers of other versions over a real broker: a later minor version is understood in both directions, another major
+version is named. Shown to fail with the product broken: a decoder that forbids unknown fields, a version that is not
+checked."""
 
 import asyncio
 import logging
@@ -17,15 +16,15 @@ from agent.cli import status as status_command
 from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.replication.broker.diagnosis import Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.session import BrokerTarget
 from agent.replication.mqtt import requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import GetBounds, ListStreams
 from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling.puller import Puller
 from agent.replication.serving import server
+from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node, sealed
-from tests.support.mosquitto import HOST, Mosquitto
+from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -37,7 +36,7 @@ VERBATIM = {"definitions_known", "definition"}  # a map by origin, and bytes tha
 
 
 def in_1_7(message: Any) -> Any:
-    """The same message as a later minor version might say it: fields nobody here knows, in every object."""
+    """The same message in a later minor version: unknown fields in every object."""
     if isinstance(message, list):
         return [in_1_7(each) for each in message]
     if not isinstance(message, dict):
@@ -47,12 +46,12 @@ def in_1_7(message: Any) -> Any:
 
 
 def in_2_0(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of another major version, which is free to mean something else by every other word."""
+    """A message of another major version; only protocol and version keep their meaning."""
     return {"protocol": message["protocol"], "version": "2.0", "operation": 7, "what": message["operation"]}
 
 
 def rewritten(encode: Encode, rewrite: Rewrite, *, is_answer: bool) -> Encode:
-    """An encoder that says it in other words."""
+    """An encoder that rewrites its output."""
 
     def other(*arguments: object) -> bytes:
         payload = encode(*arguments)
@@ -67,7 +66,7 @@ def rewritten(encode: Encode, rewrite: Rewrite, *, is_answer: bool) -> Encode:
 
 @pytest.fixture
 def speaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Has the asking or the serving side of this process speak otherwise."""
+    """Let the requesting or the serving side of this process use another version."""
 
     def speak(rewrite: Rewrite, *, asks: bool = False, serves: bool = False) -> None:
         if asks:
@@ -83,7 +82,7 @@ def speaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 def pulled(broker: Mosquitto, folder: Path, until: Callable[[Node, Node, Puller], Any]) -> None:
-    """idmz pulls 500 facts of plant-a, until what the test waits for."""
+    """idmz pulls 500 facts of plant-a, until the condition of the test."""
 
     async def run() -> None:
         plant, idmz = (Node.open(broker, zone, folder) for zone in ("plant-a", "idmz"))
@@ -102,8 +101,8 @@ def pulled(broker: Mosquitto, folder: Path, until: Callable[[Node, Node, Puller]
 def test_a_later_minor_version_is_understood(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], side: str
 ) -> None:
-    """A peer that speaks 1.7, with fields nobody here knows in every object of its requests, or of its answers and errors:
-    facts, definitions, confirmations and the lease go through, and a refusal keeps its code."""
+    """A peer with version 1.7 has unknown fields in every object of its requests, or of its answers and errors: facts,
+    definitions, confirmations and the lease are understood, and a refusal keeps its code."""
     speaking(in_1_7, **{side: True})
 
     async def until(plant: Node, idmz: Node, puller: Puller) -> None:
@@ -121,8 +120,8 @@ def test_a_later_minor_version_is_understood(
 def test_another_major_version_is_named_to_who_asks(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A peer that answers in 2.0, where nothing but protocol and version need mean the same: the log says so once, naming both
-    versions and what to do, the pull is blocked with these words, `bsfg status` and `bsfg peer test` print them."""
+    """A peer answers in version 2.0. The log names both versions and what to do, once; the pull is blocked, and `bsfg
+    status` and `bsfg peer test` print the message."""
     caplog.set_level(logging.WARNING)
     speaking(in_2_0, serves=True)
     both = "the peer speaks 'bsfg.replication' '2.0', this node 'bsfg.replication' '1.0'"
@@ -132,10 +131,8 @@ def test_another_major_version_is_named_to_who_asks(
         reason = puller.statistics().lost_reason or ""
         assert both in reason
         assert "Update the older of the two nodes." in reason
-        mine = broker.identity("idmz")
-        access = BrokerTarget(HOST, broker.port, "idmz", mine.ca_file, mine.cert_file, mine.key_file)
         peer = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
-        steps = await asyncio.to_thread(lambda: list(check_peer(access, peer)))
+        steps = await asyncio.to_thread(lambda: list(check_peer(target_of(broker), peer)))
         bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
         assert [step.name for step in bad] == ["protocol"]
         assert both in bad[0].diagnostic.what
@@ -154,7 +151,7 @@ def test_another_major_version_is_named_to_who_asks(
 def test_another_major_version_is_named_to_who_serves(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A peer that asks in 2.0 is refused with both versions each time, and the serving node's log says so once."""
+    """A request in version 2.0 is refused each time with both versions; the serving node logs it once."""
     caplog.set_level(logging.WARNING)
     speaking(in_2_0, asks=True)
 

@@ -1,8 +1,8 @@
-"""The words two nodes exchange, version 1.0 of `bsfg.replication`: every request and every answer, as checked values.
+"""The messages of `bsfg.replication` 1.0: every request and every answer, as checked values.
 
-What a field may hold is said by its type; what types cannot say, each message checks itself (`check`) and raises
-MalformedMessage, so that whoever holds a decoded message holds a good one. Their bytes are made and read in `protocol`; which
-module serves an operation stands in `operations`. docs/reference/protocol.md says the same for a second implementation.
+Types say what a field may contain; rules that types cannot express are checked by each message's `check`, which raises
+MalformedMessage, so that a decoded message is always valid. `codec` encodes and decodes messages; `serving.operations`
+carries requests out. docs/reference/protocol.md specifies the same for a second implementation.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ from agent.replication.protocol.messages.digests import (
 from agent.replication.protocol.messages.facts import (
     BATCHES_MAX,
     BYTES_MAX_DEFAULT,
-    BYTES_MAX_MAX,
     BYTES_MAX_MIN,
-    LIMIT_MAX,
-    WAIT_MS_MAX,
     Confirm,
     ConfirmAnswer,
     ConfirmReceipt,
@@ -58,13 +55,8 @@ from agent.replication.protocol.messages.fields import (
     operation_of,
 )
 from agent.replication.protocol.messages.latest import (
-    DEPTH_FACTS_DEFAULT,
     DEPTH_FACTS_MAX,
-    FRESH_MS_DEFAULT,
-    FRESH_MS_MAX,
-    SUBJECTS_MAX,
     VALUES_BYTES_MAX,
-    VALUES_DEFAULT,
     VALUES_MAX,
     GetLatest,
     LatestAnswer,
@@ -92,26 +84,18 @@ __all__ = [
     "ANSWERS",
     "BATCHES_MAX",
     "BYTES_MAX_DEFAULT",
-    "BYTES_MAX_MAX",
     "BYTES_MAX_MIN",
     "CHUNK_BYTES_MAX",
-    "DEPTH_FACTS_DEFAULT",
     "DEPTH_FACTS_MAX",
     "ENDS_DEFAULT",
     "ENDS_MAX",
-    "FRESH_MS_DEFAULT",
-    "FRESH_MS_MAX",
-    "LIMIT_MAX",
     "MESSAGES_MAX",
     "OFFSET_MAX",
     "PUT_BYTES_MAX",
     "RANGES_MAX",
     "REQUESTS",
-    "SUBJECTS_MAX",
     "VALUES_BYTES_MAX",
-    "VALUES_DEFAULT",
     "VALUES_MAX",
-    "WAIT_MS_MAX",
     "AcquireLease",
     "Answer",
     "AppendAnswer",
@@ -188,7 +172,7 @@ REQUESTS: tuple[type[Request], ...] = (
 
 
 class ErrorBody(Part, frozen=True):
-    """A row of the error table, and a sentence that names the thing."""
+    """A code of the error table with a message about this request."""
 
     code: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
     message: Annotated[str, msgspec.Meta(max_length=1000)]
@@ -197,7 +181,7 @@ class ErrorBody(Part, frozen=True):
 
 
 class ErrorAnswer(AnswerBody, frozen=True):
-    """The request was not carried out.  `operation` repeats what was asked, as far as it could be read."""
+    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read."""
 
     operation: Annotated[str, msgspec.Meta(max_length=64)]
     error: ErrorBody

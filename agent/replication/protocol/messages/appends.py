@@ -1,4 +1,4 @@
-"""Words for producers in other zones: facts to be stored once, what became of each, and the leases of producers."""
+"""Messages for producers in other zones: append facts once, the outcome of each, and producer leases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages.fields import AnswerBody, Name, Offset, Part, Position, RequestBody
 
 MESSAGES_MAX = 256
-"""Messages of one append: as many small ones as fit a request, and their outcomes an answer."""
+"""Messages of one append: as many small ones as fit into a request, and their outcomes into an answer."""
 
 
 class NewFact(Part, frozen=True):
-    """What is asserted; `object` is any JSON, kept in its canonical form."""
+    """A fact; `object` is any JSON, stored in canonical form."""
 
     subject: str
     predicate: str
@@ -24,7 +24,8 @@ class NewFact(Part, frozen=True):
 
 
 class NewMessage(Part, frozen=True):
-    """A message to be stored once, and on what it depends: the producer's lease, the newest fact of the subject seen."""
+    """A message to store once, with its preconditions: the producer's lease, the newest fact of the subject that it is
+    based on."""
 
     envelope: Envelope
     fact: NewFact
@@ -34,7 +35,7 @@ class NewMessage(Part, frozen=True):
 
 
 class AppendFact(RequestBody, frozen=True, tag="AppendFact", tag_field="operation"):
-    """Append messages to a stream, in their order, all of them or (when one breaks a rule) none."""
+    """Append messages to a stream in this order; if one breaks a rule, none is stored."""
 
     stream: Name
     messages: Annotated[list[NewMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
@@ -42,8 +43,11 @@ class AppendFact(RequestBody, frozen=True, tag="AppendFact", tag_field="operatio
 
 
 class AcquireLease(RequestBody, frozen=True, tag="AcquireLease", tag_field="operation"):
-    """A lease epoch for a producer of the asker that begins: whoever appends with a lower one is fenced from now on. With `lease_after`
-    only if that epoch is in force (0: none)."""
+    """Acquire a new lease epoch for a producer of the requesting zone; appends with a lower epoch are fenced from then
+    on.
+
+    With `lease_after` only if that epoch is in force (0: none).
+    """
 
     stream: Name
     producer: Name
@@ -51,7 +55,7 @@ class AcquireLease(RequestBody, frozen=True, tag="AcquireLease", tag_field="oper
 
 
 class AppendedEntry(Part, frozen=True):
-    """What became of one message: `fact_store.admission` has the outcomes; one not known here is to be read as a refusal."""
+    """The outcome of one message, as in `agent.append_contract`; an unknown outcome counts as a refusal."""
 
     offset: Offset
     outcome: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
@@ -60,17 +64,19 @@ class AppendedEntry(Part, frozen=True):
 
 
 class AppendAnswer(AnswerBody, frozen=True, tag="AppendFact", tag_field="operation"):
-    """What became of each message, in the order of the request."""
+    """The outcome of each message, in the order of the request."""
 
     outcomes: Annotated[list[AppendedEntry], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
 
 
 class LeaseAnswer(AnswerBody, frozen=True, tag="AcquireLease", tag_field="operation"):
-    """The epoch to append with; or none, and the one in force, where that was not the one named."""
+    """The new lease epoch; or, if `lease_after` was not in force, the epoch that is."""
 
     lease_epoch: Position | None = None
     lease_in_force: Offset | None = None
 
     def check(self) -> None:
         if (self.lease_epoch is None) is (self.lease_in_force is None):
-            raise MalformedMessage("one of lease_epoch and lease_in_force must be there", operation="AcquireLease")
+            raise MalformedMessage(
+                "exactly one of lease_epoch and lease_in_force must be present", operation="AcquireLease"
+            )

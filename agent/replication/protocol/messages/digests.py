@@ -1,6 +1,6 @@
-"""Words of anti-entropy: what is held of each origin, told by digests, for comparing two stores.
+"""Messages of anti-entropy: digests of what is held of each origin, to compare two stores.
 
-One equal digest proves all of the history before it, so a few of them find where two stores part.
+An equal digest proves equality of the whole history before it, so a few digests find where two stores differ.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from agent.replication.protocol.messages.fields import (
 )
 
 ENDS_MAX, ENDS_DEFAULT = 256, 64
-"""Digests inside a range told at once: each exchange leaves a 64th of it, so a billion facts take five."""
+"""Digests inside a range in one answer: each exchange narrows it to a 64th, so a billion facts take five exchanges."""
 RANGES_MAX = 2000
-"""Ranges in one answer: the whole origins up to the thousandth, and an origin has a thousand at most."""
+"""Ranges in one answer: whole origins until there are a thousand ranges, and one origin has at most a thousand."""
 
 
 class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operation"):
-    """What is held of each origin after `after_origin`; or, with `origin`, the digests at some batch ends inside a range of it."""
+    """Ranges held of each origin after `after_origin`; or, with `origin`, digests at some batch ends in a range of
+    it."""
 
     stream: Name
     after_origin: OriginName | None = None
@@ -43,16 +44,19 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
         check_range("ends_max", self.ends_max, 1, ENDS_MAX, "GetDigests")
         given = [one is not None for one in (self.origin, self.first_sequence, self.last_sequence)]
         if any(given) and not (all(given) and self.after_origin is None):
-            why = "origin, first_sequence and last_sequence go together, and not with after_origin"
+            why = "origin, first_sequence and last_sequence are only valid together and without after_origin"
             raise MalformedMessage(why, "bad_request", "GetDigests")
         if self.first_sequence is not None and self.last_sequence is not None:
             check_forwards(self.first_sequence, self.last_sequence, "GetDigests")
 
 
 class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operation"):
-    """`ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), by origin and sequence, of
-    what is held or was before retention; whole origins, and `more` says that others follow. `ends`: (last_sequence, digest) of
-    batches inside the range asked for. `end_offset` is where the log ended, all that `ranges` name included."""
+    """Ranges held, or digests of batch ends.
+
+    `ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), sorted, of
+    what is held or was held before retention; whole origins, and `more` if others follow. `ends`: (last_sequence,
+    digest) of batches in the requested range. `end_offset`: end of the log when it was read; the log up to there
+    contains all `ranges`."""
 
     stream: Name
     end_offset: Offset
@@ -63,7 +67,7 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
     more: bool = False
 
     def check(self) -> None:
-        """Ranges and ends come in their order, forwards and apart."""
+        """Raise MalformedMessage unless ranges and ends are sorted and do not overlap."""
         starts = [(origin, first) for origin, first, _, _, _ in self.ranges]
         overlaps = any(
             left[0] == right[0] and left[2] >= right[1]
@@ -77,6 +81,6 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
 
 
 def origin_named(name: str) -> Origin:
-    """The origin that a checked field names."""
+    """The origin in a field that was already checked."""
     zone, _, epoch = name.partition("/")
     return Origin(zone, bytes.fromhex(epoch))

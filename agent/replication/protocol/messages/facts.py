@@ -1,4 +1,5 @@
-"""Facts, page by page: for a durable reader, by a range of offsets, or by the sequences of an origin; and how far a reader has come."""
+"""Messages that read facts: for a registered consumer, by offsets, or by sequences of an origin; and consumers'
+positions."""
 
 from __future__ import annotations
 
@@ -30,17 +31,18 @@ from agent.replication.protocol.messages.fields import (
 )
 
 BATCHES_MAX = 2048
-"""Batches of one page, so that a stream of single facts does not make headers larger than their facts."""
+"""Batches of one page; limits the header when batches contain single facts."""
 LIMIT_MAX = 1_000_000
 BYTES_MAX_MIN, BYTES_MAX_MAX = 1024, 8 * 1024 * 1024
 BYTES_MAX_DEFAULT = 256 * 1024
-"""Where paho and one broker carry most, measured; larger pages delay whatever waits behind them."""
+"""The page size with the highest throughput of paho and one broker (measured); larger pages delay other messages."""
 WAIT_MS_MAX = 60_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Confirm(Part, frozen=True):
-    """Offsets `first_offset`..`last_offset` are durable at the asker; without `first_offset`, all up to `last_offset`."""
+    """Offsets `first_offset` to `last_offset` are durable at the requester; without `first_offset` all up to
+    `last_offset`."""
 
     last_offset: Position
     first_offset: Position | None = None
@@ -53,22 +55,24 @@ class Confirm(Part, frozen=True):
 
 
 class TakenEnd(Part, frozen=True):
-    """The last batch that the asker took of the log asked: the offset there at which it ends, and its digest."""
+    """The last batch that the requester stored from this log: its last offset in the log, and its digest."""
 
     last_offset: Position
     digest: Digest
 
 
 class HeldEnd(Part, frozen=True):
-    """The last fact that the asked store recorded itself, in its present epoch, of those the asker holds by whatever path: its sequence,
-    where a batch ends, and that batch's digest."""
+    """The newest batch of the serving store's own origin, in its present epoch, that the requester holds by any path.
+
+    Its last sequence and its digest.
+    """
 
     last_sequence: Position
     digest: Digest
 
 
 class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
-    """A page of facts from the consumer's frontier, or from `after_offset`, once there is one or `wait_ms` are over."""
+    """A page from the consumer's frontier, or after `after_offset`; waits up to `wait_ms` for facts."""
 
     consumer_name: Name
     limit: int
@@ -95,7 +99,8 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
 
     @property
     def starts(self) -> Literal["oldest", "end"] | int:
-        """Where a consumer begins that this request registers: oldest, end, or milliseconds since 1970. Raises MalformedMessage."""
+        """Where a consumer starts that this request registers: oldest, end, or ms since 1970. Raises
+        MalformedMessage."""
         start = self.start
         match start:
             case int():
@@ -109,13 +114,13 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
         except ValueError:
             found = None
         if found is None or found.tzinfo is None or found < _EPOCH:
-            why = f"start is {start!r}, no time in a zone, nor oldest or end"
+            why = f"start is {start!r}; it must be a time with a time zone, oldest or end"
             raise MalformedMessage(why, "bad_request", "FetchFacts")
         return (found - _EPOCH) // timedelta(milliseconds=1)
 
 
 class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operation"):
-    """Facts `first_offset` to `last_offset` of a stream, a page at a time: nothing is registered, confirmed or waited for."""
+    """A page of facts `first_offset` to `last_offset` of a stream, without a consumer and without waiting."""
 
     stream: Name
     first_offset: Position
@@ -131,7 +136,8 @@ class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operatio
 
 
 class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="operation"):
-    """Facts `first_sequence` to `last_sequence` of one origin, a page of whole batches at a time, the asker's own included."""
+    """A page of whole batches with sequences `first_sequence` to `last_sequence` of one origin, also the requester's
+    own."""
 
     stream: Name
     origin: OriginName
@@ -147,7 +153,7 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
 
 
 class ConfirmReceipt(RequestBody, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
-    """Facts up to `offset` (from `first_offset`, if given) are durable at the asker."""
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the requester."""
 
     consumer_name: Name
     offset: Position
@@ -157,7 +163,7 @@ class ConfirmReceipt(RequestBody, frozen=True, tag="ConfirmReceipt", tag_field="
 
     @property
     def confirm(self) -> Confirm:
-        """The range that is confirmed."""
+        """The confirmed range."""
         return Confirm(last_offset=self.offset, first_offset=self.first_offset)
 
     def check(self) -> None:
@@ -165,13 +171,13 @@ class ConfirmReceipt(RequestBody, frozen=True, tag="ConfirmReceipt", tag_field="
 
 
 class GetCursor(RequestBody, frozen=True, tag="GetCursor", tag_field="operation"):
-    """Where a consumer stands."""
+    """A consumer's position."""
 
     consumer_name: Name
 
 
 class DefinitionEntry(Part, frozen=True):
-    """Definition `number` of one origin, as the canonical JSON the origin made; the bytes are kept as they came."""
+    """Definition `number` of one origin, in the origin's canonical JSON, byte for byte."""
 
     zone: Zone
     epoch: Epoch
@@ -180,13 +186,12 @@ class DefinitionEntry(Part, frozen=True):
 
 
 class PageAnswer(AnswerBody, frozen=True):
-    """One page of a stream.  `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
+    """One page of a stream. `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
 
-    `omitted` are ranges of offsets left out because their facts are the asker's own: he has them.  `holes` are
-    (first_offset, last_offset, reason) of facts that are no longer here: `expired` (released before the asker confirmed
-    them) or `damaged`; any other reason means the same.  All together cover a contiguous run of offsets.  `more` says that
-    what was asked for goes on beyond the page.
-    """
+    `omitted`: ranges of offsets left out because the requester recorded these facts itself. `holes`: (first_offset,
+    last_offset, reason) of facts that the store no longer has: `expired` (released unconfirmed) or `damaged`; unknown
+    reasons mean the same. Together they cover a contiguous run of offsets. `more`: the requested range continues after
+    the page."""
 
     stream: Name
     batches: list[tuple[Position, Position, Position]] = []
@@ -196,23 +201,23 @@ class PageAnswer(AnswerBody, frozen=True):
     more: bool = False
 
     def end(self) -> int:
-        """What no place of the page lies beyond."""
+        """Upper bound of all positions in the page."""
         raise NotImplementedError
 
     def covered(self) -> tuple[int, int] | None:
-        """First and last offset of the page; None when it covers none."""
+        """First and last offset of the page; None if it covers none."""
         runs = self.runs()
         return (runs[0][0], runs[-1][1]) if runs else None
 
     def runs(self) -> list[tuple[int, int]]:
-        """All ranges of offsets of the page, batches, omitted ones and holes, in order."""
+        """All ranges of the page (batches, omitted ranges, holes), sorted."""
         return sorted([(first, last) for first, last, _ in (*self.batches, *self.holes)] + list(self.omitted))
 
     def attached(self) -> list[int]:
         return [length for _, _, length in self.batches]
 
     def check(self) -> None:
-        """A page covers one contiguous run of offsets, not beyond the end it states."""
+        """Raise MalformedMessage unless the page covers one contiguous run up to its end at most."""
         operation = operation_of(self)
         parts = max(len(self.batches), len(self.omitted), len(self.holes))
         if parts > BATCHES_MAX:
@@ -226,7 +231,7 @@ class PageAnswer(AnswerBody, frozen=True):
 
 
 class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
-    """A page whose places are offsets."""
+    """A page whose positions are offsets."""
 
     end_offset: Offset
 
@@ -235,9 +240,11 @@ class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
 
 
 class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
-    """A consumer's page; one without offsets and without definitions means that nothing came while waiting. `lease` is the asker's,
-    where he showed or asked for one; where he asked after another epoch than the one in force, `lease_in_force` names it, and there
-    is nothing else. `omitted_digest` is that of the batch at which the last of `omitted` ends."""
+    """A consumer's page. Without offsets and definitions: no facts came while waiting.
+
+    `lease`: the requester's lease, if it sent or requested one. `lease_in_force`: the lease in force, if `lease_after`
+    named another one; the answer then contains nothing else. `omitted_digest`: digest of the batch at the end of the
+    last omitted range."""
 
     frontier: Offset
     lease: Lease | None = None
@@ -246,12 +253,14 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
 
 
 class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
-    """A page of a range, up to its end or the log's; without offsets and without definitions where it lies beyond the log."""
+    """A page of a range, up to its end or the log's end; without offsets and definitions if it is beyond the log."""
 
 
 class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences", tag_field="operation"):
-    """A page whose places are sequences of `origin`: whole batches, the first perhaps from before what was asked for. Holes may also be
-    `absent`: never held here. Nothing is omitted."""
+    """A page whose positions are sequences of `origin`: whole batches; the first may begin before the requested range.
+
+    Holes may also be `absent`: never held by this store. Nothing is omitted.
+    """
 
     origin: OriginName
 
@@ -260,14 +269,14 @@ class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences
 
 
 class ConfirmAnswer(AnswerBody, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
-    """The frontier after the confirmation, durable before it was answered."""
+    """The consumer's frontier after the confirmation, durable before the answer."""
 
     cursor_advanced_to: Offset
     lease: Lease | None = None
 
 
 class CursorAnswer(AnswerBody, frozen=True, tag="GetCursor", tag_field="operation"):
-    """A consumer's stream and frontier, and where the stream ends."""
+    """A consumer's stream and frontier, and the end of the stream."""
 
     consumer_name: Name
     stream: Name
@@ -276,6 +285,6 @@ class CursorAnswer(AnswerBody, frozen=True, tag="GetCursor", tag_field="operatio
 
 
 def check_page(limit: int, bytes_max: int, operation: str) -> None:
-    """How large a page may be asked for."""
+    """Raise MalformedMessage if the requested page size is out of range."""
     check_range("limit", limit, 1, LIMIT_MAX, operation)
     check_range("bytes_max", bytes_max, BYTES_MAX_MIN, BYTES_MAX_MAX, operation)

@@ -1,4 +1,4 @@
-"""What the fields of messages may hold, and what every request and every answer has in common."""
+"""Types of message fields with their ranges and patterns, and the base classes that requests and answers share."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of a message; absent optional fields are not written."""
+    """A part of a message; fields with their default value are not encoded."""
 
 
 class RequestBody(Part, frozen=True):
-    """What every request can be asked."""
+    """Base class of requests."""
 
     def check(self) -> None:
-        """Raise MalformedMessage where fields of the right type make no request."""
+        """Raise MalformedMessage for rules that field types cannot express."""
 
 
 class AnswerBody(Part, frozen=True):
-    """What every answer says of the store that gave it."""
+    """Base class of answers: names the answering store."""
 
     store_zone: Zone
     epoch: Epoch
 
     def check(self) -> None:
-        """Raise MalformedMessage where fields of the right type make no answer."""
+        """Raise MalformedMessage for rules that field types cannot express."""
 
     def attached(self) -> list[int]:
-        """Bytes of each piece of the attachment, in order."""
+        """Length in bytes of each piece of the attachment, in order."""
         return []
 
 
 def operation_of(message: RequestBody | AnswerBody | type[RequestBody | AnswerBody]) -> str:
-    """The operation a message belongs to."""
+    """The operation of a message."""
     return str(message.__struct_config__.tag)
 
 
 def check_forwards(first: int, last: int, operation: str) -> None:
-    """Raise MalformedMessage for a range that ends before it begins."""
+    """Raise MalformedMessage if `first` is after `last`."""
     if first > last:
         raise MalformedMessage(f"the range {first} to {last} is backwards", "bad_request", operation)
 
 
 def check_range(name: str, value: int, least: int, most: int, operation: str) -> None:
-    """Raise MalformedMessage, `limit_out_of_range`, for a number outside its range."""
+    """Raise MalformedMessage with `limit_out_of_range` unless least <= value <= most."""
     if not least <= value <= most:
         shown = str(value) if abs(value) <= OFFSET_MAX else "a number beyond 64 bits"
         raise MalformedMessage(f"{name} is {shown}, must be {least} to {most}", "limit_out_of_range", operation)

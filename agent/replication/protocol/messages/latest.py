@@ -1,4 +1,4 @@
-"""Words about last known values, each with how stale it is and how much is still on its way."""
+"""Messages about the latest value of each tag, with its staleness and how many facts are still on their way."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from agent.replication.protocol.messages.fields import (
 SUBJECTS_MAX = 1000
 VALUES_MAX, VALUES_DEFAULT = 10_000, 1_000
 VALUES_BYTES_MAX = 768 * 1024
-"""They stand in the header of an answer, which has at most a mebibyte."""
+"""The values are part of an answer's header, which has at most 1 MiB."""
 FRESH_MS_MAX, FRESH_MS_DEFAULT = 30 * 86_400_000, 60_000
 DEPTH_FACTS_MAX, DEPTH_FACTS_DEFAULT = 20_000_000, 2_000_000
-"""Facts looked through, from the end of the stream: some tenths of a second where a tag is not found, and some seconds."""
+"""Facts searched from the end of the stream: tenths of a second by default, some seconds at most, if a tag is not
+found."""
 
 
 class TagKey(Part, frozen=True):
-    """What has a last value: what a zone says of a subject under a predicate. Ordered as these three are."""
+    """The key of a latest value: zone, subject and predicate; ordered by these."""
 
     zone: Zone
     subject: Text
@@ -42,12 +43,12 @@ class TagKey(Part, frozen=True):
 
     @property
     def order(self) -> tuple[str, str, str]:
-        """Where it stands among others."""
+        """The sort key."""
         return self.zone, self.subject, self.predicate
 
 
 class GetLatest(RequestBody, frozen=True, tag="GetLatest", tag_field="operation"):
-    """The last known value of each tag of a stream, by zone, subject and predicate, after a tag or from the first."""
+    """The latest value of each tag of a stream, ordered by key, starting after the key `after`."""
 
     stream: Name
     subjects: Annotated[list[Text], msgspec.Meta(max_length=SUBJECTS_MAX)] = []
@@ -66,7 +67,7 @@ class GetLatest(RequestBody, frozen=True, tag="GetLatest", tag_field="operation"
 
 
 class LatestEntry(Part, frozen=True):
-    """The last known value of a tag, and how stale what the answering node knows of its source is."""
+    """The latest value of a tag that the answering node has, and the staleness of its source there."""
 
     zone: Zone
     subject: Text
@@ -85,13 +86,13 @@ class LatestEntry(Part, frozen=True):
 
     @property
     def key(self) -> TagKey:
-        """Whose value it is."""
+        """The key of the value."""
         return TagKey(zone=self.zone, subject=self.subject, predicate=self.predicate)
 
 
 class LatestAnswer(AnswerBody, frozen=True, tag="GetLatest", tag_field="operation"):
-    """Values in the order of their tags; `more`: ask on after the last of them.  A tag without a value within the last
-    `depth_facts` facts is not named."""
+    """Latest values in order of their keys; `more`: others follow after the last. A tag without a value within the last
+    `depth_facts` facts is left out."""
 
     stream: Name
     end_offset: Offset
@@ -101,10 +102,10 @@ class LatestAnswer(AnswerBody, frozen=True, tag="GetLatest", tag_field="operatio
     more: bool = False
 
     def last_after(self, before: TagKey | None) -> TagKey:
-        """The last tag, from which to ask on.  MalformedMessage where that leads nowhere."""
+        """The last key, for the next request. Raises MalformedMessage if the page is not after `before`."""
         last = self.values[-1].key if self.values else None
         if last is None or (before is not None and last.order <= before.order):
-            raise MalformedMessage("a page of values that is not beyond the one before", operation="GetLatest")
+            raise MalformedMessage("a page of values that does not follow the page before", operation="GetLatest")
         return last
 
 

@@ -1,4 +1,4 @@
-"""Words about artifacts: their bytes by digest, chunk by chunk, asked for or put."""
+"""Messages about artifacts: their bytes by digest, read or written in chunks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agent.replication.protocol.messages.facts import BYTES_MAX_MIN
 from agent.replication.protocol.messages.fields import AnswerBody, Artifact, Offset, Position, RequestBody, check_range
 
 CHUNK_BYTES_MAX = 256 * 1024
-"""Of an artifact, in one answer: as much as a page."""
+"""Bytes of an artifact in one answer: as many as a page."""
 PUT_BYTES_MAX = 45_000
-"""Of an artifact, in one request, where base64 makes 60,000 of them."""
+"""Bytes of an artifact in one request; base64 makes 60,000 of them."""
 
 
 class GetObject(RequestBody, frozen=True, tag="GetObject", tag_field="operation"):
-    """Bytes of an artifact to which a fact that the asker may read refers, from `offset` on."""
+    """Bytes of an artifact from `offset`; a fact that the requester may read must refer to it."""
 
     digest: Artifact
     offset: Offset = 0
@@ -28,7 +28,7 @@ class GetObject(RequestBody, frozen=True, tag="GetObject", tag_field="operation"
 
 
 class PutObject(RequestBody, frozen=True, tag="PutObject", tag_field="operation"):
-    """The next bytes of an artifact of `size` bytes; without any, how far an earlier attempt has come."""
+    """The next bytes of an artifact of `size` bytes. Without `data`: ask how many bytes an earlier attempt stored."""
 
     digest: Artifact
     size: Position
@@ -37,7 +37,8 @@ class PutObject(RequestBody, frozen=True, tag="PutObject", tag_field="operation"
 
 
 class ObjectAnswer(AnswerBody, frozen=True, tag="GetObject", tag_field="operation"):
-    """The attachment are `bytes` of the artifact's `size` bytes, from `offset` on; whoever has the last compares the digest."""
+    """The attachment is `bytes` bytes of the artifact, from `offset`. After the last one the requester checks the
+    digest."""
 
     size: Position
     offset: Offset
@@ -53,7 +54,8 @@ class ObjectAnswer(AnswerBody, frozen=True, tag="GetObject", tag_field="operatio
 
 
 class PutAnswer(AnswerBody, frozen=True, tag="PutObject", tag_field="operation"):
-    """`received` bytes are here: go on from there. `is_complete`: all of them, compared with the digest, and durable."""
+    """`received`: bytes stored so far, continue there. `is_complete`: all bytes, checked against the digest, and
+    durable."""
 
     received: Offset
     is_complete: bool

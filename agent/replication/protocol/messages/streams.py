@@ -1,6 +1,6 @@
-"""Words of resource discovery: which streams a zone may read, and what each of them holds.
+"""Messages that list streams: which streams a zone may read, and which offsets each holds.
 
-Answered from memory, so asking often costs the serving node nothing.
+Answered from memory, so frequent requests cost the serving node little.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class GetBounds(RequestBody, frozen=True, tag="GetBounds", tag_field="operation"
 
 
 class ListStreams(RequestBody, frozen=True, tag="ListStreams", tag_field="operation"):
-    """The streams exported to the asker."""
+    """List the streams exported to the requester."""
 
 
 class StreamEntry(Part, frozen=True):
-    """One exported stream and its bounds; `first_offset` is `end_offset + 1` when it holds nothing."""
+    """One exported stream and its bounds; `first_offset` is `end_offset + 1` if it is empty."""
 
     name: Name
     first_offset: Position
@@ -35,7 +35,8 @@ class BoundsAnswer(AnswerBody, frozen=True, tag="GetBounds", tag_field="operatio
 
 
 class StreamsAnswer(AnswerBody, frozen=True, tag="ListStreams", tag_field="operation"):
-    """The streams exported to the asker, in order of name, and the server's wall clock, for comparing only."""
+    """The streams exported to the requester, by name, and the server's wall clock in ms since 1970, for comparison
+    only."""
 
     streams: list[StreamEntry]
     unix_ms: Offset | None = None

@@ -1,0 +1,129 @@
+"""bsfg broker check against sound, weak and unreachable brokers."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paho.mqtt import client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from agent.replication import pki
+from agent.replication.broker.check import check_broker
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from tests.replication.broker.zones import LINKS, NOW, ZONES, Zones, target_of
+from tests.support.mosquitto import Mosquitto
+
+
+def _diagnostics(broker: Mosquitto, zone: str, /, **change: Any) -> list[Diagnostic]:
+    return list(check_broker(replace(target_of(broker, zone), **change), LINKS))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("zone", ZONES)
+def test_check_finds_nothing_wrong(broker: Mosquitto, zone: str) -> None:
+    """The check of a correct broker is good for every zone; an absent peer is a note only."""
+    diagnostics = _diagnostics(broker, zone)
+    assert [diagnostic for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD] == []
+    assert len(diagnostics) >= 10
+
+
+@pytest.mark.system
+def test_check_makes_a_round_trip(zones: Zones) -> None:
+    """If the peer answers, the check reports it: request, response topic and correlation work."""
+    server = zones["plant-a"]
+
+    def answer(_client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.CorrelationData = message.properties.CorrelationData
+        server.client.publish(message.properties.ResponseTopic, b"{}", properties=properties)
+
+    server.client.on_message = answer
+    server.subscribe("bsfg/1/plant-a/idmz/req")
+    assert "plant-a answered a request" in [diagnostic.what for diagnostic in _diagnostics(zones.broker, "idmz")]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "spoiled,says",
+    [
+        (
+            {"acl_file": "", "retain_available": "true", "max_packet_size": "", "tls_version": "tlsv1.2"},
+            {
+                "idmz may send requests in another zone's name (accepted, no subscriber)",
+                "idmz may read requests made to plant-a",
+                "the broker keeps retained messages",
+                "the broker accepts packets of any size",
+                "the broker accepts clients with TLS 1.2",
+            },
+        ),
+        (
+            {
+                "max_packet_size": "100000",
+                "require_certificate": "false",
+                "allow_anonymous": "true",
+                "use_identity_as_username": "false",
+            },
+            {
+                "packets are limited to 100000 bytes; a page needs up to 1048576",
+                "the broker accepts clients without a certificate",
+            },
+        ),
+    ],
+    ids=["rights and limits", "identities"],
+)
+def test_check_finds_a_weak_broker(tmp_path: Path, spoiled: dict[str, str], says: set[str]) -> None:
+    """Each protection removed from the configuration by hand is found from outside and named, with what to do."""
+    with Mosquitto.started(tmp_path) as broker:
+        config = broker.files.config_file
+        kept = [line for line in config.read_text().splitlines() if line.split(" ")[0] not in spoiled]
+        changed = [f"{setting} {value}" for setting, value in spoiled.items() if value]
+        config.write_text("\n".join([*kept, *changed, ""]))
+        broker.restart()
+        bad = [diagnostic for diagnostic in _diagnostics(broker, "idmz") if diagnostic.outcome is Outcome.BAD]
+        assert says <= {diagnostic.what for diagnostic in bad}
+        assert all(diagnostic.hint for diagnostic in bad)
+
+
+@pytest.mark.system
+def test_check_names_a_missing_link(tmp_path: Path) -> None:
+    """A missing link is reported as the right that fails, for the requesting and for the serving zone."""
+    with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as broker:
+        for zone, what in (
+            ("idmz", "idmz may send requests to plant-a: failed"),
+            ("plant-a", "plant-a may answer idmz: failed"),
+        ):
+            bad = [diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is Outcome.BAD]
+            assert [each for each in bad if each.startswith(what)], bad
+
+
+@pytest.mark.system
+def test_check_says_why_it_cannot_connect(tmp_path: Path) -> None:
+    """No broker, a broker of another name, a refused certificate, files of another zone: each has its own message."""
+    with Mosquitto.started(tmp_path) as broker:
+        other = tmp_path / "other"
+        pki.create_authority(other, NOW)
+        foreign = pki.issue_zone(other, "idmz", NOW)
+        both = tmp_path / "both.pem"
+        both.write_bytes(broker.ca_file.read_bytes() + foreign.ca_file.read_bytes())
+        stranger = {"cert_file": foreign.cert_file, "key_file": foreign.key_file, "ca_file": both}
+        for change, says in (
+            ({"zone": "plant-a"}, "common name"),
+            (stranger, "refuses our certificate"),
+            ({"ca_file": foreign.ca_file}, "was signed by"),
+        ):
+            (diagnostic,) = _diagnostics(broker, "idmz", **change)
+            assert diagnostic.outcome is Outcome.BAD
+            assert says in diagnostic.what
+            assert diagnostic.hint
+        wrong_name = pki.issue_broker(broker.pki_folder, "elsewhere", ["broker.elsewhere"], NOW)
+        shutil.copy(wrong_name.cert_file, broker.files.cert_file)
+        shutil.copy(wrong_name.key_file, broker.files.key_file)
+        broker.restart()
+        (diagnostic,) = _diagnostics(broker, "idmz")
+        assert "is not trusted" in diagnostic.what
+        broker.stop()
+        (diagnostic,) = _diagnostics(broker, "idmz")
+        assert "cannot be reached" in diagnostic.what

@@ -1,0 +1,162 @@
+"""The generated access list and configuration as texts."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.replication.broker import config as plan
+from agent.replication.broker.config import BrokerLimits, BrokerPlan, PeerLink, TopologyError
+from tests.replication.broker.zones import LINKS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "plant-a",
+        "plant-a:",
+        ":idmz",
+        "plant-a:idmz:enterprise",
+        "Plant:idmz",
+        "plant a:idmz",
+        "plant/a:idmz",
+        "+:idmz",
+        "#:idmz",
+        "plant-a:idmz\nuser enterprise",
+        "plant-a:idmz\n",
+        f"{'z' * 33}:idmz",
+        "plänt:idmz",
+        "plant-a:plant-a",
+    ],
+)
+def test_parse_link_refuses(text: str) -> None:
+    """A link that is not two different zones is refused, above all one that would bring a second line into the list."""
+    with pytest.raises(TopologyError):
+        plan.parse_link(text)
+
+
+def test_acl_text() -> None:
+    """The access list is what a person would write by hand: one block per zone, only its peers."""
+    acl = plan.render_acl([PeerLink("plant-a", "idmz")])
+    assert [line for line in acl.splitlines() if line and not line.startswith("#")] == [
+        "user idmz",
+        "topic write bsfg/1/plant-a/idmz/req",
+        "topic read bsfg/1/plant-a/idmz/rsp/+",
+        "user plant-a",
+        "topic write bsfg/1/plant-a/idmz/rsp/+",
+        "topic read bsfg/1/plant-a/idmz/req",
+    ]
+
+
+_zones = st.sampled_from(["a", "b", "c", "plant-1", "idmz"])
+_links = st.lists(st.builds(PeerLink, _zones, _zones).filter(lambda link: link.serving != link.asking), min_size=1)
+
+
+@given(_links, st.randoms(use_true_random=False))
+def test_acl_grants_the_links_and_nothing_else(links: list[PeerLink], random: Any) -> None:
+    """For any topology and any order of its links, the text grants exactly four rights a link, no pattern, no deny."""
+    acl = plan.render_acl(links)
+    again = links * 2
+    random.shuffle(again)
+    assert plan.render_acl(again) == acl
+    granted = set()
+    user = ""
+    for line in acl.splitlines():
+        match line.split(" "):
+            case ["user", user]:
+                pass
+            case ["topic", access, topic]:
+                granted.add((user, access, topic))
+            case _:
+                assert line == "" or line.startswith("#"), line
+    meant = set()
+    for link in links:
+        topic = f"bsfg/1/{link.serving}/{link.asking}"
+        meant |= {(link.asking, "write", f"{topic}/req"), (link.serving, "read", f"{topic}/req")}
+        meant |= {(link.serving, "write", f"{topic}/rsp/+"), (link.asking, "read", f"{topic}/rsp/+")}
+    assert granted == meant
+
+
+@pytest.mark.parametrize("plants, least", [(1, 64), (14, 64), (200, 800), (plan.LINKS_MAX, 4096)])
+def test_there_is_room_for_every_zone(plants: int, least: int) -> None:
+    """However many zones the links name, each finds room for its node, a second identity and two tools."""
+    links = [PeerLink(f"plant-{number}", "idmz") for number in range(plants)]
+    text = plan.render_config(BrokerPlan(tuple(links), "/etc/mosquitto/bsfg"))
+    (room,) = [int(line.split()[1]) for line in text.splitlines() if line.startswith("max_connections")]
+    assert room >= least
+    assert room >= 4 * (plants + 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"links": ()},
+        {"links": (PeerLink("a", "b\nuser c"),)},
+        {"links": (PeerLink("a", "a"),)},
+        {"links": tuple(PeerLink("a", f"b{number}") for number in range(plan.LINKS_MAX + 1))},
+        {"folder": "relative"},
+        {"folder": "/a\nallow_anonymous true"},
+        {"folder": "/a "},
+        {"folder": "/" + "a" * plan.PATH_CHARACTERS_MAX},
+        {"host": "127.0.0.1\nlistener 1883"},
+        {"host": "a b"},
+        {"user": ""},
+        {"user": "root\npersistence true"},
+        {"port": 0},
+        {"port": 65536},
+        {"limits": BrokerLimits(packet_bytes_max=0)},
+        {"limits": BrokerLimits(inflight_messages_max=65536)},
+        {"limits": BrokerLimits(keepalive_s_max=-1)},
+        {"limits": BrokerLimits(connections_max=0)},
+        {"limits": BrokerLimits(memory_bytes_max=1)},
+    ],
+)
+def test_config_refuses(change: dict[str, Any]) -> None:
+    """Values out of range, or that could add a line, are refused."""
+    with pytest.raises(TopologyError):
+        plan.render_config(BrokerPlan(**{"links": LINKS, "folder": "/etc/mosquitto/bsfg", **change}))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "set_tcp_nodelay true",
+        "tls_version tlsv1.3",
+        "require_certificate true",
+        "use_identity_as_username true",
+        "allow_anonymous false",
+        "persistence false",
+        "retain_available false",
+        "crlfile /etc/mosquitto/bsfg/zones.crl",
+        "acl_file /etc/mosquitto/bsfg/acl",
+        "memory_limit 201326592",
+        "user mosquitto",
+        "listener 8883",
+    ],
+)
+def test_config_says_what_cannot_be_seen_from_outside(line: str) -> None:
+    """Each protective setting appears exactly once, and no setting appears twice, so that none overrides another."""
+    config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg/"))
+    settings = [each for each in config.splitlines() if each and not each.startswith("#")]
+    assert settings.count(line) == 1
+    names = [each.split(" ")[0] for each in settings if not each.startswith("log_type ")]
+    assert len(names) == len(set(names))
+
+
+def test_queue_fits_the_topology() -> None:
+    """The queue for a reader that does not read follows from the links of the busiest zone, requesting or serving."""
+    pulls = [PeerLink(f"plant-{number}", "idmz") for number in range(10)]
+    serves = [PeerLink("idmz", f"office-{number}") for number in range(3)]
+    assert plan.queued_messages_max(pulls[:1]) == 16 + 8
+    assert plan.queued_messages_max(pulls) == 16 + 10 * 8
+    assert plan.queued_messages_max(pulls * 2 + serves) == 16 + 13 * 8
+
+
+def test_config_bounds_the_queue_of_a_deaf_reader() -> None:
+    """The queue holds as many messages as the topology needs, and as many packets' worth of bytes."""
+    config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg"))
+    queued = plan.queued_messages_max(LINKS)
+    assert f"max_queued_messages {queued}\n" in config
+    assert f"max_queued_bytes {queued * plan.PACKET_BYTES_MAX}\n" in config

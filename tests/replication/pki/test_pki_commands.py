@@ -1,0 +1,164 @@
+"""The commands bsfg pki, and those of docs/operate/certificates.md."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.cli import bsfg
+from agent.demo.processes import Child, accepts, free_port
+from agent.errors import BsfgError
+from agent.replication import pki
+from tests.replication.pki.site import NOW
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(bsfg, [str(argument) for argument in arguments])
+
+
+def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
+    """Three commands make a site's certificates; each says what to do next, and show finds them all usable."""
+    folder = tmp_path / "pki"
+    for arguments in (
+        ["ca", "--pki", folder],
+        ["issue", "plant-a", "idmz", "--pki", folder],
+        ["issue", "--broker", "b1", "--host", "localhost", "--pki", folder],
+    ):
+        result = _run("pki", *arguments)
+        assert result.exit_code == 0, result.output
+        assert "next:" in result.output or "b1:" in result.output
+    shown = _run("pki", "show", "--json", "--pki", folder)
+    assert shown.exit_code == 0
+    rows = [json.loads(line) for line in shown.output.splitlines()]
+    assert [Path(row["file"]).name for row in rows] == ["ca.pem", "b1.pem", "idmz.pem", "plant-a.pem", "ca.crl"]
+    assert [row["zone"] for row in rows[:-1]] == ["", "", "idmz", "plant-a"]
+    assert rows[-1]["crl_number"] == 1
+    assert all(row["problems"] == [] and row["days_left"] > 300 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "arguments,says",
+    [
+        (["issue"], "Missing argument"),
+        (["issue", "Plant_A"], "a name is 1 to 32"),
+        (["issue", "idmz", "--days", "0"], "--days"),
+        (["issue", "idmz", "--host", "localhost"], "only a broker has hosts"),
+        (["issue", "--broker", "b1"], "needs --host"),
+        (["issue", "--broker", "b1", "b2", "--host", "localhost"], "one broker at a time"),
+        (["show", "missing.pem"], "does not exist"),
+        (["renewal"], "No such command"),
+    ],
+)
+def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
+    """Wrong usage of the command ends with status 2 and makes no file."""
+    result = _run("pki", *arguments, *([] if arguments == ["renewal"] else ["--pki", tmp_path / "pki"]))
+    assert result.exit_code == 2
+    assert says in result.output
+    assert not (tmp_path / "pki").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments,hint",
+    [
+        (["ca"], "--force"),
+        (["issue", "idmz"], "--force"),
+        (["issue", "new", "--days", "7000"], "use --days 36"),
+        (["issue", "--broker", "b2", "--host", "a b"], "without port"),
+    ],
+)
+def test_cli_bad_result(folder: Path, arguments: list[str], hint: str) -> None:
+    """A failure ends in an error that says what to do; the root command prints it and exits with 1."""
+    result = _run("pki", *arguments, "--pki", folder)
+    assert isinstance(result.exception, BsfgError)
+    assert hint in result.exception.hint
+
+
+def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
+    """An expired certificate and a key that does not match give status 1, each reported beside its certificate."""
+    pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)
+    shutil.copy(folder / "zones/plant-a.key", folder / "zones/idmz.key")
+    result = _run("pki", "show", "--pki", folder)
+    assert result.exit_code == 1
+    assert re.search(r"idmz.pem\n(  .*\n)+  PROBLEM the key does not match", result.output)
+    assert re.search(r"plant-a.pem\n(  .*\n)+  PROBLEM the certificate expired at", result.output)
+    assert _run("pki", "show", folder / "zones/idmz.pem").exit_code == 0
+    assert _run("pki", "show", folder / "zones/plant-a.pem").exit_code == 1
+
+
+# --- what the page shows ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system
+def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of docs/operate/certificates.md works, in order, in an empty folder.
+
+    Port and broker folder are replaced, because those of the page may be in use.
+    """
+    text = (REPOSITORY / "docs/operate/certificates.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert len(commands) >= 6
+    port, user = free_port(), subprocess.check_output(["id", "-un"], text=True).strip()
+    broker: Child | None = None
+    monkeypatch.chdir(tmp_path)
+    try:
+        for command in commands:
+            here = command.replace("/etc/mosquitto/bsfg", str(tmp_path / "etc")).replace("8883", str(port))
+            words = shlex.split(here)
+            if words[0] == "mosquitto":
+                program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+                broker = Child("mosquitto", [str(program), *words[1:]], tmp_path / "log")
+                broker.start()
+                broker.wait_ready(lambda: accepts(port))
+                continue
+            if words[:3] == ["bsfg", "broker", "config"]:
+                words += ["--user", user]
+            if words[0] == "cp":
+                shutil.copy(tmp_path / words[1], words[2])
+                continue
+            assert words[0] == "bsfg", command
+            done = _run(*words[1:])
+            assert done.exit_code == 0, (command, done.output)
+    finally:
+        if broker is not None:
+            broker.kill()
+    assert broker is not None
+
+
+def _run_in(folder: Path, *arguments: object) -> Result:
+    result = _run("pki", *arguments, "--pki", folder)
+    assert result.exception is None or isinstance(result.exception, SystemExit | BsfgError), result.exception
+    return result
+
+
+def test_commands_of_a_certificates_life(folder: Path, tmp_path: Path) -> None:
+    """Renew, roll back, revoke, list, show and crl print what they did and what comes next, for people and programs."""
+    renewed = _run_in(folder, "renew", "idmz", "--same-key")
+    assert "next: the .pem" in renewed.output
+    assert json.loads(_run_in(folder, "renew", "idmz", "--rollback", "--json").output)["zone"] == "idmz"
+    assert "bsfg broker config" in _run_in(folder, "renew", "b1", "--broker").output
+    revoked = _run_in(folder, "revoke", "plant-a", "--reason", "key-compromise")
+    assert "bsfg broker deny plant-a" in revoked.output
+    assert "nodes do not" in _run_in(folder, "revoke", "b1", "--broker").output
+    rows = [json.loads(line) for line in _run_in(folder, "list", "--json").output.splitlines()]
+    assert [row["reason"] for row in rows if row["name"] == "plant-a"] == ["key-compromise"]
+    assert "revoked" in _run_in(folder, "list").output
+    assert json.loads(_run_in(folder, "crl", "--days", "20", "--json").output)["days_left"] in (19, 20)
+    shown = _run_in(folder, "show")
+    assert shown.exit_code == 1
+    assert "was revoked at" in shown.output
+    assert "list    4, 3 revoked" in shown.output
+    assert "SOON" in shown.output
+    taken = tmp_path / "taken"
+    files = ["--cert", folder / "zones/idmz.pem", "--key", folder / "zones/idmz.key", "--ca", folder / "ca.pem"]
+    assert "idmz:" in _run_in(taken, "import", "idmz", *files, "--crl", folder / "ca.crl").output
+    assert _run_in(taken, "show").exit_code == 0
