@@ -39,7 +39,7 @@ from agent.local_socket.messages import (
     Request,
 )
 from agent.local_socket.transport import LocalError, StateFolderUnusable
-from agent.message import CONSUMER, STREAM, ZONE, Message, check_name
+from agent.message import CONSUMER, Message, check_name
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 
@@ -91,9 +91,7 @@ class RequestHandler:
                 return ObjectPut(held.received, held.is_complete)
             case RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)
-                check_name("stream", request.stream, STREAM)
                 name, zone = request.consumer_name, request.zone or store.zone
-                check_name("zone", zone, ZONE)
                 registering = store.register_consumer(name, zone, request.stream, request.start)
                 state = await asyncio.wrap_future(registering)
                 if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
