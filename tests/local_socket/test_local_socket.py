@@ -174,7 +174,14 @@ def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_so
 
 @pytest.mark.parametrize(
     "payload",
-    [framed(b"{}"), framed(b"\xff"), framed(b'{"operation":"Drop"}'), framed(b"[" * 5000), struct.pack("<I", 2**31)],
+    [
+        framed(b"{}"),
+        framed(b"\xff"),
+        framed(b'{"operation":"Drop"}'),
+        framed(b"[" * 5000),
+        framed(b'{"operation":"ListConsumers","x":' + b"[" * 100_000),
+        struct.pack("<I", 2**31),
+    ],
 )
 def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
     """Garbage, unknown operations, deep nesting and a huge length get an answer, and the next client is served."""
