@@ -33,7 +33,7 @@ class ReadRate:
     seconds_left: float | None
 
 
-class ConsumerLag:
+class LagSamples:
     """Sampled about once a second."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ from agent.local_socket.messages import (
     Request,
 )
 from agent.local_socket.transport import LocalError, StateFolderUnusable
-from agent.message import CONSUMER, STREAM, ZONE, Message, check_name
+from agent.message import CONSUMER, Message, check_name
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 
@@ -78,7 +78,7 @@ class RequestHandler:
         match request:
             case AppendFact():
                 message = Message(request.envelope, request.fact)
-                check_from_zone(message, store.zone)
+                check_from_zone(message, store.zone)  # a program here speaks for this zone alone (decision 0023)
                 asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
                 outcome = await self._producers.append_message(
                     request.stream, message, acks=request.acks, precondition=asked
@@ -93,12 +93,10 @@ class RequestHandler:
                 return ObjectPut(held.received, held.is_complete)
             case RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)
-                check_name("stream", request.stream, STREAM)
                 name, zone = request.consumer_name, request.zone or store.zone
-                check_name("zone", zone, ZONE)
                 registering = store.consumers.register(name, zone, request.stream, request.start)
                 state = await asyncio.wrap_future(registering)
-                if request.is_fetching:
+                if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
                     store.consumers.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
                 return Registered(state.stream, state.frontier)
             case ListConsumers():
@@ -116,12 +114,11 @@ class RequestHandler:
                 return await self._compare(request)
             case ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
+                # Another zone confirms at its own request: otherwise facts that it lacks would be released.
                 if known is not None and known.zone != store.zone:
                     raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
-                frontier = await asyncio.wrap_future(
-                    store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
-                )
-                return Confirmed(frontier)
+                confirming = store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
+                return Confirmed(await asyncio.wrap_future(confirming))  # the frontier is durable before it is answered
 
 
 def consumer_entries(store: FactStore) -> list[ConsumerEntry]:

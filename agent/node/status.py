@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from agent.config import NodeSettings
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
-from agent.health.consumer_lag import ConsumerLag
+from agent.health.consumer_lag import LagSamples
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
@@ -95,7 +95,7 @@ class StatusCollector:
         self._started_unix_ms = _now_unix_ms()
         self._lags: dict[tuple[str, str], _PullLag] = {}
         self._from_disk = _FromDisk()
-        self._consumer_lag = ConsumerLag()
+        self._lag_samples = LagSamples()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
 
@@ -157,7 +157,7 @@ class StatusCollector:
 
     def _consumer(self, consumer: ConsumerState, space: ConsumerSpace | None) -> ConsumerStatus:
         behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
-        rate = self._consumer_lag.rate(consumer.name)
+        rate = self._lag_samples.rate(consumer.name)
         return _status(
             *(ConsumerStatus, consumer, space, rate),
             state=consumer.lifecycle.value,
@@ -169,13 +169,13 @@ class StatusCollector:
     def _sample_consumers(self) -> None:
         ends = {stream.name: stream.end_offset for stream in self._store.streams()}
         frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers.all() if one.stream in ends}
-        self._consumer_lag.sample(self._clock_s(), ends, frontiers)
+        self._lag_samples.sample(self._clock_s(), ends, frontiers)
 
     def _age_s(self, consumer: ConsumerState, space: ConsumerSpace | None) -> float | None:
         """How long its oldest unconfirmed fact has waited: since the fact came here, or the consumer, if that was
         later."""
         bounds = [
-            self._consumer_lag.age_s(consumer.stream, consumer.frontier, self._clock_s()),
+            self._lag_samples.age_s(consumer.stream, consumer.frontier, self._clock_s()),
             None if space is None else space.hours_held * 3600,
         ]
         known = [one for one in bounds if one is not None]

@@ -2,14 +2,14 @@
 
 import pytest
 
-from agent.health.consumer_lag import ENDS_MAX, SAMPLES_MAX, ConsumerLag, ReadRate
+from agent.health.consumer_lag import ENDS_MAX, SAMPLES_MAX, LagSamples, ReadRate
 
 STREAM = "facts.telemetry"
 
 
-def watched(ends: list[int], frontiers: list[int]) -> ConsumerLag:
+def watched(ends: list[int], frontiers: list[int]) -> LagSamples:
     """One sample a second of a stream and its consumer, from second 1."""
-    lag = ConsumerLag()
+    lag = LagSamples()
     for second, (end, frontier) in enumerate(zip(ends, frontiers, strict=True), 1):
         lag.sample(second, {STREAM: end}, {"idmz": (STREAM, frontier)})
     return lag

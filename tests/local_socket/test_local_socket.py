@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from agent import local_socket
+from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import UnknownConsumer
 from agent.local_socket.server import CONNECTIONS_MAX
@@ -113,6 +114,37 @@ def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
+    """Confirming offset 2 alone leaves the frontier before the missing offset 1; confirming 1 then moves it to 2."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            for number in range(3):
+                await local_socket.ask(tmp_path, request(f"m{number}"))
+            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("mes", "facts.operational"))
+            for first, last, frontier in ((2, 2, 0), (1, 1, 2)):
+                answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("mes", last, first))
+                assert answer == local_socket.Confirmed(frontier)
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
+    """One that registers in order to fetch has been seen now, and is in sync if it is at the end; another is neither."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            for name, is_fetching in (("mes", True), ("scada", False)):
+                asked = local_socket.RegisterConsumer(name, "facts.operational", is_fetching=is_fetching)
+                await local_socket.ask(tmp_path, asked)
+            listed = await local_socket.ask(tmp_path, local_socket.ListConsumers())
+            assert isinstance(listed, local_socket.Consumers)
+            found = [(one.name, one.seen_unix_ms is not None, one.in_sync) for one in listed.consumers]
+            assert found == [("mes", True, True), ("scada", False, False)]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "wrong, why",
     [
@@ -142,7 +174,14 @@ def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_so
 
 @pytest.mark.parametrize(
     "payload",
-    [framed(b"{}"), framed(b"\xff"), framed(b'{"operation":"Drop"}'), framed(b"[" * 5000), struct.pack("<I", 2**31)],
+    [
+        framed(b"{}"),
+        framed(b"\xff"),
+        framed(b'{"operation":"Drop"}'),
+        framed(b"[" * 5000),
+        framed(b'{"operation":"ListConsumers","x":' + b"[" * 100_000),
+        struct.pack("<I", 2**31),
+    ],
 )
 def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
     """Garbage, unknown operations, deep nesting and a huge length get an answer, and the next client is served."""
@@ -290,14 +329,26 @@ def changed(one: local_socket.AppendFact, **changes: object) -> local_socket.App
     return msgspec.structs.replace(one, **changes)
 
 
-def test_the_socket_is_the_owners_alone(tmp_path: Path) -> None:
-    """Who may open it may write facts."""
+def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
+    """Whoever opens the socket may append facts, so its mode is 0600."""
 
     async def scenario() -> None:
         async with serving(tmp_path):
-            assert (tmp_path / local_socket.SOCKET).stat().st_mode & 0o777 == 0o600
+            await wait_until_async(lambda: (tmp_path / local_socket.SOCKET).stat().st_mode & 0o777 == 0o600, "the mode")
 
-    asyncio.run(scenario())
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_ruined_store_is_set_aside_and_a_new_one_begun(tmp_path: Path) -> None:
+    """A node starts without an operator: the file that is no store is kept under another name."""
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
+    ruined = b"no database" * 1000
+    settings.store_file.write_bytes(ruined)
+    with local_socket.open_store(settings) as store:
+        assert [(one.name, one.end_offset) for one in store.streams()] == [("facts.operational", 1)], (
+            "the incident's fact"
+        )
+    assert ruined in [file.read_bytes() for file in tmp_path.iterdir()]
 
 
 def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The whole node, without peers and sources: it starts, reports why it ends, and stops."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,11 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path) ->
         writer.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_libraries_of_sources_are_imported_only_for_sources() -> None:
+    """asyncua and pymodbus take half a second and 30 MB, which neither a command nor a node without such sources may
+    cost."""
+    program = "import sys, agent.local_socket, agent.node; print(sorted({'asyncua', 'pymodbus', 'pyspark'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

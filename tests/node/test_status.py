@@ -152,6 +152,16 @@ def test_what_a_pull_and_its_comparisons_count_is_in_the_status(tmp_path: Path) 
     assert status.compared == ComparisonStatus(1, 2, 3, 4, 5, 6, is_equal=False)
 
 
+@pytest.mark.parametrize("asking", Asking)
+def test_how_a_pull_is_asking(tmp_path: Path, asking: Asking) -> None:
+    """Fenced and blocked pulls are marked, and a pull without an answer so far has no lag."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        pull = pull_statistics(asking=asking, pacing=None, lost_reason=None, last_answer_ms=None)
+        status = collector_of(store, tmp_path)._peer(pull)
+    assert (status.fenced, status.blocked) == (asking is Asking.FENCED, asking is Asking.BLOCKED)
+    assert (status.lag_seconds, status.connected) == (None, False)
+
+
 def test_counts_of_a_source(tmp_path: Path) -> None:
     """Every count that a supervisor keeps reaches the status under its own name."""
     counted = {"tags": 40, "tags_bad": 3, "connects_total": 2, "duplicates_total": 4, "out_of_order_total": 5}
@@ -189,6 +199,7 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
             store.appends.append_samples(STREAM, [Sample(9, 1, 1.0, 0)]).result(20)
         (after,) = collector_of(store, tmp_path).progress()
         assert after.counter > before.counter
+        assert (store.statistics().appends_failed, after.counter) == (1, store.statistics().commits + 1)
 
 
 def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
