@@ -4,9 +4,10 @@ Nothing here is part of a gateway's work. It starts the same programs an operato
 UA server, a Modbus device), in a temporary folder, on loopback ports found free at that moment, and ends them all by
 their id.
 
-    processes       one child process: started, watched, frozen, killed, ended
+    processes       one child process: start, wait, freeze, kill, stop
+    mosquitto       a private broker
     layout          the folder: certificates, broker configuration, one node.toml per zone
     plant/          the simulated OPC UA server and Modbus device
-    story           what is done to them in which order, and the count at the end
-    view            the terminal while it runs
+    scenario        the steps of the demonstration, and the comparison of counts at the end
+    view            the table on the terminal
 """
