@@ -1,14 +1,14 @@
-"""`append`: durable appends of data set A in batches of 1000 samples, encoding included, beside raw file appends.
+"""`append`: durable appends of data set A in batches of 1000 samples, encoding included, compared with raw file
+appends.
 
-Three ways take turns on the same disk. *Sustained* is what a busy node does: a source hands over a batch without
-waiting for the one before, a few are on their way, and the group commit takes what has queued up while the last fsync
-ran; each counts when its future says that it is durable. *Awaited*, each batch is handed over when the one before is
-durable, so each has an fsync of its own. The *limit* is the very bytes that the store sealed, appended to a plain file
-with one fdatasync a batch. How many batches shared a commit is told, so that nobody has to guess what the group commit
-was worth.
+Three ways take turns on the same disk. *Sustained* is a busy node: a source hands over batches without waiting, and the
+group commit takes what queued up during the last fsync; a batch counts when its future says that it is durable.
+*Awaited*: each batch is handed over when the one before is durable, so each has an fsync of its own. The *limit* writes
+the bytes that the store sealed to a plain file, with one fdatasync a batch. `batches_per_commit` says how many batches
+shared a commit.
 
-Then single awaited facts take turns with single fsyncs of one page inside a preallocated file, which is the least that
-any durable write can cost. At the end the closed stores are weighed, every file of them, for both data sets.
+Then single awaited facts take turns with single fsyncs of one page in a preallocated file, the least that a durable
+write can cost. At the end all files of the closed stores are measured, for both data sets.
 """
 
 from __future__ import annotations
