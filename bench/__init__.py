@@ -1,9 +1,7 @@
-"""Benchmarks: how fast the product is on this machine, each beside the limit it is compared with, measured in the same
-run.
+"""Benchmarks of the product on this machine, each with a limit that is measured in the same run.
 
-A figure without its limit says more of the machine than of the program, so every benchmark here runs a bare loop that
-does the same input and output with nothing around it, in turns with the product, on the same disk and through the same
-broker. Nothing is left out of the product's side: every process is a real one, every store is synchronous=FULL, every
-batch is verified. `bsfg bench NAME --json` prints one JSON object; DESIGN.md says what each part does and what it
-costs.
+The limit is a bare loop with the same input and output, run in turns with the product, on the same disk and through the
+same broker. Its ratio to the product can be compared between machines; a bare rate cannot. The product's side leaves
+nothing out: every process is a real one, every store has synchronous=FULL, every batch is verified. `bsfg bench NAME
+--json` prints one JSON object; DESIGN.md describes the parts and their price.
 """

@@ -22,7 +22,7 @@ def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
     from rich.table import Table
 
     from agent.demo.layout import ZONES
-    from agent.demo.story import Outcome, Timing, new_folder, play
+    from agent.demo.scenario import Outcome, Timing, new_folder, run_demo
     from agent.demo.view import View
 
     def report(outcome: Outcome) -> None:
@@ -40,7 +40,7 @@ def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
     folder = new_folder()
     try:
         with View(Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS), ZONES) as view:
-            outcome = play(folder, view, Timing(), keep=keep, report=report)
+            outcome = run_demo(folder, view, Timing(), keep=keep, report=report)
     except BsfgError as error:
         sys.exit(f"bsfg demo: {error}\nlogs are kept in {folder}")
     shutil.rmtree(folder)

@@ -1,12 +1,13 @@
-"""The demonstration: three zones, a broker and a plant as real processes on this machine, and what happens to them.
+"""The demonstration: three zones, a broker and a simulated plant as real processes on this machine.
 
-Nothing here is part of a gateway's work. It starts the same programs an operator would (`bsfg run`, Mosquitto, an OPC
-UA server, a Modbus device), in a temporary folder, on loopback ports found free at that moment, and ends them all by
-their id.
+It starts the programs that an operator would start (`bsfg run`, Mosquitto, an OPC UA server, a Modbus device) in a
+temporary folder, on free loopback ports, and stops them by process id. A gateway does not use this package; benchmarks
+and tests do.
 
-    processes       one child process: started, watched, frozen, killed, ended
+    processes       one child process: start, wait, freeze, kill, stop
+    mosquitto       a private broker
     layout          the folder: certificates, broker configuration, one node.toml per zone
     plant/          the simulated OPC UA server and Modbus device
-    story           what is done to them in which order, and the count at the end
-    view            the terminal while it runs
+    scenario        the steps of the demonstration, and the comparison of counts at the end
+    view            the table on the terminal
 """

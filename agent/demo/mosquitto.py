@@ -1,11 +1,12 @@
-"""A private Mosquitto: own authority, generated configuration, a free port on loopback, gone afterwards.
+"""A private Mosquitto broker with its own certificate authority, on a free port of loopback, for demo, benchmarks and
+tests.
 
     with Mosquitto.started(folder, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
         broker.host, broker.port, broker.identity("plant-a").cert_file
         broker.freeze(); broker.thaw(); broker.kill(); broker.restart()
 
-The configuration is the product's, unchanged but for port, folder and user: as root Mosquitto would give up root and
-then could not enter a folder of root's, so it is told to stay who started it.
+The configuration is the product's; only port, folder and user differ. The user is the one who starts it, since
+Mosquitto started as root changes to another user, which could not read the folder.
 """
 
 from __future__ import annotations
@@ -111,10 +112,11 @@ class Mosquitto(Child):
         return self._identities[zone]
 
     def start(self) -> None:
-        """Run the broker, and return once it accepts connections."""
+        """Start the broker and wait until it runs. It accepts connections before it handles SIGHUP, so the log is
+        read."""
         super().start()
         try:
-            self.wait_ready(lambda: accepts(self.port))
+            self.wait_ready(lambda: " running\n" in self.log_text() and accepts(self.port))
         except BaseException:  # tidy: nothing is handled here, only the process must not outlive the failure
             self.kill()
             raise

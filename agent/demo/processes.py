@@ -1,9 +1,8 @@
-"""Child processes as the demonstration, the benchmarks and the tests need them: started with a log file, known by their
-id.
+"""Child processes of the demonstration, the benchmarks and the tests, each with a log file.
 
-A process is ready when it has printed a line that says so, or when a condition of the caller's holds; a process that
-ends before that is reported with the end of its log, because that is what somebody needs to read. Each starts in a
-group of its own, so that Ctrl-C on the terminal reaches only the program that owns them, and it ends them in order.
+A process is ready when it has printed a given line or when a condition of the caller holds. If it ends before that, the
+error has the end of its log. Each has a process group of its own, so that Ctrl-C reaches only its owner, which stops
+them in order.
 
     ProcessFailed           a child ended, or did not become ready, when it should have; the text has the end of its log
 """
@@ -64,7 +63,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Started, and not ended by itself or by us."""
+        """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -126,7 +125,7 @@ class Child:
             self._process.wait(STOP_S_MAX)
 
     def freeze(self) -> None:
-        """SIGSTOP: to everybody else the process looks like a cut cable, connections open and nothing coming."""
+        """SIGSTOP: the process stops answering and its connections stay open, as with a cut cable."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -134,7 +133,7 @@ class Child:
         os.killpg(self.pid, signal.SIGCONT)
 
     def log_text(self) -> str:
-        """What it has printed since its last start."""
+        """Its output since its last start."""
         with self.log.open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
@@ -154,7 +153,7 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody accepts TCP connections on this loopback port."""
+    """Whether this loopback port accepts TCP connections."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0

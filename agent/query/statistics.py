@@ -1,7 +1,7 @@
-"""What lies in a store: per stream its facts, batches, bytes and times, who recorded them, and what readers hold back.
+"""Statistics of a store: facts, batches, bytes and times by stream and origin, and what consumers have not confirmed.
 
-Read from what batches say of themselves, in pages; no batch is opened. Figures of a store that is being written to are
-those of the moment in which its streams' ends were read.
+They come from the heads of batches, in pages; no batch is opened. For a store that is being written to, they are those
+of the moment when its streams' ends were read.
 """
 
 from __future__ import annotations

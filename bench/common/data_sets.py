@@ -1,13 +1,13 @@
-"""Data sets A and B: what a small plant says, second after second, the same for the same seed.
+"""Data sets A and B: the values of a small plant, second by second, reproducible from a seed.
 
-500 tags read in one scan a second. 400 are slowly varying floats: each scan adds a normal step of 0.2 to a level that
-began between 0 and 100. 50 are integers and 50 are booleans that change now and then. They differ in what compression
-can find:
+500 tags are read in one scan a second. 400 are slowly varying floats: each scan adds a normal step of 0.2 to a level
+that starts between 0 and 100. 50 are integers and 50 are booleans that change now and then. The sets compress
+differently:
 
-    A   half of the floats keep all 52 bits, half are rounded to 0.01; every timestamp is off by 0..999 us
-    B   all floats are rounded to 0.01; one timestamp per scan, as a PLC gives it
+    A   half of the floats keep all 52 bits, half are rounded to 0.01; every timestamp has a jitter of 0..999 us
+    B   all floats are rounded to 0.01; one timestamp per scan, as from a PLC
 
-Samples are made outside of what is timed. Nothing here knows a store or a batch.
+Samples are made outside of the timed part. This module knows no store.
 """
 
 from __future__ import annotations

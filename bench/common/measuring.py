@@ -1,8 +1,7 @@
-"""Figures: percentiles, what the kernel says of a process and a disk, and the one shape every benchmark reports in.
+"""Percentiles, readings of processes and disks, and the common form of a benchmark's report.
 
-What is read from the kernel is Linux's /proc: VmHWM and not ru_maxrss, because a child inherits the latter from its
-parent; schedstat and not utime, because ticks of 10 ms are too coarse for runs below a second. A result says where it
-was measured, so that a figure without its machine cannot be quoted.
+Readings come from Linux's /proc: VmHWM instead of ru_maxrss, which a child inherits from its parent; schedstat instead
+of utime, whose ticks of 10 ms are too coarse for short runs. Every report describes the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _TCP_INFO_BYTES = 136
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one benchmark found: `values` as JSON has them, `lines` as a person reads them."""
+    """The result of one benchmark: `values` for JSON, `lines` for people."""
 
     name: str
     values: Mapping[str, Any]
@@ -74,7 +73,7 @@ def rounded(value: float, digits: int = 3) -> float:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """Where this was measured; `folder` is on the disk that was used."""
+    """A description of this machine; `folder` is on the measured disk."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
@@ -108,7 +107,7 @@ def process_cpu_ns(pid: int) -> int:
 
 
 def peak_rss_mib() -> float:
-    """The most memory this process ever held."""
+    """Peak resident memory of this process, in MiB."""
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith("VmHWM:"):
             return round(int(line.split()[1]) / 1024, 1)

@@ -1,13 +1,13 @@
-"""The bare loops that the product is compared with: the same input and output with nothing around it.
+"""The bare loops that the product is compared with: the same input and output without the product.
 
-    echo        answers a request of any bytes with as many bytes as it asks for: one MQTT request/response round trip
-    blobs out   reads blobs from SQLite and publishes them as pages, keeping the other end's cursor durably
-    blobs in    asks for pages, one ahead, inserts their blobs into a second SQLite, one FULL commit a page, and confirms
+    echo            answers a request of any size with as many bytes as it asks for: one MQTT round trip
+    send_blobs      reads blobs from SQLite and publishes them as pages, keeping the receiver's cursor durably
+    receive_blobs   asks for pages, one ahead, stores their blobs in a second SQLite, one FULL commit a page, confirms
 
 They use what the product uses: paho, MQTT 5, the same broker with mutual TLS 1.3, TCP_NODELAY, SQLite in WAL mode with
-synchronous=FULL. They check nothing, know no fact, and survive nothing; in exchange they may do whatever is fastest:
-one loop in paho's own network thread, the next page asked for before one is stored, a page published before the
-confirmation that came with the request is stored.
+synchronous=FULL. They check nothing and survive no fault. In exchange they do what is fastest: one loop in paho's
+network thread, the next page requested before one is stored, a page published before the confirmation in its request is
+stored.
 """
 
 from __future__ import annotations

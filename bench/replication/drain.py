@@ -1,19 +1,16 @@
-"""`drain`: a receiver that was away for a day comes back, and facts keep being appended while it catches up.
+"""`drain`: a receiver that was away for a day catches up while facts keep being appended.
 
-A backlog of 24 hours of 1,000 tags a second lies in the sender's store, in batches of 250: what its group commit makes
-of such a plant in `commit_interval_ms`. A receiver that has nothing yet pulls it, and beside it a second stream that
-has no backlog. Meanwhile 1,000 facts/s go on being appended to the first stream, and then, for a second receiver,
-100,000; and a probe every 10 ms to each of the two streams, timed from the start of its append to its durable
-confirmation at the sender.
+The sender's store has a backlog of 24 hours of 1,000 tags a second in batches of 250, the size that its group commit
+makes of such a plant. A receiver pulls it, and at the same time a second stream without a backlog. Meanwhile 1,000
+facts/s are appended to the first stream, then 100,000 for a second receiver, and a probe every 10 ms to both streams. A
+probe is timed from the start of its append to its durable confirmation at the sender.
 
-    in_stream       the probe stands behind the backlog: what a fact has to wait for in a stream that is drained in order
-    own_stream      the probe has a stream of its own: what the draining of another costs it
+    in_stream       a probe behind the backlog: what a fact waits in a stream that is drained in order
+    own_stream      a probe in a stream of its own: what draining another stream costs it
 
-`during` are probes begun before the last fact of the backlog was confirmed; `after`, those begun once that was so and
-the receiver had come to the end of the log as well. The drain ends when the confirmation of the backlog's last fact is
-durable. The limit is the bare loop of `replicate`, which moves equal blobs and knows of no live facts.
-
-The backlog repeats 200 runs of data set A; each batch has another place in its chain, and other bytes by that.
+`during` are probes begun before the last fact of the backlog was confirmed; `after`, probes begun once the receiver had
+also reached the end of the log. The drain ends when the confirmation of the backlog's last fact is durable. The limit
+is the bare loop of `replicate` with equal blobs and no live facts. The backlog repeats 200 runs of data set A.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ def _limit_s(facts: int) -> float:
 def _drain(
     testbed: Testbed, source: Path, facts: int, live_facts_per_s: int, seconds: float, seed: int
 ) -> dict[str, Any]:
-    """One receiver's return: how long it took, and how long the probes did meanwhile and afterwards."""
+    """Drain to one receiver: its duration, and the lag of the probes during and after it."""
     target = testbed.folder / f"receiver-{live_facts_per_s}" / "facts.db"
     target.parent.mkdir()
     name = f"drain-{live_facts_per_s}"
@@ -102,7 +99,7 @@ def _drain(
 
 
 def _spread(lags_ns: list[int]) -> dict[str, Any] | None:
-    """A drain can be over before the first probe has come home."""
+    """The spread of the lags; None if no probe was confirmed."""
     return Latency.of(lags_ns).to_dict() if lags_ns else None
 
 
@@ -156,14 +153,14 @@ def _report(
 
 
 def _told(spread: dict[str, Any] | None) -> str:
-    return str(Latency(**spread)) if spread else "no probe came home"
+    return str(Latency(**spread)) if spread else "no probe was confirmed"
 
 
 # ------------------------------------------------------------------------------------ the sender's process
 
 
 def drain(options: Options) -> None:
-    """Serve a backlog and append to it; RESULT when it is drained and all probes are home."""
+    """Serve a backlog and append to it; RESULT when it is drained and all probes are confirmed."""
     draining = Draining(options["facts"])
     with opened(Path(options["file"]), SERVING) as store:
         store.appends.define(definitions()).result()

@@ -1,9 +1,7 @@
-"""The product's side of a benchmark: real stores, links, servers and pullers, put together as a node puts them
-together.
+"""The product's two ends of a benchmark: real stores, links, servers and pullers, put together as in a node.
 
-Nothing is changed to make it faster: synchronous=FULL, every batch verified by its receiver, pages of the default size.
-The store that a server serves from is wrapped only to note when a confirmation has become durable, which is the moment
-at which the product has kept its promise for a fact.
+Settings are the defaults: synchronous=FULL, every batch verified by its receiver, pages of the default size. The
+server's store is wrapped to record when a confirmation becomes durable.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ CONSUMER = consumer_of(STREAM)
 
 
 def access(broker: BrokerAccess) -> Access:
-    """What a link needs to know of the broker."""
+    """The connection settings of a link."""
     files = (Path(broker.ca_file), Path(broker.cert_file), Path(broker.key_file))
     return Access("bench", broker.zone, broker.host, broker.port, partial(client_context, *files))
 
@@ -119,7 +117,7 @@ OnConfirmed = Callable[[str, int, int], None]
 
 
 class WatchedStore:
-    """A store as its server sees it, whose confirmations are reported."""
+    """A store that reports when a confirmation becomes durable; everything else is passed to the store."""
 
     def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
         self._store = store
@@ -237,7 +235,7 @@ async def _pull(options: Options, store: FactStore) -> None:
 
 
 class Probes:
-    """Facts on their way: when each append began, until its confirmation is durable."""
+    """Facts in flight: the time from the start of each append until its confirmation is durable."""
 
     def __init__(self) -> None:
         self.begun_ns: list[int] = []
@@ -248,7 +246,7 @@ class Probes:
         self._started_ns: list[int] = []
 
     def append(self, store: FactStore, rows: list[Sample], stream: str = STREAM) -> None:
-        """Append rows and wait for nothing."""
+        """Append rows without waiting."""
         started_ns = time.monotonic_ns()
         store.appends.append_samples(stream, rows).add_done_callback(partial(self._appended, started_ns))
 
@@ -259,7 +257,7 @@ class Probes:
             self._started_ns.append(started_ns)
 
     def confirmed(self, frontier: int, now_ns: int) -> None:
-        """Everything up to `frontier` has arrived."""
+        """Record that everything up to `frontier` is confirmed."""
         with self._lock:
             count = bisect_right(self._offsets, frontier)
             self.begun_ns.extend(self._started_ns[:count])
@@ -267,7 +265,7 @@ class Probes:
             del self._offsets[:count], self._started_ns[:count]
 
     def all_confirmed(self, count: int) -> bool:
-        """Whether so many facts were appended and confirmed."""
+        """Whether `count` facts were appended and all of them confirmed."""
         with self._lock:
             return self.appended == count and not self._offsets
 

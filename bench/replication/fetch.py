@@ -1,8 +1,8 @@
-"""`fetch`: FetchFacts of 1000 facts at random offsets, beside bare MQTT round trips of equal bytes.
+"""`fetch`: FetchFacts of 1000 facts at random offsets, compared with bare MQTT round trips of equal bytes.
 
-One process serves a store from which another asks for a batch of 1000 facts at a time, each answered before the next is
-asked; timed from the call to the decoded answer with its batch, digest checked. In turns with it, a bare requester
-sends as many bytes as the product's request has to a bare responder that returns as many as the answer has.
+One process serves a store. Another asks for a batch of 1000 facts at a time and waits for each answer; timed from the
+call until the answer is decoded and the batch's digest is checked. In turns with it, a bare requester and responder
+exchange as many bytes.
 """
 
 from __future__ import annotations

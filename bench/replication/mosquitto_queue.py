@@ -1,11 +1,10 @@
-"""What many use today: a persistent MQTT session, QoS 1, one message a fact, kept by the broker while its reader is
+"""For comparison: a persistent MQTT session with QoS 1, one message a fact, kept by the broker while its reader is
 away.
 
-The same broker and the same mutual TLS as the product's, but told to keep sessions and to write them to its disk. A
-reader subscribes and goes away, a publisher hands over the facts as JSON in QoS 1, the reader comes back and takes
-them; each is acknowledged by itself. How long the broker took to take them in, and to hand them out again, is told
-apart. What Mosquitto keeps, it keeps in memory and saves now and then: a crash loses what came since, which neither
-figure pays for.
+The same broker and mutual TLS as the product's, but configured to keep sessions and write them to its disk. A reader
+subscribes and disconnects, a publisher sends the facts as JSON, the reader returns and takes them. Both rates are
+reported. Mosquitto keeps the queue in memory and saves it now and then, so a crash loses the newest messages; neither
+rate includes the cost of preventing that.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""`replicate`: a backlog of data set A from store to store through a broker with mutual TLS, beside a bare loop.
+"""`replicate`: a backlog of data set A from store to store through a broker with mutual TLS, compared with a bare loop.
 
-Two processes with a real fact store each, and the broker as a third; both stores synchronous=FULL, every batch opened
-once by its receiver. Timed from the first request to the moment when the confirmation of the last fact is durable at
-the sender. The bare loop moves the same sealed bytes, in pages of the same size, through the same broker, from one
-SQLite file into another. Both take turns, each round into new files. At the end of every round the two stores must hold
-the same batches, digest by digest: a fast replication that lost something is not a result.
+Two processes have a real fact store each; the broker is a third. Both stores have synchronous=FULL, and the receiver
+opens every batch once. Timed from the first request until the confirmation of the last fact is durable at the sender.
+The bare loop moves the same sealed bytes in pages of the same size, through the same broker, from one SQLite file into
+another. Both take turns, each round with new files. After every round both stores must hold the same batches, digest by
+digest.
 
-Beside it stands what many use instead today: the same facts, one a message, in the broker's own persistent queue
-(`queued`).
+`queued` is the alternative in use today: the same facts, one a message, in the broker's own persistent queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`append`: durable appends of data set A in batches of 1000 samples, encoding included, beside raw file appends.
+"""`append`: durable appends of data set A in batches of 1000 samples, encoding included, compared with raw file
+appends.
 
 The store is called as a node's sources call it (`FactStore.appends`): samples wait in the queue until there are enough
 for a batch, and the group commit takes everything that has queued up while the last fsync ran. Here each append fills a

@@ -1,13 +1,12 @@
-"""`growth`: whether the last million facts go in as fast as the first, and how long a store of that size takes to open.
+"""`growth`: whether the last million facts are appended as fast as the first, and how long a store of that size takes
+to open.
 
-A process of its own fills one store with data set A in batches of 1000, a few on their way, stretch after stretch; the
-samples are made outside of what is timed. With each stretch some of its very bytes are appended to a plain file with
-one fdatasync a batch, so that a disk that grows tired is told from a store that does. What is compared is the first
-tenth of the stretches with the last, as facts per second and as the ratio to the limit of the same stretches.
+A process fills one store with data set A in batches of 1000, a few in flight, stretch after stretch; samples are made
+outside of the timed part. With each stretch, some of its bytes are appended to a plain file with one fdatasync a batch,
+which shows whether the disk became slower. The first tenth of the stretches is compared with the last.
 
-Then the process is killed with -9 in the middle of an append, and the store is opened: once from a cold page cache, as
-far as the kernel forgets it when asked to, then from a warm one. `--gigabytes` fills the store up before that with
-values that cannot be compressed, for what opening costs depends on bytes, if on anything.
+Then the process is killed with -9 during an append and the store is opened: once with a cold page cache, then warm.
+`--gigabytes` first fills the store to that size with values that cannot be compressed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""`ids`: whether message ids stay fast when there are millions of them.
+"""`ids`: whether appends of messages stay fast when the store has millions of message ids.
 
-A process of its own appends messages with random ids in batches of 1000, a few on their way, to one store, stretch
-after stretch; the messages are made outside of what is timed. What is compared is the first million with the last (or
-the first and last fifth of a shorter run). Because a machine changes its mind within minutes, each stretch is timed in
-turn with one of the *limit*: the very same kind of messages appended to a store of its own that is begun anew with each
-stretch, so that its ids never outgrow anything. A process has one store at a time, so their ratio is what the millions
-before cost.
+A process appends messages with random ids in batches of 1000, a few in flight, to one store, stretch after stretch;
+messages are made outside of the timed part. The first million is compared with the last (or the first and last fifth of
+a shorter run). Each stretch takes turns with one of the *limit*: the same kind of messages into a store that is new for
+each stretch. The ratio shows what the earlier millions cost, whatever the machine does meanwhile.
 
-Then messages are offered again: of the first stretches, whose ids are the oldest, and of the last. Each must be
-answered with its first offset. At the end the process is killed with -9 and the store is opened: cold, as far as the
-kernel forgets its pages when asked to, and warm.
+Then messages of the first and of the last stretches are offered again; each must be answered with its first offset. At
+the end the process is killed with -9 and the store is opened, cold and warm.
 """
 
 from __future__ import annotations

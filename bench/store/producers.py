@@ -1,14 +1,13 @@
 """`producers`: a thousand tasks of one event loop, each awaiting its own durable append of one message with a unique
 id.
 
-That is what a node does for the applications of its zone: the door to the store (`fact_store.producers`) hands over
-together what was asked for in one turn, and the group commit takes what has queued up. Checking, ids, sealing, index,
-commit and waking are all in it; making the messages is, too, for it costs what it costs an application.
+A node does this for the applications of its zone: the messages of one turn of the loop are handed over together, and
+the group commit takes what queued up. Making and checking messages, ids, sealing, index, commit and waking are all
+timed.
 
-The *limit* has as many tasks, each awaiting its own future: one thread joins the bytes of all that wait, appends them
-to a file, syncs it once, and wakes them. No ids, no batches, no database: what remains is what asyncio, a thread and
-the disk cost. Product and limit take turns. Beside that, single fsyncs of a page: how many commits the disk would
-allow.
+The *limit* has as many tasks, each awaiting its own future: one thread appends the bytes of all waiting tasks to a
+file, syncs it once and wakes them. It shows what asyncio, a thread and the disk cost. Both take turns. Single fsyncs of
+a page show how many commits the disk allows.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class _Bare:
         await answered
 
     def close(self) -> None:
-        """Stop the thread; nobody waits any more."""
+        """Stop the thread."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()

@@ -1,15 +1,12 @@
-"""`retention`: appends while facts are forgotten as fast as they come, beside the same appends into a store that keeps
-everything.
+"""`retention`: appends while retention deletes as many facts, compared with a store that keeps everything.
 
-Two stores take turns with the same batches of data set A. In the *keeping* one nothing may go. In the *forgetting* one
-a consumer confirms each stretch as soon as it is durable and nothing is kept for local readers, so retention releases,
-deletes and gives space back in the very commits that append; before it is measured it has been filled and emptied once,
-so that its free pages are reused as in a store that has run for long. How much it deleted is counted, for a retention
-that lags behind would be fast at nothing.
+Two stores take turns with the same batches of data set A. In the *keeping* store nothing is released. In the
+*forgetting* store a consumer confirms each stretch as soon as it is durable, and nothing is kept for local readers, so
+the commits that append also release and delete. It is filled and emptied once before it is measured, so that its free
+pages are reused. `released_share` says how much was deleted meanwhile.
 
-Then single messages, one after the other, into both: in the forgetting store while all that was kept back on
-purpose is deleted underneath. What a commit costs at worst, with checkpoints and deletions in its way, is the spread's
-p99 and maximum.
+Then single messages are appended to both, while a backlog is deleted from the forgetting store. Their p99 and
+maximum show what checkpoints and deletions cost a commit.
 """
 
 from __future__ import annotations

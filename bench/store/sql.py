@@ -1,15 +1,13 @@
-"""`sql`: one hour of one tag out of 500, asked of sealed batches, beside the same question to a flat table in plain
-SQLite.
+"""`sql`: one hour of one tag out of 500, asked of sealed batches, compared with the same question to a flat SQLite
+table.
 
-A store is filled with data set A in batches of 1000. The question (count, mean, least and greatest of one tag's values
-in the last hour, or in all of the data where that is shorter) goes to `bsfg sql`'s virtual table over the whole store,
-and to a flat SQLite file of its last facts that the product's own export made, in turns. The limit is the flat table
-gone through without an index, which is what a question on anything but tag and time costs there too; what its index on
-(subject, source_time_ns) buys stands beside it, with what it costs in bytes. Both must give the same answer, or there
-is no result.
+A store is filled with data set A in batches of 1000. The question (count, mean, minimum and maximum of one tag in the
+last hour, or in all data where that is shorter) goes in turns to the virtual table of `bsfg sql` and to a flat file of
+the last facts, made by the product's export. The limit is the flat table scanned without an index; `indexed` is the
+same with its index on (subject, source_time_ns). Both must give the same answer.
 
-Then the question as a command of its own, interpreter and imports included: once from a cold page cache, as far as the
-kernel forgets it when asked to, then warm. At the end the last value of every tag.
+Then the question is timed as a command in a process of its own, with a cold page cache and warm, and at the end a
+search for the latest value of every tag.
 """
 
 from __future__ import annotations

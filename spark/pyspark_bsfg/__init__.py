@@ -4,9 +4,9 @@
     register(spark)
     facts = spark.read.format("bsfg").load("/var/lib/bsfg/enterprise/facts.db")
 
-Where this package is installed beside the driver's Python, Spark finds the data source by itself (it looks for packages
-named pyspark_* with a DefaultSource); with --py-files it does not, and says nothing. `register` always works, so our
-jobs call it.
+If this package is installed in the driver's Python, Spark finds the data source itself, since it looks for packages
+named pyspark_* with a DefaultSource. With --py-files it does not find it and reports nothing. `register` always works,
+so the jobs call it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Opened batches into Arrow record batches, column by column. Core: no IO.
+"""Converts opened batches into Arrow record batches, column by column. Core: no IO.
 
-Facts are gathered over batch boundaries until a group is worth a record batch, because some twenty Arrow calls per
-batch of a hundred facts would cost more than the facts. Within a group, a *run* is what lies without a gap at one
-origin: everything that follows from identity (offset, sequence, zone, epoch, message_id) is made per run, never per
-fact.
+Facts of several batches are collected into a group before a record batch is made, because some twenty Arrow calls per
+batch of a hundred facts would cost more than the facts. Within a group, a *run* is a sequence of facts of one origin
+without a gap: columns of identity (offset, sequence, zone, epoch, message_id) are made per run, not per fact.
 
-Promised: a record batch has at most FACTS_MAX_PER_GROUP + one batch of facts, and about TEXT_BYTES_MAX of text values,
-however well they compressed. Facts come out in the order they were added.
+A record batch has at most FACTS_MAX_PER_GROUP plus one batch of facts, and about TEXT_BYTES_MAX of text values, however
+well they compressed. Facts keep the order in which they were added.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Tag definitions of several origins as Arrow columns, so that a fact's tag, predicate and unit are one `take`. Core:
+"""Tag definitions of several origins as Arrow columns, so that tag, predicate and unit of a fact are one `take`. Core:
 no IO.
 
-Definitions are numbered densely from 1 at each origin; here they stand one origin behind the other, and a fact's place
-is its tag number plus its origin's base. What was put in keeps its place, so a group of facts may be built after
-another origin came.
+Definitions are numbered densely from 1 at each origin. Here the origins stand one after another, and the index of a tag
+is its number plus its origin's base. Definitions keep their index when another origin is added.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What can go wrong when facts are read into Spark, as one branch of the tree in `agent.errors`.
+"""Errors of reading facts into Spark, as one branch of the tree in `agent.errors`.
 
-Spark hands these on as text inside its own exceptions, so each text names the thing and ends with what to do.
+Spark wraps them as text in its own exceptions, so each text names the thing and ends with what to do.
 
-    SparkError                  anything below; never raised itself
-        OptionError             an option of the data source, or a schema asked for, is wrong (the reader's)
-        StreamUnknown           the store holds no stream of that name (the reader's)
-        FactsGone               facts of the range asked for are no longer, or not yet, in the store
-        StoreUnreadable         the file cannot be read from here, or its content contradicts itself
-        JobRefused              a job would have to give a wrong result (the caller's)
+    SparkError                  any of the below; never raised itself
+        OptionError             an option of the data source, or a requested schema, is wrong
+        StreamUnknown           the store has no stream of that name
+        FactsGone               facts of the requested range are no longer, or not yet, in the store
+        StoreUnreadable         the file cannot be read from here, or its content is inconsistent
+        JobRefused              the result of a job would be wrong
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Options of the data source, from Spark's texts to a frozen record. Core: no IO.
+"""Options of the data source, parsed from Spark's texts into a frozen record. Core: no IO.
 
-Spark hands over keys in lower case and every value as text. A key that is not known is refused: an `endOfset` that is
-silently ignored reads more than was asked for. Options are paths and numbers; a secret never belongs here, for Spark
-prints options in its plans.
+Spark passes keys in lower case and every value as text. An unknown key is refused: a misspelt `endOfset` that was
+ignored would read more than asked for. Options are paths and numbers; secrets do not belong here, since Spark prints
+options in its plans.
 """
 
 from __future__ import annotations

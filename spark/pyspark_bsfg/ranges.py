@@ -1,8 +1,7 @@
-"""Offset ranges: which facts a read covers, and how they are shared among tasks. Core: no IO.
+"""Offset ranges: which facts a read covers, and how they are divided among tasks. Core: no IO.
 
-Offsets of a stream are dense, so a range is two numbers and its length is a subtraction; where batches begin and end
-does not matter here. What a caller names and the store does not hold is refused: a count must never be smaller than
-somebody thinks.
+Offsets of a stream are dense, so a range is two numbers and its length a subtraction; the bounds of batches do not
+matter. A named range that the store does not hold completely is refused, so that a count is never silently too small.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The Spark session our jobs run in: the few settings that their results depend on, and those that keep it to this
-machine.
+"""The Spark session of the jobs: the settings that their results depend on, and those that keep it on this machine.
 
-A job that is started with spark-submit keeps what was set there, except for what a result depends on. Nobody listens
-beyond loopback and no web page is opened unless the one who submits asks for it.
+A job started with spark-submit keeps the settings given there, except those that a result depends on. A session started
+here listens on loopback only and opens no web page.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Shell: the data source as Spark sees it. `spark.read.format("bsfg").load("/path/to/facts.db")`.
+"""Shell: the data source `spark.read.format("bsfg").load("/path/to/facts.db")` as Spark calls it.
 
-Spark makes these objects in one process, sends them pickled to others, and calls each method wherever it pleases; so
-they hold plain values only and open the store anew in each call. The range is fixed when a query is planned: all tasks
-of one query agree on where the stream ended, and the next query on the same DataFrame may see more.
+Spark creates these objects in one process, pickles them to others, and calls each method in any of them. So they hold
+plain values only and open the store in each call. The range is fixed when a query is planned: all tasks of a query
+agree on the end of the stream, and the next query on the same DataFrame may read more.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Shell: an enterprise store's file on this host, read-only, in pages, each its own short statement.
+"""Shell: reads an enterprise store's file on this host, read-only, in pages, each with a short statement of its own.
 
-Promised: every fact of the range asked for that the store still has, each once, in order; and a word about each one
-that it no longer has: a warning in the log of the task, or an exception where the caller wants one. Between pages no
-statement and no transaction is open, so the node that owns the store can go on reusing its write-ahead log while a long
-job reads.
+Every fact of the requested range that the store still has is returned once, in order. Each missing range is reported:
+as a warning in the log of the task, or as an exception if the caller wants one. Between pages no statement or
+transaction is open, so the node that owns the store can reuse its write-ahead log while a long job reads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A column of tag values, of any mix of types, as the Arrow columns value, value_int, value_text and value_type. Core:
-no IO.
+"""A column of tag values of mixed types as the Arrow columns value, value_int, value_text and value_type. Core: no IO.
 
-Telemetry is mostly numbers, so those go through C arrays without a look at each one in Python; a group that holds
-something else as well costs a pass for the columns that are asked for, and no more.
+Telemetry is mostly numbers, which go through C arrays without a Python step for each. A group with other types costs
+one more pass for each requested column.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from agent.demo import layout
-from agent.demo.story import Scene
+from agent.demo.scenario import RunningZones
 from tests.waiting import wait_until
 
 BROKER = "broker"
@@ -64,7 +64,7 @@ def _duration(chance: random.Random, lasts_s_max: float) -> float:
     return chance.choice((0.0, chance.uniform(0.2, lasts_s_max)))
 
 
-def inflict(stage: Scene, faults: Round, before_end: Callable[[Fault], None]) -> None:
+def inflict(stage: RunningZones, faults: Round, before_end: Callable[[Fault], None]) -> None:
     """Do all of a round at its moments; returns when the last fault has ended. `before_end` may look around while one
     lasts."""
     began_s = time.monotonic()
@@ -77,7 +77,7 @@ def inflict(stage: Scene, faults: Round, before_end: Callable[[Fault], None]) ->
         _act(stage, fault, is_end=is_end)
 
 
-def _act(stage: Scene, fault: Fault, *, is_end: bool) -> None:
+def _act(stage: RunningZones, fault: Fault, *, is_end: bool) -> None:
     process = stage.broker if fault.victim == BROKER else stage.nodes[fault.victim]
     if fault.kind.startswith("kill"):
         (process.start if is_end else process.kill)()

@@ -3,14 +3,14 @@
 import time
 
 from agent.demo import layout
-from agent.demo.story import TELEMETRY, Scene
+from agent.demo.scenario import TELEMETRY, RunningZones
 from tests.waiting import wait_until
 
 LIMIT_S = 60.0
 SETTLED_S = 2.0  # several times commit_interval_ms
 
 
-def fall_silent(stage: Scene) -> int:
+def fall_silent(stage: RunningZones) -> int:
     """Stop the plant, wait until every zone holds what the plant holds, stop the nodes; the number of samples."""
     for child in stage.plant:
         child.stop()

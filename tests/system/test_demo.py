@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from agent.demo.layout import ZONES
-from agent.demo.story import Outcome, Timing, play
+from agent.demo.scenario import Outcome, Timing, run_demo
 from agent.demo.view import View
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -27,7 +27,7 @@ def test_the_story_ends_with_equal_counts_and_nothing_running(tmp_path: Path) ->
     printed = io.StringIO()
     told: list[Outcome] = []
     with View(Console(file=printed, width=120), ZONES) as view:
-        outcome = play(tmp_path, view, Timing(run_s=3, cut_s=4, after_kill_s=2), told.append)
+        outcome = run_demo(tmp_path, view, Timing(run_s=3, cut_s=4, after_kill_s=2), told.append)
     assert told == [outcome]
     assert outcome.equal, outcome
     assert outcome.rolled_up == outcome.facts["plant-a"] > 500

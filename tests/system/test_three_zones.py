@@ -13,7 +13,7 @@ import pytest
 
 from agent.cli.status import text
 from agent.demo import layout
-from agent.demo.story import OPERATIONAL, TELEMETRY, Scene, scene
+from agent.demo.scenario import OPERATIONAL, TELEMETRY, RunningZones, run_zones
 from tests.system.outside import complaints
 from tests.system.silence import fall_silent
 from tests.waiting import wait_until
@@ -24,21 +24,21 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Scene]:
+def stage(tmp_path: Path) -> Iterator[RunningZones]:
     """Broker, plant and three nodes, with facts already at the top."""
-    with scene(tmp_path, keep=False) as made:
+    with run_zones(tmp_path, keep=False) as made:
         wait_until(lambda: made.facts(layout.ENTERPRISE, TELEMETRY) > 0, "a fact at the top", LIMIT_S)
         yield made
 
 
-def fall_silent_and_compare(stage: Scene) -> int:
+def fall_silent_and_compare(stage: RunningZones) -> int:
     """Let the scene end; the number of samples that every zone holds, in the same batches."""
     facts = fall_silent(stage)
     assert complaints({zone: stage.store(zone) for zone in layout.ZONES}, layout.STREAMS, [], {}) == []
     return facts
 
 
-def test_a_message_of_an_application_reaches_the_top(stage: Scene, bsfg: Callable[..., str]) -> None:
+def test_a_message_of_an_application_reaches_the_top(stage: RunningZones, bsfg: Callable[..., str]) -> None:
     """What `bsfg append` acknowledged at the plant is fetched, and confirmed, by an application of the enterprise."""
     plant, enterprise = stage.configs[layout.PLANT], stage.configs[layout.ENTERPRISE]
     bsfg("append", "--config", plant, "batch:B-7", "step_completed", '{"step":"mash"}')
@@ -50,7 +50,7 @@ def test_a_message_of_an_application_reaches_the_top(stage: Scene, bsfg: Callabl
     assert bsfg("fetch", "--config", enterprise, "--consumer", "mes") == ""
 
 
-def test_status_tells_a_person_what_is_lost(stage: Scene) -> None:
+def test_status_tells_a_person_what_is_lost(stage: RunningZones) -> None:
     """`bsfg status` names the source that went, and goes back to good when it returns."""
     plant = layout.PLANT
     wait_until(lambda: (stage.status(plant) or {}).get("verdict") == "good", "the plant is well", LIMIT_S)
@@ -62,7 +62,7 @@ def test_status_tells_a_person_what_is_lost(stage: Scene) -> None:
     wait_until(lambda: (stage.status(plant) or {}).get("verdict") == "good", "the plant is well again", LIMIT_S)
 
 
-def test_every_certificate_is_renewed_under_running_zones(stage: Scene, bsfg: Callable[..., str]) -> None:
+def test_every_certificate_is_renewed_under_running_zones(stage: RunningZones, bsfg: Callable[..., str]) -> None:
     """`bsfg pki renew` for each zone and `bsfg broker reload` for the broker: one reconnect each, no restart, nothing
     lost.
 
@@ -93,7 +93,7 @@ def test_every_certificate_is_renewed_under_running_zones(stage: Scene, bsfg: Ca
     assert fall_silent_and_compare(stage) > 0
 
 
-def _broker(stage: Scene, zone: str) -> dict[str, Any]:
+def _broker(stage: RunningZones, zone: str) -> dict[str, Any]:
     """What a zone's node says of its broker."""
     (found,) = (stage.status(zone) or {"brokers": [{"connects_total": 0}]})["brokers"]
     return dict(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.demo import layout
-from agent.demo.story import OPERATIONAL, TELEMETRY, Scene, scene
+from agent.demo.scenario import OPERATIONAL, TELEMETRY, RunningZones, run_zones
 from tests.sim import first_seed, patient, scaled
 from tests.system.faults import BROKER, Fault, Round, drawn, inflict, told
 from tests.system.outside import Producer, Seen, complaints, last_batch
@@ -27,7 +27,7 @@ RECOVERED_S_MAX = 60.0  # a limit for "lives", far above what is seen: the figur
 FACTS_MIN = 500
 
 
-def wait_alive(stage: Scene, producer: Producer) -> float:
+def wait_alive(stage: RunningZones, producer: Producer) -> float:
     """Wait until a message appended from now on, and the samples there are now, have come to the top; how long that
     took, in s."""
     healed_s, answered = time.monotonic(), len(producer.acknowledged)
@@ -48,7 +48,7 @@ def wait_alive(stage: Scene, producer: Producer) -> float:
     return time.monotonic() - healed_s
 
 
-def wait_recorded_alone(stage: Scene, producer: Producer) -> None:
+def wait_recorded_alone(stage: RunningZones, producer: Producer) -> None:
     """Wait until the plant has acknowledged messages and stored samples that nobody can fetch from it now."""
     before = (len(producer.acknowledged), stage.facts(layout.PLANT, TELEMETRY))
     wait_until(
@@ -58,7 +58,7 @@ def wait_recorded_alone(stage: Scene, producer: Producer) -> None:
     )
 
 
-def go_through(stage: Scene, rounds: list[Round], producer: Producer) -> tuple[list[Seen], list[float]]:
+def go_through(stage: RunningZones, rounds: list[Round], producer: Producer) -> tuple[list[Seen], list[float]]:
     """Every round; what was seen in the plant's file before each, and how long each took to recover."""
     seen, recovered_s = list[Seen](), list[float]()
 
@@ -81,7 +81,7 @@ def test_three_zones_and_a_broker_under_faults(tmp_path: Path, bsfg: Callable[..
     gets through."""
     rounds = drawn(first_seed(), ROUNDS, LASTS_S_MAX)
     state = tmp_path / layout.PLANT / "state"
-    with scene(tmp_path, keep=False) as stage:
+    with run_zones(tmp_path, keep=False) as stage:
         with Producer(state, layout.PLANT, layout.ENTERPRISE, OPERATIONAL) as producer:
             wait_alive(stage, producer)
             seen, recovered_s = go_through(stage, rounds, producer)

@@ -1,4 +1,4 @@
-"""What both servers of the plant do alike: say when they are ready, run until told to stop."""
+"""What both servers of the plant share: a free port, the ready line, and the event that a signal sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 
 def free_port(host: str) -> int:
-    """A TCP port nobody listens on just now."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -20,7 +20,7 @@ def say_ready(port: int) -> None:
 
 
 def stop_requested() -> asyncio.Event:
-    """Set when the process is asked to end. To be made before the ready line: whoever reads that may end us at once."""
+    """An event that SIGTERM and SIGINT set. Create it before the ready line, after which a signal may come at once."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,7 @@
-"""Facts to a flat file that other programs read, as far as the store can be read, with a count that can be relied on.
+"""Writes facts to a flat file, as far as the store can be read, and returns how many.
 
-Promised: a file of the name asked for is either absent, what was there before, or a whole export; an export that is
-broken off leaves nothing. Nothing is overwritten unless asked. What was asked for and could not be read is in
-`Scanner.counters.holes`.
+The target is complete or unchanged: the export is written under a temporary name, which is removed when the export
+fails. An existing file is replaced only with `force`. Offsets that could not be read are in `Scanner.counters.holes`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The forms of an export: SQLite, CSV, JSON lines and Parquet, each taking the facts of a batch at a time.
+"""The formats of an export: SQLite, CSV, JSON lines and Parquet; each takes the facts of one batch at a time.
 
-Every form says each value to the bit, together with `value_type`; docs/reference/export.md says how, and a test reads
-each of them back. A form that is closed without `finish` leaves nothing that looks whole: that is seen to by export.py,
-which gives it a file of another name.
+Together with `value_type`, every format keeps each value exactly (docs/reference/export.md; a test reads each one
+back). A format that is closed without `finish` leaves an incomplete file; exporter.py gives it a temporary name for
+that reason.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Carries out a search for last values on a store: heads first, then batches from the newest time down, until nothing
-is missing.
+"""Runs a search for latest values on a store: reads heads, then batches from the newest time down, until every tag is
+settled.
 
-Only as many facts as `depth` are looked through, from the end of each stream: a tag that has never said anything would
-otherwise have the whole store opened for its sake. Within the depth the answer is exact; what was not found in it is a
-row without a value.
+At most `depth` facts are searched from the end of each stream, since a tag without any value would otherwise open the
+whole store. Within the depth the answer is exact; a tag not found there is a row without a value.
 
-Whoever searches one stream again and again keeps an `AbsentTags`. A store's definitions name the tags of all its
-streams, so in any one of them most are sought in vain through the whole depth; the next search looks for those only in
-what has come since.
+A caller that searches one stream repeatedly keeps an `AbsentTags`. The definitions of a store name the tags of all its
+streams, so most of them are absent from any one stream; the next search looks for those only in newer offsets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Last known values as rows for programs, people and other nodes, and those of a store beside what others told. Core:
-no IO.
+"""Latest values as records for programs, people and other nodes, and how records from peers are merged in. Core: no IO.
 
-A value that was told is shown until the store itself knows one that is as new, and says who told of it.
+A peer's value is shown until this store has one that is at least as new, and says which peer reported it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""The last known value of every tag, found by looking at batches from the newest source time down. Core: no IO.
+"""Finds the latest value of every tag in batches given from the newest source time down. Core: no IO.
 
-A tag is what a zone says of a subject under a predicate, whatever number it has had: a new unit, a new epoch and a new
-source give it a new number, and its last value is the one with the newest source time, of equal ones that with the
-later offset. Facts do not arrive in the order of their source times (a gap is filled from history behind the live
-values), so the first value found is not the last known one until every batch that remains ends before it. Batches are
-therefore taken in the order of the latest time they hold, and a tag is *settled* as soon as what it has is newer than
-anything the rest can hold.
+A tag is a subject and predicate of a zone, whatever numbers it has had: a new unit, epoch or source gives it a new
+number. Its latest value has the newest source time, and among equal ones the highest offset. Facts do not arrive in the
+order of their source times, since a gap is filled from history behind live values. So batches are taken in descending
+order of the latest time they hold, and a tag is *settled* once its value is newer than anything the remaining batches
+can hold.
 
-Each value carries how stale it is. A tag that reports by exception may rightly be silent for hours, so what goes stale
-is not the tag but its source: `as_of` is the newest source time that any tag of the same zone and source has, the
-moment until which we know what that source said. `staleness_ms` is its age, and `mode` says `degraded` instead of
-`fresh` when that is more than the reader can bear.
+Each value has a staleness. A tag that reports by exception may be silent for hours, so staleness belongs to the source:
+`as_of` is the newest source time of any tag of the same zone and source, and `staleness_ms` is the age of that. `mode`
+is `degraded` instead of `fresh` when the age exceeds the caller's limit.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ class LatestSearch:
             self._sources[tag] = one.source
             self._numbers.setdefault(tag, []).append((origin, number))
         self.wanted = frozenset(filter(is_wanted, self._sources))
-        # Others of the same sources are looked for beside them, for as_of; but nobody searches on for their sake.
+        # Other tags of the same sources count for as_of, but the search does not continue for their sake.
         sources = {(tag.zone, self._sources[tag]) for tag in self.wanted}
         self._open: dict[Origin, dict[int, Tag]] = {}
         for tag, numbers in self._numbers.items():

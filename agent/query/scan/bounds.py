@@ -1,8 +1,8 @@
-"""What of a store a question can be about, and which batches it therefore need not read or open. Core: no IO.
+"""What a question asks for, and which batches and facts it therefore need not read or open. Core: no IO.
 
-A batch says before it is read which offsets it holds, whose facts they are and which times they span; a definition says
-which number a tag has at its origin. What these rule out is never decompressed. Everything here may only leave out what
-cannot be asked for: a question's own conditions are checked again by whoever asked.
+A batch's row says which offsets, whose facts and which times it holds; a definition says which number a tag has at its
+origin. What these exclude is never decompressed. Bounds may only exclude what does not match; the caller checks its own
+conditions again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What tag numbers stand for, per origin: a store's definitions, read when a batch first needs them.
+"""The definitions of tag numbers by origin, read from a store when a batch first needs them.
 
-Definitions never change and their numbers have no gap, so what was read once is kept.
+Definitions never change and their numbers have no gaps, so they are cached.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What can go wrong with a question. Each error ends with what to do.
+"""Errors of queries. Each message ends with what to do.
 
-QueryError              anything below; never raised itself (a BsfgError)
+QueryError              any of the below; never raised itself (a BsfgError)
     ExtraMissing        a library of an optional extra is not installed
-    SqlRefused          SQL that SQLite cannot run, or that would do more than read
-    ExportRefused       an export that would overwrite, or has nowhere to go
-    StreamUnknown       a stream that the store does not hold
-    TimeUnreadable      text that is no time
+    SqlRefused          SQL that SQLite cannot run, or that does more than read
+    ExportRefused       the target of an export exists or cannot be written
+    StreamUnknown       the store has no such stream
+    TimeUnreadable      the text is not a time
 """
 
 from __future__ import annotations

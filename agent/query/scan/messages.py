@@ -1,8 +1,7 @@
-"""Facts as the specification shows them: offset, envelope, fact; samples presented as messages. What `tail` and `fetch`
-print.
+"""Facts as JSON messages with offset, envelope and fact, as `tail` and `fetch` print them; samples are shown as
+messages.
 
-Promised: every fact after an offset in its order, and between them each hole in the log by name, so that whoever copies
-the output knows what is not in it.
+Every fact after an offset is returned in order, with each hole in the log between them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Facts of a store within bounds, batch by batch: reads what batches say of themselves, then only those that may
-matter.
+"""Reads the facts of a store within bounds, batch by batch: first the heads of batches, then only those that may match.
 
-Promised: every fact within the bounds that was there when the scan was made and has not been released since, once, in
-the order of streams and offsets (or backwards); what could not be read is named in `holes` and does not end the scan.
-Between two statements nothing is open, so the node can go on reusing its log while a long question is answered.
+Every fact within the bounds that existed when the scan was made and was not released since is returned once, in the
+order of streams and offsets, or backwards. Unreadable offsets are recorded as holes and do not end the scan. No read
+transaction stays open between two statements, so the write-ahead log can be reused during a long question.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Scanner:
 
     def __init__(self, reader: StoreReader, dictionary: Dictionary | None = None) -> None:
         self.reader = reader
-        self.dictionary = dictionary or Dictionary(reader)  # whoever asks again and again keeps his own
+        self.dictionary = dictionary or Dictionary(reader)  # a caller that scans repeatedly keeps one
         bounds = reader.bounds()
         self.firsts: Mapping[str, int] = {name: first for name, (first, _) in bounds.items()}
         self.ends: Mapping[str, int] = {name: last for name, (_, last) in bounds.items()}
@@ -58,7 +57,7 @@ class Scanner:
         self._rows: dict[str, list[tuple[int, BatchHead]]] | None = None  # only of a damaged file
 
     def check_streams(self, streams: Iterable[str]) -> frozenset[str]:
-        """These streams. Raises StreamUnknown where the store has not heard of one."""
+        """The streams as a set. Raises StreamUnknown for one that the store does not have."""
         for stream in streams:
             if stream not in self.ends:
                 raise StreamUnknown(
@@ -136,7 +135,7 @@ class Scanner:
         return facts if places else None
 
     def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
-        group_max = 1  # small first, for whoever asks for the first ten
+        group_max = 1  # small first, for questions that need few rows
         first, last = max(bounds.offset_min, self.firsts[stream]), min(bounds.offset_max, self.ends[stream])
         for page in self.heads(stream, first, last, newest_first=newest_first):
             kept = [head for head in page if bounds.may_hold(head) and self._names_some(head, wanted)]
@@ -184,7 +183,7 @@ class Scanner:
         try:
             numbers = wanted.numbers(head.origin, head.definition_count)
         except (BatchError, StoreDamaged):
-            return True  # whoever opens it says so
+            return True  # reported when it is opened
         return numbers is None or bool(numbers)
 
 

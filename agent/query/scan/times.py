@@ -1,8 +1,8 @@
-"""Times as people write them, in nanoseconds since 1970, and their order as texts. Core: no IO.
+"""Parses times as people write them, in nanoseconds since 1970, and compares them as texts. Core: no IO.
 
-Read are ISO 8601 and what SQLite's datetime() writes: `2026-11-21`, `2026-11-21 06:00`, `2026-11-21T06:00:00.1234567Z`,
-`2026-11-21T07:00+01:00`. Without a zone it is UTC. Our own form (`message.time_text`) ends in Z and in no zero of a
-fraction.
+Accepted are ISO 8601 and the output of SQLite's datetime(): `2026-11-21`, `2026-11-21 06:00`,
+`2026-11-21T06:00:00.1234567Z`, `2026-11-21T07:00+01:00`. Without a zone the time is UTC. The product's own form
+(`message.time_text`) ends in Z and has no trailing zeros in its fraction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_moment_ns(text: str, now_ns: int) -> int:
     if ago := _AGO.fullmatch(text.strip()):
         return now_ns - int(ago[1]) * _SECONDS[ago[2]] * 1_000_000_000
     if (found := parse_time_ns(text)) is None:
-        raise TimeUnreadable(f"{text!r} is no time", "write 2026-11-21T06:00:00Z, or 2h for two hours ago")
+        raise TimeUnreadable(f"{text!r} is not a time", "write 2026-11-21T06:00:00Z, or 2h for two hours ago")
     return found
 
 

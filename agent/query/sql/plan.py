@@ -1,11 +1,11 @@
-"""From the conditions of an SQL statement to bounds of a scan, and back what SQLite needs to know to plan. Core: no IO.
+"""Turns the conditions of an SQL statement into bounds of a scan, and estimates its cost for SQLite. Core: no IO.
 
-SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`); those that can rule out
-batches or tags are taken, with their operator, and their values come when the scan begins. A taken condition is still
-checked by SQLite on each row it gets, so a plan may let too much through but never leave anything out: a value of
-another type than the column's, an unknown collation or a text that is no time is simply not used.
+SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`). Conditions that can exclude
+batches or tags are taken with their operator; their values come when the scan begins. SQLite checks each taken
+condition again on every row. So a plan may return too many rows but must never miss one: a value of another type, an
+unknown collation or an unreadable time is not used.
 
-A plan travels through SQLite as text, because that is what its interface passes from planning to running.
+A plan is passed through SQLite as text, as its interface requires.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""SQL over a store: one read-only statement at a time, on virtual tables, in a process that does nothing else.
+"""SQL on a store: one read-only statement at a time, on virtual tables, in a process that does nothing else.
 
-Two SQLite libraries are loaded here, and that is safe only because one of them never sees the store's file. The
-standard library's sqlite3, which the node uses too, reads the store (StoreReader, mode=ro, a page at a time). apsw
-brings a newer SQLite of its own, with virtual tables; it has an empty database in memory and asks us for rows. Were the
-file opened by both, closing it in one would drop the POSIX locks of the other, for those belong to the process: that is
-how rows were lost when it was tried. So nothing may be attached here, an authorizer refuses everything but reading, and
-`bsfg sql` is never part of a node's process.
+This process loads two SQLite libraries, which is safe only because one of them never opens the store's file. The
+standard library's sqlite3, which the node also uses, reads the store (StoreReader, mode=ro, a page at a time). apsw has
+a newer SQLite of its own with virtual tables, an empty database in memory, and asks this module for rows. If both
+opened the file, closing it in one would release the POSIX locks of the other, since these belong to the process; rows
+were lost that way in a trial. So nothing can be attached, an authorizer refuses everything but reading, and `bsfg sql`
+never runs in a node.
 
     ExtraMissing            apsw is not installed
     SqlRefused              SQLite cannot run the statement, or it would do more than read

@@ -1,8 +1,7 @@
-"""Tables that SQLite asks us for, row by row: `facts` over a scan, and small ones over a list. For apsw, which calls
-these.
+"""Virtual tables for apsw: `facts` over a scan, and small tables over a list of rows.
 
-Method names are apsw's. A cursor of `facts` opens a batch when SQLite gets there, makes of it the columns that the
-statement uses, and answers from these lists; a row costs a third of a microsecond and as much for each column.
+Method names are apsw's. A cursor of `facts` opens a batch when SQLite reaches it, builds the columns that the statement
+uses, and answers from these lists; a row costs a third of a microsecond and as much again for each column.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     spark-submit spark/pyspark_bsfg/jobs/rollup_minute.py --store /var/lib/bsfg/enterprise/facts.db --out /data/rollup_minute
 
-The range of facts is fixed before Spark starts and rolled up whole; each date and zone touched is overwritten, so a
-second run gives the same rows and a late fact corrects its day. Nothing is filtered away: every fact of the range, also
-a message or a bad reading, is in exactly one row's `count`. The program counts the facts as Spark reads them, counts
-them again in the files it wrote, prints both as JSON on its last line, and ends with status 1 where they differ. Facts
-that the disk has damaged are counted as missing and said; that retention releases some meanwhile ends the run, for a
-day would shrink.
+The range of facts is fixed before Spark starts and rolled up completely. Each affected date and zone is overwritten, so
+a second run gives the same rows and a late fact corrects its day. Nothing is filtered out: every fact of the range,
+also a message or a bad reading, is in the `count` of exactly one row. The program counts the facts as Spark reads them
+and again in the files it wrote, prints both as JSON on its last line, and exits with status 1 if they differ. Damaged
+facts are counted as missing and reported. If retention releases facts meanwhile, the run ends, because a day would
+shrink.
 
     date zone minute tag predicate unit     the key; a tag whose unit changes has two rows, never a mixed mean
     count good_count bad_count              facts; of those with Good and with Bad quality (the rest: Uncertain, or messages)

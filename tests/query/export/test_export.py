@@ -230,7 +230,7 @@ def test_the_command_narrows_counts_and_streams(tmp_path: Path) -> None:
     assert (len(rows), {row["subject"] for row in rows}) == (count, {"tag:line1/flow"})
     assert piped.stderr == f"{count} facts to -\n"
     for arguments, why in (
-        (("--since", "yesterday"), "is no time"),
+        (("--since", "yesterday"), "is not a time"),
         (("--stream", "facts.none"), "there are: facts"),
     ):
         refused = bsfg("store", "export", "--file", str(file), "--format", "csv", *arguments, str(tmp_path / "g.csv"))

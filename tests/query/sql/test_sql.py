@@ -254,7 +254,7 @@ def test_other_tables(tmp_path: Path) -> None:
         ("vacuum into 'x.db'", "more than read"),
         ("pragma journal_mode = delete", "more than read"),
         ("select load_extension('x')", "not authorized"),
-        ("select ns('soon')", "no time"),
+        ("select ns('soon')", "not a time"),
     ],
 )
 def test_nothing_but_reading(session: SqlSession, statement: str, why: str) -> None:

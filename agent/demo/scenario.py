@@ -1,13 +1,13 @@
-"""What happens in the demonstration, in order, and the count at its end.
+"""The steps of the demonstration, in order, and the comparison of counts at its end.
 
-    the plant moves, facts travel    plant-a -> idmz -> enterprise, each hop durable
-    the IDMZ is cut off              its broker stands still (SIGSTOP): nobody hears anybody, everybody goes on
-    the cut heals                    the zones above catch up by themselves
+    the plant's values change        facts travel plant-a -> idmz -> enterprise, each hop durable
+    the broker is frozen (SIGSTOP)   the zones are cut off from each other and keep recording
+    the broker continues             the zones above catch up
     the IDMZ node is killed (-9)     and started again
-    the plant falls silent           and the three stores are compared with each other, and with what Spark counts
+    the plant stops                  the counts of the three stores and of Spark are compared
 
-The plant is real servers speaking real protocols, the nodes are `bsfg run`. Nothing is counted twice from the same
-place: the stores are read by this program, the Parquet files by Spark.
+The plant is real servers with real protocols, and the nodes are `bsfg run`. The stores are counted by this program, the
+Parquet files by Spark.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Timing:
     converge_s_max: float = 60.0
 
 
-class StoryFailed(BsfgError):
-    """The demonstration did not end as it must; the folder with all logs is kept and named."""
+class DemoFailed(BsfgError):
+    """The demonstration failed; its folder with all logs is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Scene:
+class RunningZones:
     """The processes of one demonstration and where they live."""
 
     folder: Path
@@ -83,14 +83,14 @@ class Scene:
     configs: dict[str, Path] = field(default_factory=dict)
 
     def status(self, zone: str) -> dict[str, Any] | None:
-        """What a node says of itself, or None when it does not answer."""
+        """The health page of a node, or None when it does not answer."""
         try:
             return ask_health("127.0.0.1", self.health_ports[zone])
         except NodeSilent:
             return None
 
     def statuses(self) -> dict[str, dict[str, Any] | None]:
-        """The same of every zone."""
+        """The health page of every zone's node."""
         return {zone: self.status(zone) for zone in self.nodes}
 
     def store(self, zone: str) -> Path:
@@ -104,7 +104,7 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
+def run_zones(folder: Path, *, keep: bool) -> Iterator[RunningZones]:
     """Start broker, plant and nodes in `folder`; end them all at the end, unless they are to be kept."""
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(Mosquitto.started(folder / "site", layout.ZONES, layout.LINKS))
@@ -114,7 +114,7 @@ def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
             child.start()
         for child in plant:
             child.wait_line("ready")
-        made = Scene(folder, broker, plant, {}, {zone: free_port() for zone in layout.ZONES})
+        made = RunningZones(folder, broker, plant, {}, {zone: free_port() for zone in layout.ZONES})
         for zone in layout.ZONES:
             config = folder / zone / "node.toml"
             source = address if zone == layout.PLANT else None
@@ -133,35 +133,39 @@ def scene(folder: Path, *, keep: bool) -> Iterator[Scene]:
             _wait_for_interrupt(made)
 
 
-def play(folder: Path, view: View, timing: Timing, report: Callable[[Outcome], None], *, keep: bool = False) -> Outcome:
-    """The whole story; `report` is told the outcome while everything still runs. Raises StoryFailed when the zones do
-    not agree in time."""
+def run_demo(
+    folder: Path, view: View, timing: Timing, report: Callable[[Outcome], None], *, keep: bool = False
+) -> Outcome:
+    """Run all steps and call `report` with the outcome while everything still runs.
+
+    Raises DemoFailed when the zones do not agree in time.
+    """
     view.say(f"starting a broker, a plant and three nodes in {folder}")
-    with scene(folder, keep=keep) as stage:
-        _watch(stage, view, lambda: stage.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
+    with run_zones(folder, keep=keep) as zones:
+        _watch(zones, view, lambda: zones.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
         view.say("facts travel plant-a -> idmz -> enterprise; each zone has its own store, each arrow is a pull")
-        _watch_for(stage, view, timing.run_s / 2)
-        view.say("an application at the plant appends a message: " + _append_message(stage))
-        _watch_for(stage, view, timing.run_s / 2)
+        _watch_for(zones, view, timing.run_s / 2)
+        view.say("an application at the plant appends a message: " + _append_message(zones))
+        _watch_for(zones, view, timing.run_s / 2)
         view.say(
             f"the IDMZ's broker stands still: every zone is alone for {timing.cut_s:.0f} s, the plant goes on recording"
         )
-        stage.broker.freeze()
-        _watch_for(stage, view, timing.cut_s)
-        stage.broker.thaw()
+        zones.broker.freeze()
+        _watch_for(zones, view, timing.cut_s)
+        zones.broker.thaw()
         view.say("the broker is back: the zones above catch up")
-        _watch(stage, view, lambda: _level(stage, slack=100), timing.converge_s_max)
+        _watch(zones, view, lambda: _level(zones, slack=100), timing.converge_s_max)
         view.say("kill -9 of the idmz node, and a new start")
-        stage.nodes[layout.IDMZ].kill()
-        _watch_for(stage, view, timing.after_kill_s / 2)
-        stage.nodes[layout.IDMZ].start()
-        _watch_for(stage, view, timing.after_kill_s)
+        zones.nodes[layout.IDMZ].kill()
+        _watch_for(zones, view, timing.after_kill_s / 2)
+        zones.nodes[layout.IDMZ].start()
+        _watch_for(zones, view, timing.after_kill_s)
         view.say("the plant falls silent")
-        for child in stage.plant:
+        for child in zones.plant:
             child.stop()
-        facts, messages = _settled(stage, view, timing)
+        facts, messages = _settled(zones, view, timing)
         view.say("Spark counts the enterprise store and rolls it up by minute and tag")
-        spark = rollup(stage.store(layout.ENTERPRISE), folder / "rollup")
+        spark = rollup(zones.store(layout.ENTERPRISE), folder / "rollup")
         outcome = Outcome(facts, messages, spark)
         report(outcome)
     return outcome
@@ -172,7 +176,7 @@ def rollup(store: Path, out: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "pyspark_bsfg.jobs.rollup_minute", "--store", str(store), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_S_MAX, check=False)
     if done.returncode != 0:
-        raise StoryFailed(f"the rollup job failed:\n{done.stderr[-2000:]}")
+        raise DemoFailed(f"the rollup job failed:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
@@ -200,32 +204,32 @@ def _plant(folder: Path) -> tuple[tuple[Child, ...], layout.PlantAddress]:
     return tuple(children), address
 
 
-def _append_message(stage: Scene) -> str:
+def _append_message(zones: RunningZones) -> str:
     """Run `bsfg append` as an application of the plant would; what it says."""
-    command = [sys.executable, "-m", "agent.cli", "append", "--config", str(stage.configs[layout.PLANT])]
+    command = [sys.executable, "-m", "agent.cli", "append", "--config", str(zones.configs[layout.PLANT])]
     command += ["batch:B-1042", "step_completed", '{"result":"ok","step":"mash"}']
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S_MAX, check=False)
     if done.returncode != 0:
-        raise StoryFailed(f"bsfg append failed: {done.stderr}")
+        raise DemoFailed(f"bsfg append failed: {done.stderr}")
     return done.stdout.partition(",")[0]
 
 
-def _level(stage: Scene, slack: int = 0) -> bool:
+def _level(zones: RunningZones, slack: int = 0) -> bool:
     """Whether the zone at the top holds what the plant holds, give or take what is under way."""
-    return stage.facts(layout.PLANT, TELEMETRY) - stage.facts(layout.ENTERPRISE, TELEMETRY) <= slack
+    return zones.facts(layout.PLANT, TELEMETRY) - zones.facts(layout.ENTERPRISE, TELEMETRY) <= slack
 
 
-def _settled(stage: Scene, view: View, timing: Timing) -> tuple[dict[str, int], dict[str, int]]:
+def _settled(zones: RunningZones, view: View, timing: Timing) -> tuple[dict[str, int], dict[str, int]]:
     """Counts per zone once nothing moves any more: equal, or different for good."""
     seen: list[tuple[dict[str, int], dict[str, int]]] = []
 
     def still() -> bool:
-        counts = tuple({zone: stage.facts(zone, stream) for zone in layout.ZONES} for stream in layout.STREAMS)
+        counts = tuple({zone: zones.facts(zone, stream) for zone in layout.ZONES} for stream in layout.STREAMS)
         seen.append((counts[0], counts[1]))
         recent = seen[-8:]  # two seconds
         return len(recent) == 8 and all(entry == recent[0] for entry in recent) and _all_equal(recent[0])
 
-    _watch(stage, view, still, timing.converge_s_max)
+    _watch(zones, view, still, timing.converge_s_max)
     return seen[-1]
 
 
@@ -233,33 +237,33 @@ def _all_equal(counts: tuple[dict[str, int], dict[str, int]]) -> bool:
     return all(len(set(count.values())) == 1 for count in counts)
 
 
-def _watch_for(stage: Scene, view: View, seconds: float) -> None:
+def _watch_for(zones: RunningZones, view: View, seconds: float) -> None:
     end = time.monotonic() + seconds
-    _watch(stage, view, lambda: time.monotonic() >= end, seconds + 10)
+    _watch(zones, view, lambda: time.monotonic() >= end, seconds + 10)
 
 
-def _watch(stage: Scene, view: View, until: Callable[[], bool], limit_s: float) -> None:
-    """Show what happens until something holds. Raises StoryFailed when it does not within the limit, or a node dies."""
+def _watch(zones: RunningZones, view: View, until: Callable[[], bool], limit_s: float) -> None:
+    """Update the view until a condition holds. Raises DemoFailed after `limit_s` seconds, or when a node dies."""
     deadline = time.monotonic() + limit_s
     while True:
-        view.show(stage.statuses())
+        view.show(zones.statuses())
         if until():
             return
         if time.monotonic() > deadline:
-            held = {zone: stage.facts(zone, TELEMETRY) for zone in layout.ZONES}
-            raise StoryFailed(f"the zones do not agree after {limit_s:.0f} s: {held}; logs are in {stage.folder}")
+            held = {zone: zones.facts(zone, TELEMETRY) for zone in layout.ZONES}
+            raise DemoFailed(f"the zones do not agree after {limit_s:.0f} s: {held}; logs are in {zones.folder}")
         time.sleep(_POLL_S)
 
 
-def _wait_for_interrupt(stage: Scene) -> None:
-    for child in stage.plant:
+def _wait_for_interrupt(zones: RunningZones) -> None:
+    for child in zones.plant:
         child.start()
-    print(f"\nEverything is left running in {stage.folder}. Look around, for example:")
-    for zone, config in stage.configs.items():
-        print(f"  bsfg status --config {config}        http://127.0.0.1:{stage.health_ports[zone]}/metrics")
+    print(f"\nEverything is left running in {zones.folder}. Look around, for example:")
+    for zone, config in zones.configs.items():
+        print(f"  bsfg status --config {config}        http://127.0.0.1:{zones.health_ports[zone]}/metrics")
     print("Ctrl-C ends it all.")
     with contextlib.suppress(KeyboardInterrupt):
-        while all(node.running for node in stage.nodes.values()):
+        while all(node.running for node in zones.nodes.values()):
             time.sleep(_POLL_S)
 
 
@@ -268,4 +272,14 @@ def new_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
 
 
-__all__ = ["Outcome", "ProcessFailed", "Scene", "StoryFailed", "Timing", "new_folder", "play", "rollup", "scene"]
+__all__ = [
+    "DemoFailed",
+    "Outcome",
+    "ProcessFailed",
+    "RunningZones",
+    "Timing",
+    "new_folder",
+    "rollup",
+    "run_demo",
+    "run_zones",
+]
