@@ -2,8 +2,9 @@
 
     python -m tests.mutants.run [--group GROUP] [--id ID] [--jobs N] [--no-baseline] [--verbose]
 
-First the named tests must pass without any bug. Exits with status 1 unless every chosen mutant is caught. The tree itself is never
-changed: each worker has a copy in a temporary folder, which stands before the installed package on the import path.
+First the named tests must pass without any bug. Exits with status 1 unless every chosen mutant is caught. The tree
+itself is never changed: each worker has a copy in a temporary folder, which stands before the installed package on the
+import path.
 """
 
 import argparse

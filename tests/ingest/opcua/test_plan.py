@@ -49,7 +49,8 @@ def test_a_server_that_takes_not_even_one_item_is_not_asked_for_ever() -> None:
 
 
 def test_another_wish_touches_only_what_differs() -> None:
-    """Live and parked handles that stay are left alone; new ones are created, items of removed ones deleted, in calls."""
+    """Live and parked handles that stay are left alone; new ones are created, items of removed ones deleted, in
+    calls."""
     plan = ItemPlan([1, 2, 3, 4], size_max=2, pause_ns=100)
     plan.answered([1, 2, 3], [Created(0, 11), Created(0, 12), BAD], 0)
     plan.want([1, 3, 5])  # 2 was live, 4 pending

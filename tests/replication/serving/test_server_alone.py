@@ -92,7 +92,8 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> N
 def test_what_the_store_says_is_told_in_the_protocols_words(
     tmp_path: Path, error: Exception, code: str, *, is_retryable: bool
 ) -> None:
-    """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only that it is there."""
+    """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only
+    that it is there."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         async def refuse(*_: object) -> Any:
