@@ -2,31 +2,51 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from agent import file_hints
 from agent.file_hints import WatchTimes, watch_files
 from tests.waiting import wait_until_async
 
 
-def test_a_file_is_looked_at_when_it_is_quiet(tmp_path: Path) -> None:
-    """Written in several steps, it is looked at once, after the last of them."""
-    file, seen = tmp_path / "tags.csv", list[str]()
+def test_a_changed_file_is_looked_at_when_it_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint is no reason to read at once: editors and copies write in several steps."""
+    file, happened = tmp_path / "tags.csv", list[str]()
     file.write_text("")
 
     async def look() -> float:
-        seen.append(file.read_text())
+        happened.append("look")
         return 60.0
 
+    async def settle(*_: Any) -> None:
+        happened.append("settle")
+
+    monkeypatch.setattr(file_hints, "_settle", settle)
+
     async def scenario() -> None:
-        times = WatchTimes(settle_s=0.5, settle_max_s=20.0, missing_s=60.0, reread_s=60.0)
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            watching = group.create_task(watch_files(lambda: [file], look, lambda _: None, times))
-            await wait_until_async(lambda: seen == [""], "the first look")
-            for step in range(5):
-                with file.open("a") as opened:
-                    opened.write(str(step))
-                await asyncio.to_thread(lambda: None)
-            await wait_until_async(lambda: len(seen) > 1, "the second look")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            watching = group.create_task(watch_files(lambda: [file], look, lambda _: None, WatchTimes(reread_s=60.0)))
+            await wait_until_async(lambda: happened == ["look"], "the first look")
+            file.write_text("changed")
+            await wait_until_async(lambda: len(happened) > 2, "the second look")
             watching.cancel()
-        assert seen == ["", "01234"]
+        assert happened[:3] == ["look", "settle", "look"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hints, waits", [([False], 1), ([True, True, False], 3)])
+def test_quiet_is_a_moment_without_a_hint(hints: list[bool], waits: int) -> None:
+    """As long as hints come, the moment begins anew."""
+    waited = 0
+
+    class Hints:
+        async def wait(self, _limit_s: float) -> bool:
+            nonlocal waited
+            waited += 1
+            return hints[waited - 1]
+
+    asyncio.run(file_hints._settle(Hints(), WatchTimes()))  # type: ignore[arg-type]
+    assert waited == waits

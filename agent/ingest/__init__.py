@@ -1,7 +1,8 @@
 """Ingest: reads OPC UA servers and Modbus devices and appends their values to the fact store.
 
-Each configured source is supervised on its own: it connects, delivers samples, is lost, and is built anew. A tag map says which values
-of a source are read; sampling rules decide which samples become facts. Samples leave through a port (`StorePort`).
+Each configured source is supervised on its own: it connects, delivers samples, is lost, and is built anew. A tag map
+says which values of a source are read; sampling rules decide which samples become facts. Samples leave through a port
+(`StorePort`).
 
     opcua/  modbus/     the two adapters, alike file by file
     tags/               tag files: read, checked, watched, compared with the map in force

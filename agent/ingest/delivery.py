@@ -1,12 +1,12 @@
-"""What a source hands its samples to: sampling decisions, then the door to the store, stream by stream.
+"""Applies the sampling rules to the raw samples of one source and passes the result to the recorder, stream by stream.
 
-Lives as long as the source is configured, across all its connections and tag maps: what was recorded last must be known when
-the source returns. Takes raw samples by tag number, passes on what the rules let through. Will not keep what it passed on.
+A `Delivery` lives as long as its source is configured, across all connections and tag maps, because the sampler must
+know what was recorded last when the source returns. It keeps no sample that it has passed on.
 
-A new tag map waits here (`want`) until the source finds the moment to take it over (`retag`): in the one task that records,
-behind what was read under the old map. Tags that stay keep their number and their sampling state. Values held back by a rule
-that ends are recorded; a tag that is read no more is recorded once as out of service, so that its last value does not pass
-for a current one.
+A new tag map waits here (`want`) until the source takes it over (`retag`) in the one task that records, behind
+everything that was read under the old map. Tags that stay keep their number and their sampling state. A value that an
+ended rule held back is recorded. A tag that is no longer read is recorded once as out of service: otherwise its last
+value would look current for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.message import Sample
 
 
 class Delivery:
-    """The way of one source's samples into the store."""
+    """Passes the samples of one source to the store."""
 
     def __init__(self, source: str, tags: Sequence[Tag], numbers: Sequence[int], recorder: Recorder) -> None:
         self.source = source
@@ -43,11 +43,12 @@ class Delivery:
         return self._wanted is not None
 
     def want(self, tags: Sequence[Tag], numbers: Sequence[int]) -> None:
-        """Leave a new tag map for the source; one that still waits is replaced."""
+        """Leave a new tag map for the source. It replaces one that still waits."""
         self._wanted = _numbered(tags, numbers)
 
     def retag(self, now_ns: int) -> bool:
-        """Take over the tag map that waits, if one does. Nothing is awaited: it happens whole or not. `settle` must follow."""
+        """Take over the waiting tag map; True if there was one. Awaits nothing, so it happens as a whole. The caller
+        then awaits `settle`."""
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return False
@@ -60,15 +61,15 @@ class Delivery:
         return True
 
     async def settle(self) -> None:
-        """Give the store what `retag` has handed in."""
+        """Append what `retag` has handed in."""
         await self.recorder.settle()
 
     async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
-        """Record those of the samples that the rules let through (see `Sampler.select`); held while the store refuses."""
+        """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
         await self._record(self.sampler.select(samples, now_ns, returned_ns))
 
     async def deliver_due(self, now_ns: int) -> None:
-        """Record what time alone makes due, and the gaps that are."""
+        """Record the samples and gaps that are due by time alone."""
         self.turns_total += 1
         await self._record(self.sampler.due(now_ns))
         await self.recorder.flush_gaps()
@@ -76,13 +77,13 @@ class Delivery:
     async def lose(
         self, quality: int, now_ns: int, tags: Iterable[int] | None = None, *, corrects: bool = False
     ) -> None:
-        """Record once that tags (all, or these) have no value now."""
+        """Record once that these tags, by default all, have no value now."""
         await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects))
 
     def add_gap(
         self, reason: str, first_ns: int, last_ns: int, count: int, tags: Iterable[int], *, exact: bool
     ) -> None:
-        """Note values that were lost; they become a fact."""
+        """Note lost values, which become a gap fact. Times in ns since 1970."""
         named = tuple(self._subjects[tag] for tag, _ in zip(tags, range(TAGS_NAMED_MAX), strict=False))
         self.recorder.add_gap(Gap(self.source, reason, first_ns, max(first_ns, last_ns), count, exact, named))
 

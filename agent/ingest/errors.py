@@ -1,11 +1,11 @@
-"""What can go wrong between a device and the store, and whose fault it is.
+"""The exceptions of this package.
 
     IngestError                 everything this package raises on purpose
-      TagMapError               a tag file cannot be used; `problems` holds every reason (the operator's to mend)
+      TagMapError               a tag file cannot be used; `problems` holds every reason (for the operator)
         TagFileUnreadable       it is missing or cannot be opened, which may pass by itself
-      SourceError               one life of a source has ended; the supervisor rebuilds it after a pause
-        SourceLost              the connection broke, fell silent or never came up
-        SourceRefused           the other side, or our own rules, said no; the text ends with what to do
+      SourceError               one life of a source has ended; the supervisor builds it anew after a pause
+        SourceLost              the connection broke, fell silent or was never established
+        SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
 
 Errors of asyncua and pymodbus stop at the modules that speak to them and arrive here chained.
 """
@@ -50,7 +50,7 @@ class TagMapError(IngestError):
 
 
 class TagFileUnreadable(TagMapError):
-    """A tag file is not there or cannot be opened: at a start that is an error, later perhaps somebody saving it."""
+    """A tag file is missing or cannot be opened: an error at the start; later an editor may just be saving it."""
 
 
 class SourceError(IngestError):
@@ -58,11 +58,12 @@ class SourceError(IngestError):
 
 
 class SourceLost(SourceError):
-    """The connection to a source broke, fell silent or never came up."""
+    """The connection to a source broke, fell silent or was never established."""
 
 
 class SourceRefused(SourceError):
-    """The source refused us, or we refuse it; trying again without a change will not help, but is done, slowly."""
+    """The source refused us, or we refuse it. Retrying does not help until somebody changes something; it is done,
+    slowly."""
 
 
 def tag_file_problem(file: Path, why: str) -> Problem:

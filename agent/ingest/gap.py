@@ -1,8 +1,8 @@
-"""Gaps: what could not be sampled, said as a fact.
+"""Gaps: values that could not be sampled, recorded as a fact. Core: no IO.
 
-A source that cannot wait (a poll whose time has passed, a server whose queue ran over) loses values when the store or the
-line is slower than they come. Such a loss is gathered here and leaves as one message per source and reason, so that a storm
-of losses does not become a storm of facts. Core: decides what the fact says; when to send it is the caller's business.
+A source that cannot wait (a poll whose time has passed, a server whose queue overflowed) loses values when the store or
+the line is too slow. Losses are merged here into one message per source and reason, so that many losses make few facts.
+The caller decides when to append it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agent.message import Envelope, Fact, Message, canonical_json, time_text
 
-TAGS_NAMED_MAX = 20  # a fact names the first tags hit; more would be a document, and the count tells the size anyway
+TAGS_NAMED_MAX = 20  # a fact names the first tags affected; the count tells how many values were lost
 PREDICATE = "samples_lost"
 
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
@@ -67,7 +67,7 @@ class GapLog:
         return gaps
 
     def put_back(self, gaps: Iterable[Gap]) -> None:
-        """Gaps that were taken and could not be stored."""
+        """Return gaps that were taken and could not be stored."""
         for gap in gaps:
             self.add(gap)
 

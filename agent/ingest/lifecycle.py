@@ -53,7 +53,8 @@ def next_state(state: State, event: Event) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waiting times that double from `delay_ms` to `delay_max_ms`, with jitter so that many sources do not knock at once."""
+    """Waiting times that double from `delay_ms` to `delay_max_ms`, with jitter so that many sources do not knock at
+    once."""
 
     delay_ms: int
     delay_max_ms: int

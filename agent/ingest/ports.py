@@ -1,8 +1,8 @@
-"""What ingest asks of the store, as shapes: whoever has these methods can stand behind them.
+"""The port through which ingest appends: what it needs of a store, as a protocol. The fact store satisfies it as it is.
 
-The fact store satisfies them as it is; a test hands in a list. A store says "not now" by raising one of the exception types
-it is introduced with (`Refusals`): at once from the call, or later through the future. A refusal is never an answer to give
-up on: the source is slowed until the store takes the samples, and what could not be sampled meanwhile is recorded as a gap.
+A store refuses for the moment by raising one of the exception types it is introduced with (`Refusals`), from the call
+or through the future. A refused append is repeated until the store takes it. The source is slowed meanwhile, and what
+it could not sample is recorded as a gap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OPC UA status codes (Part 6, Annex A.2) that this package itself gives to samples, whatever the protocol.
 
-A source's own code is kept bit for bit; these are for what only we can know: that a device does not answer, that bytes do not
-make a value. The bits that tell an overflow of the server's queue are Part 4, 7.39.1.
+A source's own code is kept bit for bit; these are for what only we can know: that a device does not answer, that bytes
+do not make a value. The bits that tell an overflow of the server's queue are Part 4, 7.39.1.
 """
 
 from __future__ import annotations

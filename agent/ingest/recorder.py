@@ -1,8 +1,9 @@
-"""The door to the store for one source: appends, remembers what is on its way, waits when the store says not now.
+"""Appends the samples of one source to the store, waits while the store refuses, and appends again what failed.
 
-Promises that a sample handed in is committed, or handed in again when the store refuses it, for as long as the process
-lives, or told as lost if the store fails at it repeatedly; the caller is held meanwhile, which is how a full store slows a source. What is on its way is bounded. Gaps are
-written as facts, merged while they cannot be. It will not drop, and it decides nothing about what is worth recording.
+A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
+up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
+samples is bounded. Gaps are written as facts, and merged until they can be written. Which samples are worth recording
+is decided elsewhere (`sampling`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 
 
 class _Flight:
-    """Samples handed to the store and not yet known to be committed. No future: refused, to be handed in again."""
+    """Samples that are not known to be committed. Without a future they have to be appended (again)."""
 
     __slots__ = ("failures", "future", "rows", "stream")
 
@@ -40,7 +41,7 @@ class _Flight:
 
 
 class Recorder:
-    """One source's door to the store."""
+    """Appends for one source."""
 
     def __init__(self, source: str, zone: str, store: StorePort, refusals: Refusals, operational_stream: str) -> None:
         self._source, self._zone = source, zone
@@ -56,34 +57,36 @@ class Recorder:
         self.last_value_unix_ms = 0
 
     async def define(self, definitions: Sequence[TagDefinition]) -> list[int]:
-        """Numbers for definitions, asked for until the store gives them."""
+        """The numbers of tag definitions. Waits while the store refuses."""
         return await self._insist(lambda: self._store.define(definitions))
 
     async def record(self, stream: str, rows: Sequence[Sample]) -> None:
-        """Hand samples to the store; returns once they are queued there and what is on its way is within its bound."""
+        """Append samples; returns once the store has queued them and the number of uncommitted samples is within its
+        limit."""
         self.hand_in(stream, rows)
         await self.settle()
 
     def hand_in(self, stream: str, rows: Sequence[Sample]) -> None:
-        """Take samples over, without waiting: from here on nothing that ends the caller loses them. `settle` must follow."""
+        """Take samples over without waiting: a caller that is cancelled afterwards loses none. The caller then awaits
+        `settle`."""
         if rows:
             self._flights.append(_Flight(stream, rows, None))
             self._in_flight += len(rows)
 
     async def settle(self) -> None:
-        """Give the store what was handed in; returns once what is on its way is within its bound."""
+        """Append what was handed in; returns once the number of uncommitted samples is within its limit."""
         await self._launch()
         while self._in_flight > IN_FLIGHT_SAMPLES_MAX:
             await self._settle_oldest()
         await self._settle_done()
 
     def add_gap(self, gap: Gap) -> None:
-        """Note a loss; it becomes a fact with the next `flush_gaps` that is due."""
+        """Note a loss. The next `flush_gaps` that is due writes it as a fact."""
         self.lost_total += gap.count
         self._gaps.add(gap)
 
     async def flush_gaps(self, *, at_once: bool = False) -> None:
-        """Write open gaps as facts, if there are any and the last ones are long enough ago."""
+        """Write open gaps as facts, at most once in GAP_INTERVAL_S unless `at_once`."""
         if not self._gaps or (time.monotonic() < self._gaps_due_s and not at_once):
             return
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
@@ -109,7 +112,7 @@ class Recorder:
         await self.flush_gaps(at_once=True)
 
     async def _launch(self) -> None:
-        """Hand in, oldest first, whatever has no future yet; wait as long as the store refuses."""
+        """Append, oldest first, what has no future yet. Waits while the store refuses."""
         wait_s = REFUSED_WAIT_S
         for flight in list(self._flights):
             while flight.future is None:
@@ -124,8 +127,8 @@ class Recorder:
                     raise
 
     def _failed(self, flight: _Flight) -> None:
-        """The store failed in a way that waiting does not mend. Samples that fail again and again would hold up all that
-        come after them for ever: they are given up, and a gap says so."""
+        """Count a failure that waiting does not resolve. Samples that fail FAILURES_MAX times are given up and recorded
+        as a gap: otherwise they would block all later samples for ever."""
         flight.future = None
         flight.failures += 1
         if flight.failures < FAILURES_MAX:
@@ -141,7 +144,7 @@ class Recorder:
             await self._settle_oldest()
 
     async def _settle_oldest(self) -> None:
-        """Wait for the oldest samples on their way; hand them in again if the store refused them after all."""
+        """Wait for the commit of the oldest samples. If the store refuses them, they are appended again."""
         flight = self._flights[0]
         if flight.future is None:
             await self._launch()
@@ -175,5 +178,5 @@ class Recorder:
 
 
 async def _committed(future: Future[ResultT]) -> ResultT:
-    """The store's answer. Shielded: what is handed in is not taken back when we are told to stop waiting."""
+    """The store's answer. Shielded: cancelling the wait does not cancel the append."""
     return await asyncio.shield(asyncio.wrap_future(future))

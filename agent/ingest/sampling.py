@@ -2,18 +2,19 @@
 
 Core: takes samples and the time, returns samples; holds a fixed amount of state for each tag and none beyond.
 
-    deadband        a value is recorded when it differs from the last recorded one by more than this, absolute or in percent
-                    of the last recorded value; 0 means any change; without one every sample is recorded
+    deadband        a value is recorded when it differs from the last recorded one by more than this, absolute or in
+                    percent of the last recorded value; 0 means any change; without one every sample is recorded
     min_interval    no two facts closer than this; the newest value held back is recorded when the time is over
-    max_interval    a value that stands still is recorded again after this, with the time it was known to be still so
+    max_interval    a value that does not change is recorded again after this, with the time of its last confirmation
 
-A change of quality is recorded at once. A sample with the source time, value and quality of the one before is a duplicate (a
-server repeats the standing value after every reconnect) and leaves no fact. A sample older than the one before is a fact like
-any other; it is counted, and later samples are judged from it, so that a source whose clock was set back is not lost.
+A change of quality is recorded at once. A sample with the source time, value and quality of the one before is a
+duplicate (a server repeats the current value after every reconnect) and is not recorded. A sample older than the one
+before is recorded like any other; it is counted, and later samples are compared with it, so that a source whose clock
+was set back is not ignored.
 
 When a source is lost each of its tags is recorded once with a bad quality and no value. The first sample after that is
-recorded in any case; if its source time is not newer than the loss (nothing changed meanwhile) it is recorded with the time
-it was back, for otherwise whoever asks for the newest sample would be told of a loss that is over.
+recorded in any case. If its source time is not newer than the loss, because the value did not change meanwhile, it is
+recorded with the time of the return: otherwise the newest sample of the tag would be the loss, which is over.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Sampler:
         self.adopt(dict(rules))
 
     def adopt(self, rules: Mapping[int, SamplingRule]) -> None:
-        """Know these tags and no others. A tag that was known keeps what is remembered of it, under its new rule."""
+        """Handle exactly these tags. A tag that was known keeps its state under its new rule."""
         known, self._states = self._states, {}
         for tag, rule in rules.items():
             self._states[tag] = state = known.get(tag) or _State(rule)
@@ -92,7 +93,7 @@ class Sampler:
         return self._states[tag].rule
 
     def release(self, tags: Iterable[int], now_ns: int) -> list[Sample]:
-        """What is held back of these tags, to be recorded now because the rule that held it ends."""
+        """The values of these tags that a rule held back, to be recorded now because that rule ends."""
         found: list[Sample] = []
         for tag in tags:
             state = self._states[tag]
@@ -104,8 +105,8 @@ class Sampler:
     def select(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> list[Sample]:
         """Those of the samples that are to be recorded, in the order they came. Times are in the source's own time.
 
-        `returned_ns`: since when lost tags are known to be back, if not only since now. A value that stood still is given that
-        time; it must not lie after changes that came with it.
+        `returned_ns`: since when lost tags are known to be back, if not only since now. A value that stood still is
+        given that time; it must not lie after changes that came with it.
         """
         recorded: list[Sample] = []
         for sample in samples:

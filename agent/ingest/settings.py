@@ -28,8 +28,8 @@ SecurityMode = Literal["None", "Sign", "SignAndEncrypt"]
 class OpcuaSourceSettings:
     """[[opcua]]: one OPC UA server and how its tags are subscribed to.
 
-    The server's certificate is pinned, by file or by the SHA-256 of its DER form. Without encryption only when `insecure`
-    says so in as many words.
+    The server's certificate is pinned, by file or by the SHA-256 of its DER form. Without encryption only when
+    `insecure` says so in as many words.
     """
 
     name: str
@@ -112,8 +112,8 @@ class OpcuaSourceSettings:
 class ModbusSourceSettings:
     """[[modbus]]: one Modbus TCP device or gateway, and the units behind it.
 
-    `address_base` has no default: whether a vendor's sheet counts from 0, from 1 or from 40001 is the commonest wrong guess
-    in the field, and a value one register off can look right.
+    `address_base` has no default: whether a vendor's sheet counts from 0, from 1 or from 40001 is the commonest wrong
+    guess in the field, and a value one register off can look right.
     """
 
     name: str

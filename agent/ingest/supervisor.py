@@ -1,14 +1,14 @@
-"""Keeps every source alive, one by one: what happens to one is invisible to the others.
+"""Supervises all sources, each on its own: the failure of one does not affect the others.
 
-A source lives, is lost, waits, is rebuilt; for how long it waits decides `lifecycle`. Going and returning are logged once
-each, whatever happens in between. When a source goes each of its tags is recorded once as bad, so that the hole is in the data
-and not only in a log.
+A source runs, is lost, waits and is built anew; `lifecycle` decides how long it waits. Its loss and its return are
+logged once each, however many attempts fail in between. When a source is lost, each of its tags is recorded once as
+bad, so that the gap shows in the data and not only in the log.
 
-A new tag map (`offer`) is numbered by the store beside the life that goes on, and left at the source, which takes it over at
-its next good moment, connected or at its next attempt. Nothing is torn down for it.
+A new tag map (`offer`) is numbered by the store while the source goes on, and left at the source, which takes it over
+at a moment of its own, connected or at its next attempt. No connection is closed for it.
 
-Here stands the one broad except of the house: whatever a driver raises ends one life of one source and is counted. An
-AssertionError is our own mistake and passes through to end the process.
+This module has the only broad except of the project: whatever a driver raises ends one life of one source and is
+counted. An AssertionError is a bug of ours and passes through, so that the process ends.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
 
 
 class SourceSupervisor:
-    """One source and its lives."""
+    """One source: begins it, waits for its end, begins it again."""
 
     def __init__(self, settings: SourceSettings, tags: TagMap, recorder: Recorder) -> None:
         self.settings = settings
@@ -118,7 +118,7 @@ class SourceSupervisor:
         self._file_problem = self._numbering_problem = ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the source alive until `stop`; then deliver what it still holds and see it committed."""
+        """Run the source until `stop`; then deliver what it still holds and wait for the commit."""
         async with asyncio.TaskGroup() as group:
             lives = group.create_task(self._live(), name=f"source {self.settings.name}")
             numbering = group.create_task(self._number_offers(), name=f"tags of {self.settings.name}")
@@ -142,7 +142,7 @@ class SourceSupervisor:
         self._offered.set()
 
     def note_file_problems(self, problems: Sequence[Problem]) -> None:
-        """What is wrong with the tag file as it stands; nothing any more, if there are none."""
+        """Note what is wrong with the tag file now on disk; an empty sequence clears it."""
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         self._file_problem = f"{problems[0]}{more}" if problems else ""
 
@@ -182,7 +182,7 @@ class SourceSupervisor:
             await asyncio.sleep(self._backoff.wait_ms(self._failures, random.random()) / 1000)  # noqa: S311 jitter
 
     async def _outcome(self, part: Awaitable[None]) -> Exception | None:
-        """Let a part of a life happen; what it raised, counted, or None."""
+        """Await a part of a life. Returns what it raised, counted, or None."""
         try:
             await part
         except Exception as error:
@@ -198,7 +198,8 @@ class SourceSupervisor:
         return None
 
     def _end_if_stopping(self) -> None:
-        """As `end_if_cancelled`, which this task cannot ask: in Python 3.11 a group in it that failed leaves the same trace."""
+        """Like `end_if_cancelled`, which this task cannot use: in Python 3.11 a TaskGroup that failed in it leaves the
+        same mark."""
         if self._is_stopping:
             raise asyncio.CancelledError
 
@@ -236,7 +237,7 @@ class SourceSupervisor:
             self._delivery.want(offered.tags, numbers)
 
     async def _mend(self) -> None:
-        """After a life: deliver what it left, then say of each tag that it has no value now."""
+        """After a life: deliver what it left, then record that no tag has a value now."""
         if self._source is None or self._delivery is None:
             return
         await self._source.finish()
@@ -286,7 +287,7 @@ class Ingest:
         self._notes = [note for found in tag_maps.values() for note in found.notes]
 
     async def run(self) -> None:
-        """Supervise all sources until `stop`; returns when what they delivered is committed."""
+        """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
         for note in self._notes:
             log.warning("tag file needs a look", extra={"action": "tag_file_note", "note": note})
         async with asyncio.TaskGroup() as group:

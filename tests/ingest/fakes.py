@@ -31,7 +31,8 @@ class Busy(Exception):
 
 
 class FakeStore:
-    """Satisfies StorePort. `refusing` makes it refuse, `failing_futures` makes that many appends fail after being taken."""
+    """Satisfies StorePort. `refusing` makes it refuse, `failing_futures` makes that many appends fail after being
+    taken."""
 
     def __init__(self) -> None:
         self.definitions: list[TagDefinition] = []

@@ -47,7 +47,8 @@ async def test_tags_that_stay_keep_number_and_state() -> None:
 
 @in_loop
 async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:
-    """A removed tag and one with a new rule give up what they held back, in the stream it belonged to; others hold on."""
+    """A removed tag and one with a new rule give up what they held back, in the stream it belonged to; others hold
+    on."""
     store = FakeStore()
     delivery = await made(store, tag("gone", SLOW), tag("ruled", SLOW), tag("stays", SLOW))
     first, second = ([Sample(n, time_ns, float(time_ns)) for n in (1, 2, 3)] for time_ns in (10 * S, 11 * S))

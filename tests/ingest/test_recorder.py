@@ -164,7 +164,8 @@ async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 @in_loop
 async def test_draining_ends_with_the_last_commit() -> None:
-    """Told to stop, a recorder waits until all that it handed in is committed; a wait that is cancelled takes nothing back."""
+    """Told to stop, a recorder waits until all that it handed in is committed; a wait that is cancelled takes nothing
+    back."""
     store = SlowStore()
     one = recorder(store)
     await one.define([DEFINITION])

@@ -102,7 +102,8 @@ def test_a_late_sample_is_a_fact_too() -> None:
 
 
 def test_a_loss_is_recorded_once_for_each_tag() -> None:
-    """However often the supervisor fails to come back, the hole begins once; a reason that becomes known replaces a presumed one."""
+    """However often the supervisor fails to come back, the hole begins once; a reason that becomes known replaces a
+    presumed one."""
     one = Sampler([(1, SamplingRule()), (2, SamplingRule())])
     one.select([Sample(1, 10 * S, 1.5)], 10 * S)
     assert one.lose(BAD, 11 * S) == [Sample(1, 11 * S, None, BAD), Sample(2, 11 * S, None, BAD)]
@@ -122,7 +123,8 @@ def test_a_value_that_did_not_change_during_a_loss_ends_it() -> None:
 
 
 def test_a_standing_value_returns_before_the_changes_that_came_with_it() -> None:
-    """After a reconnect the server sends what stood and what changed since in one message: the change stays the newer one."""
+    """After a reconnect the server sends what stood and what changed since in one message: the change stays the newer
+    one."""
     one = sampler()
     one.select([Sample(TAG, 10 * S, 1.5)], 10 * S)
     one.lose(BAD, 20 * S)
@@ -154,8 +156,8 @@ def test_what_was_held_back_is_recorded_before_a_loss() -> None:
 def test_the_last_fact_is_never_far_from_the_last_sample(
     rows: list[tuple[int, int, int, bool]], rule: SamplingRule
 ) -> None:
-    """Whatever comes in whatever order, the newest recorded sample has the quality of the last one seen and a value within
-    the deadband of it: a reader of the facts knows what the plant shows."""
+    """Whatever comes in whatever order, the newest recorded sample has the quality of the last one seen and a value
+    within the deadband of it: a reader of the facts knows what the plant shows."""
     one = sampler(rule)
     facts: list[Sample] = []
     last: Sample | None = None

@@ -50,8 +50,8 @@ def secured(port: int, folder: Path, **settings: object) -> OpcuaSourceSettings:
 async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
     plc: Program, certificate: Path, tmp_path: Path
 ) -> None:
-    """Nothing is trusted on first use: the refusal names the fingerprint, and with it pinned, by line or by file, values
-    come in; with another pinned they do not."""
+    """Nothing is trusted on first use: the refusal names the fingerprint, and with it pinned, by line or by file,
+    values come in; with another pinned they do not."""
     settings = secured(plc.port, tmp_path)
     with pytest.raises(SourceRefused, match="not pinned yet") as caught:
         async with open_session(settings):

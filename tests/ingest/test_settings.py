@@ -48,7 +48,8 @@ def modbus(**settings: object) -> list[str]:
     ],
 )
 def test_rules_of_an_opcua_source(settings: dict[str, object], fields: list[str]) -> None:
-    """Encryption is the default and only `insecure` in so many words switches it off; no password travels in the clear."""
+    """Encryption is the default and only `insecure` in so many words switches it off; no password travels in the
+    clear."""
     assert opcua(**settings) == fields
 
 

@@ -1,4 +1,5 @@
-"""Both sources against real servers in their own processes: values, losses, returns, bad nodes, dead units, a full store."""
+"""Both sources against real servers in their own processes: values, losses, returns, bad nodes, dead units, a full
+store."""
 
 import itertools
 import logging
@@ -96,7 +97,8 @@ def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pyt
 
 @in_loop
 async def test_a_frozen_server_is_noticed_by_its_clock(plc: Program, tmp_path: Path) -> None:
-    """A connection that stands and delivers nothing is ended by the server time that does not move, and rebuilt after."""
+    """A connection that stands and delivers nothing is ended by the server time that does not move, and rebuilt
+    after."""
     async with ingesting(opcua(plc.port, tmp_path)) as run:
         await run.wait_good("plant/count_01", 3)
         plc.signal(signal.SIGSTOP)
@@ -132,8 +134,8 @@ def last(run: Running) -> list[list]:  # type: ignore[type-arg]
 
 @in_loop
 async def test_bad_nodes_do_not_stop_the_others(tmp_path: Path) -> None:
-    """A missing node and a missing namespace are parked and marked once; the rest flows, the server's own clock as a tag among
-    it. When the node appears it joins in, without a new connection."""
+    """A missing node and a missing namespace are parked and marked once; the rest flows, the server's own clock as a
+    tag among it. When the node appears it joins in, without a new connection."""
     tags = opcua_tags_csv() + "plant/elsewhere,nsu=urn:not:here;s=x,,,\nplant/clock,i=2258,,,\n"
     with running("opcua_server", "--late", "count_02:3") as plc:
         async with ingesting(opcua(plc.port, tmp_path, tags)) as run:
@@ -152,8 +154,8 @@ async def test_bad_nodes_do_not_stop_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("announced", ["7", "0"])
 def test_more_items_than_a_call_takes(announced: str, tmp_path: Path) -> None:
-    """A server that takes 7 items in one call gets all forty in calls of 7 or fewer, whether it announces that or not, and
-    again after a restart (the case in which asyncua itself falls silent)."""
+    """A server that takes 7 items in one call gets all forty in calls of 7 or fewer, whether it announces that or not,
+    and again after a restart (the case in which asyncua itself falls silent)."""
     limit = ("--items-per-call", "7", "--announce", announced)
 
     @in_loop
@@ -179,7 +181,8 @@ def test_more_items_than_a_call_takes(announced: str, tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_dead_unit_does_not_delay_the_others(tmp_path: Path) -> None:
-    """Unit 2 never answers, with a time-out of five poll intervals: unit 1 loses at most the first wait, then keeps its grid."""
+    """Unit 2 never answers, with a time-out of five poll intervals: unit 1 loses at most the first wait, then keeps its
+    grid."""
     with running("modbus_server", "--silent", "2") as meter:
         async with ingesting(modbus(meter.port, tmp_path, timeout_ms=500)) as run:
             await run.wait_bad("plant/unit2.torque_1", BAD_TIMEOUT)
@@ -207,7 +210,8 @@ async def test_a_unit_that_comes_back_is_read_again(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_missing_register_costs_only_itself(tmp_path: Path) -> None:
-    """A read refused because of a hole is split; a value that does not exist is marked; its neighbours are read as before."""
+    """A read refused because of a hole is split; a value that does not exist is marked; its neighbours are read as
+    before."""
     tags = modbus_tags_csv() + "plant/ghost,1,input,4,uint16,,,\n"  # between voltage_l3 and current_l1: does not exist
     with running("modbus_server") as meter:
         async with ingesting(modbus(meter.port, tmp_path, tags)) as run:
@@ -221,8 +225,8 @@ async def test_a_missing_register_costs_only_itself(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_store_that_is_full_for_a_while(plc: Program, meter: Program, tmp_path: Path) -> None:
-    """While the store refuses, both sources wait. Afterwards OPC UA delivers what the server had queued and a fact says what
-    its queues lost; Modbus says how many values were not polled. No connection is given up."""
+    """While the store refuses, both sources wait. Afterwards OPC UA delivers what the server had queued and a fact says
+    what its queues lost; Modbus says how many values were not polled. No connection is given up."""
     store = FakeStore()
     sources = opcua(plc.port, tmp_path, queue_size=2), modbus(meter.port, tmp_path)
     async with ingesting(*sources, store=store) as run:

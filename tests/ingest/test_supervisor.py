@@ -38,7 +38,8 @@ def lives(monkeypatch: pytest.MonkeyPatch, *deaths: Exception | None) -> None:
 
 @in_loop
 async def test_a_lost_source_leaves_one_bad_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Between the last value of a life and the first of the next one stands a bad one, so that the hole is in the data."""
+    """Between the last value of a life and the first of the next one stands a bad one, so that the hole is in the
+    data."""
     lives(monkeypatch, SourceLost("gone"))
     async with ingesting(modbus(1, tmp_path, TAG)) as run:
         await run.wait_good("plant/x", 1)

@@ -1,7 +1,8 @@
 """The catalogue of mutants: one TOML file a group, one table a mutant, and what is wrong with an entry.
 
-A mutant is a change of one or a few lines that breaks a promise of the product. `old` is text that occurs once in `file`, so that an
-entry survives when lines move; `tests` are pytest node ids, of which at least one must fail once `old` is replaced by `new`.
+A mutant is a change of one or a few lines that breaks a promise of the product. `old` is text that occurs once in
+`file`, so that an entry survives when lines move; `tests` are pytest node ids, of which at least one must fail once
+`old` is replaced by `new`.
 """
 
 import ast

@@ -2,8 +2,9 @@
 
     python -m tests.mutants.run [--group GROUP] [--id ID] [--jobs N] [--no-baseline] [--verbose]
 
-First the named tests must pass without any bug. Exits with status 1 unless every chosen mutant is caught. The tree itself is never
-changed: each worker has a copy in a temporary folder, which stands before the installed package on the import path.
+First the named tests must pass without any bug. Exits with status 1 unless every chosen mutant is caught. The tree
+itself is never changed: each worker has a copy in a temporary folder, which stands before the installed package on the
+import path.
 """
 
 import argparse
@@ -143,6 +144,8 @@ def _write(path: Path, source: str) -> None:
 def _pytest(tree: Path, tests: Sequence[str], *options: str, seconds_max: float) -> _Run:
     """Run tests in a copy of the tree, with what programs they start importing from there too."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S_MAX}"]
+    # No deadlines, which a busy machine would miss, and the same examples each time.
+    command += ["--hypothesis-profile=ci"]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'spark'}",

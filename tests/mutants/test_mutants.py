@@ -27,13 +27,15 @@ def test_names_are_unique() -> None:
 
 
 def test_most_of_it_is_about_shells() -> None:
-    """At least a hundred bugs, half of them in modules that are no cores: there a test has to be written with more effort."""
+    """At least a hundred bugs, half of them in modules that are no cores: there a test has to be written with more
+    effort."""
     assert len(MUTANTS) >= 100
     assert sum(mutant.file not in CORES for mutant in MUTANTS) * 2 >= len(MUTANTS)
 
 
 def test_a_handful_is_caught() -> None:
-    """Of the mutants whose tests are quick, three are caught: others each day. MUTANTS=seed draws those of another day."""
+    """Of the mutants whose tests are quick, three are caught: others each day. MUTANTS=seed draws those of another
+    day."""
     seed = os.environ.get("MUTANTS") or dt.datetime.now(dt.UTC).date().isoformat()
     chosen = random.Random(seed).sample([mutant for mutant in MUTANTS if not mutant.is_slow], HANDFUL)
     print(f"MUTANTS={seed}:", ", ".join(mutant.name for mutant in chosen))

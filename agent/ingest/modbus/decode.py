@@ -1,10 +1,10 @@
 """Registers to values: what the 16-bit words of a device mean.
 
-A value of two, four or eight bytes is spread over one, two or four registers, and vendors agree neither on the order of the
-registers nor on the order of the bytes inside one. An order is written as the letters of the value's bytes, A being the most
-significant, as they come on the wire: ABCD is the standard's order (Modbus Application Protocol 4.2), CDAB has the words
-swapped, BADC the bytes inside each word, DCBA both. Eight bytes have the four that follow from these and two more,
-EFGHABCD and CDABGHEF, that keep order within halves or swap within them.
+A value of two, four or eight bytes is spread over one, two or four registers, and vendors agree neither on the order of
+the registers nor on the order of the bytes inside one. An order is written as the letters of the value's bytes, A being
+the most significant, as they come on the wire: ABCD is the standard's order (Modbus Application Protocol 4.2), CDAB has
+the words swapped, BADC the bytes inside each word, DCBA both. Eight bytes have the four that follow from these and two
+more, EFGHABCD and CDABGHEF, that keep order within halves or swap within them.
 
 Core: tables and struct formats. It will not repair: bytes that are no value raise DecodeError.
 """

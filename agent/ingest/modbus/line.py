@@ -1,8 +1,9 @@
 """One TCP connection to a Modbus device, through pymodbus. The only module that knows pymodbus.
 
-pymodbus asks one thing at a time on a connection, retries by itself, reconnects by itself, and hangs up on everybody when one
-unit is silent. All of that is switched off here (`retries=0`, `reconnect_delay=0`, no limit on silence): a line is asked once,
-answers or not in `timeout_ms`, and is thrown away when it breaks. A new one is a new object.
+pymodbus sends one request at a time on a connection, retries and reconnects by itself, and closes the connection when
+one unit is silent. All of that is switched off here (`retries=0`, `reconnect_delay=0`, no limit on silence): a request
+is sent once, is answered or not within `timeout_ms`, and a broken connection is dropped. A new connection is a new
+object.
 
     SourceLost      the connection is gone; nobody behind it can be asked
     UnitSilent      this unit gave no answer in time; others may
@@ -119,9 +120,9 @@ class Line:
 def end_if_cancelled() -> None:
     """Raise CancelledError if the current task was cancelled and the library lost that.
 
-    pymodbus waits with asyncio.wait_for: that of Python 3.11 drops a cancellation that arrives together with the answer or the error,
-    and pymodbus turns another into an error of its own. A loop that goes on after either could not be stopped. Only for tasks that
-    only their own TaskGroup cancels and that hold no TaskGroup themselves.
+    pymodbus waits with asyncio.wait_for: that of Python 3.11 drops a cancellation that arrives together with the answer
+    or the error, and pymodbus turns another into an error of its own. A loop that goes on after either could not be
+    stopped. Only for tasks that only their own TaskGroup cancels and that hold no TaskGroup themselves.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,12 +1,12 @@
 """The fewest reads that fetch a set of registers, within what the device allows.
 
 A read covers neighbouring registers of one unit and table, at most `registers_per_read_max` of them, and may run across
-registers nobody asked for if no such hole is wider than `hole_max`. Within these limits the plan is optimal: the register
-with the lowest address must be in some read, a read that starts there loses nothing against one that starts earlier, and it
-is best filled as far as it goes; repeat with what is left.
+registers nobody asked for if no such hole is wider than `hole_max`. Within these limits the plan is optimal: the
+register with the lowest address must be in some read, a read that starts there loses nothing against one that starts
+earlier, and it is best filled as far as it goes; repeat with what is left.
 
-Devices refuse reads that touch addresses they do not have. `refine` takes a refused read apart: first at its holes, which
-are then never crossed again, and if it has none, in halves, down to single values. Core.
+Devices refuse reads that touch addresses they do not have. `refine` takes a refused read apart: first at its holes,
+which are then never crossed again, and if it has none, in halves, down to single values. Core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Limits:
     hole_max: int
 
     def count_max(self, table: Table) -> int:
-        """Most entries of a table in one read; a device that takes few registers takes as many bits as fit their bytes."""
+        """Most entries of a table in one read; a device that takes few registers takes as many bits as fit their
+        bytes."""
         return (
             min(BITS_PER_READ_MAX, self.registers_per_read_max * 16) if table.is_bits else self.registers_per_read_max
         )
@@ -67,7 +68,8 @@ def plan_reads(registers: Iterable[Register], limits: Limits, barriers: frozense
 
 
 def refine(read: Read) -> tuple[list[Read], frozenset[Barrier]]:
-    """The reads to try after this one was refused, and the holes it has taught us. One value alone cannot be refined."""
+    """The reads to try after this one was refused, and the holes it has taught us. One value alone cannot be
+    refined."""
     if len(read.registers) == 1:
         return [], frozenset()
     holes = list(_holes(read.registers))

@@ -1,12 +1,12 @@
-"""A Modbus source: asks every unit for its values on a grid of time and delivers what they answer.
+"""A Modbus source: polls every unit at a fixed interval and delivers the values.
 
-Polls keep their grid: the next one is at start + n intervals whatever the last one took; slots that have passed are skipped,
-never caught up. One connection asks the units that answer, one after the other. A unit that is silent is asked over a second
-connection, so that waiting for it delays nobody; where a device takes only one connection (`connections_max = 1`, or the
-second is refused) it is asked on the first, rarely.
+Poll n begins at start + n intervals, however long the one before took. Polls whose time has passed are skipped, never
+caught up. One connection polls the units that answer, one after the other. A silent unit is asked over a second
+connection, so that waiting for it does not delay the others. A device that takes only one connection (`connections_max
+= 1`, or the second is refused) is asked for its silent units on the first one, rarely.
 
-A life ends with SourceLost when the connection is gone or when no unit at all answers; the supervisor begins the next with
-new objects. A new tag map is taken over between two polls. Slots skipped because the store took nothing become a gap fact. Never writes to a device.
+A life ends with SourceLost when the connection is gone or no unit answers. A new tag map is taken over between two
+polls. Polls skipped because the store refused samples become a gap fact. The source never writes to a device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MS = 1_000_000  # nanoseconds
 
 
 class ModbusSource:
-    """One device or gateway. The object outlives its connections and keeps what the units have taught."""
+    """One device or gateway. The object outlives its connections and keeps what was learned about the units."""
 
     def __init__(self, settings: ModbusSourceSettings, delivery: Delivery) -> None:
         self._settings, self._delivery = settings, delivery
@@ -56,7 +56,7 @@ class ModbusSource:
         """One life: connect, poll until something breaks. Ends only by an exception."""
         await self._retag()
         for unit in self._units:
-            unit.answered()  # a new connection, a new chance for all
+            unit.answered()  # over a new connection every unit is asked again
         self._silence.clear()
         settings = self._settings
         async with Line(settings.host, settings.port, settings.timeout_ms) as line:
@@ -69,10 +69,10 @@ class ModbusSource:
                 group.create_task(self._probe(line), name=f"{settings.name} probe")
 
     async def finish(self) -> None:
-        """Nothing is held here: what was read was delivered at once."""
+        """Nothing to do: what was read was delivered at once."""
 
     def _units_for(self, points: Mapping[int, Register], known: Sequence[Unit]) -> list[Unit]:
-        """The units behind these values; those known already keep what they have taught."""
+        """The units of these values. A unit that is known keeps what was learned about it."""
         settings = self._settings
         limits = Limits(settings.registers_per_read_max, settings.hole_max)
         retry_ns, retry_max_ns = settings.unit_retry_ms * MS, settings.unit_retry_max_ms * MS
@@ -131,7 +131,7 @@ class ModbusSource:
         await self._delivery.deliver_due(self.now_ns())
 
     async def _fetch(self, line: Line, unit: Unit, read: Read) -> bool:
-        """One read into samples, or a lesson. True if the unit gave values."""
+        """Make samples of one read, or learn from its refusal. True if the unit gave values."""
         try:
             words = await line.read(read)
         except ReadRefused as error:

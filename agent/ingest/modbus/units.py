@@ -1,8 +1,9 @@
 """The units behind a line, and what is known of each: its reads, the values it refuses, whether it answers.
 
-Core. A unit that gives no answer is *silent* and is taken off the main line at once; it is asked again, apart from the
-others, after pauses that double. A value the unit refuses by itself is *parked* and asked for alone, likewise. What a unit
-has taught us (holes not to be crossed, values to leave out) is kept for as long as the source is configured.
+Core. A unit that gives no answer is *silent*: it is no longer polled on the main line, and is asked apart from the
+others after pauses that double. A single value that the unit refuses is *parked*, and asked for alone after such
+pauses. What was learned about a unit (holes not to be read across, values to leave out) is kept for as long as the
+source is configured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Our own application certificate (OPC 10000-4, 6.1): made once, kept, never replaced behind the operator's back.
 
-Servers identify a client by this certificate and by the application URI inside it; one that changed at every start would
-have to be trusted by hand at every start.
+Servers identify a client by this certificate and by the application URI inside it; one that changed at every start
+would have to be trusted by hand at every start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Notification bytes to samples' columns: OPC 10000-6, chapter 5.2, read without the library's objects.
 
-Why not asyncua's decoder: it cuts source times to microseconds where the wire has 100 ns (and picoseconds), and it builds six
-objects for each value. Here a run of values of one scalar type is unpacked by one struct call; every other shape is read item
-by item; what is too rare to be read here (structures, node ids, arrays of texts) is left to `decode_other`.
+Why not asyncua's decoder: it cuts source times to microseconds where the wire has 100 ns (and picoseconds), and it
+builds six objects for each value. Here a run of values of one scalar type is unpacked by one struct call; every other
+shape is read item by item; what is too rare to be read here (structures, node ids, arrays of texts) is left to
+`decode_other`.
 
 Core: takes bytes, returns tuples. Malformed bytes raise DecodeError, whatever is wrong with them.
 """
@@ -141,8 +142,8 @@ def _data_change(data: bytes, position: int, end: int, decode_other: DecodeOther
 def _uniform_run(data: bytes, position: int, end: int, left: int) -> tuple[int, int]:
     """(bytes of one item, how many items of exactly that shape follow each other from here).
 
-    If item k has the mask and type byte of item 0 it has its length too, so item k + 1 begins one length later: equal bytes at
-    equal strides prove the whole run.
+    If item k has the mask and type byte of item 0 it has its length too, so item k + 1 begins one length later: equal
+    bytes at equal strides prove the whole run.
     """
     mask, kind = data[position + 4], data[position + 5]
     if not mask & 1 or kind not in _SCALARS:

@@ -1,12 +1,12 @@
 """Which monitored items to create next, in calls a server will take.
 
-Servers limit how many items one call may create and say so, wrongly at times. Calls start at the smaller of our own limit
-and the server's; a call refused for its size is halved, and stays halved. A node the server refuses is *parked*: it is tried
-again with other parked nodes only, after a pause that doubles, so that a vanished node never holds up the others
-(influxdata/telegraf#19186).
+Servers limit how many items one call may create and say so, wrongly at times. Calls start at the smaller of our own
+limit and the server's; a call refused for its size is halved, and stays halved. A node the server refuses is *parked*:
+it is tried again with other parked nodes only, after a pause that doubles, so that a vanished node never holds up the
+others (influxdata/telegraf#19186).
 
-What is wanted may change while a call is on its way (`want`): items of handles that are wanted no more are to be deleted, also
-those that a call creates after all. Core: knows handles, items and status codes, no library.
+What is wanted may change while a call is on its way (`want`): items of handles that are wanted no more are to be
+deleted, also those that a call creates after all. Core: knows handles, items and status codes, no library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How a connection to an OPC UA server is secured: our key pair, and the server's certificate, known beforehand.
 
-The second module that knows asyncua. The library takes whatever certificate a server shows when it is not told which one to
-expect; here it is always told. An unknown certificate is refused with its fingerprint and the line to paste, nothing falls
-back to a weaker policy, and a key or password that everybody on the machine may read is not used.
+The second module that knows asyncua. The library takes whatever certificate a server shows when it is not told which
+one to expect; here it is always told. An unknown certificate is refused with its fingerprint and the line to paste,
+nothing falls back to a weaker policy, and a key or password that everybody on the machine may read is not used.
 """
 
 from __future__ import annotations

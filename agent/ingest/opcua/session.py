@@ -1,11 +1,12 @@
 """One session with an OPC UA server, through asyncua. This module, `security` and `variant` are all that know asyncua.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
-connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no chunking that is not
-there. `_BatchSession` replaces one method, `publish`, so that notifications arrive whole and with their full source time.
+connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no chunking that
+is not there. `_BatchSession` replaces one method, `publish`, so that notifications arrive whole and with their full
+source time.
 
-A session is used once: `async with open_session(...)` connects with a new client object and disconnects at the end. Errors of
-the library leave as SourceLost, or as SourceRefused with what to do.
+A session is used once: `async with open_session(...)` connects with a new client object and disconnects at the end.
+Errors of the library leave as SourceLost, or as SourceRefused with what to do.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class Session:
         return (await self._create([(HEARTBEAT_HANDLE, node)], HEARTBEAT_INTERVAL_MS, queue_size=1))[0].status
 
     async def create_items(self, items: Sequence[tuple[int, NodeAddress, int]]) -> list[Created]:
-        """Monitor nodes, given as (handle, address, namespace index). One result each; CallTooLarge if it was too many."""
+        """Monitor nodes, given as (handle, address, namespace index). One result each; CallTooLarge if it was too
+        many."""
         nodes = [(handle, _node_id(address.identifier, index)) for handle, address, index in items]
         return await self._create(nodes, self._settings.sampling_interval_ms, self._settings.queue_size)
 

@@ -1,14 +1,14 @@
 """An OPC UA source: keeps one server's wanted values subscribed and delivers what it publishes.
 
-Everything is built from the desired state at every connect: client, session, subscription, items. Nothing is carried over and
-nothing resumed. Publications go into a bounded buffer; one task drains it. When the store takes nothing the buffer fills, the
-next Publish waits, and the values queue at the server; where its queues run over it says so in the values' status, and that
-becomes a gap fact.
+Client, session, subscription and items are built anew at every connect; nothing is resumed. Publications go into a
+bounded buffer that one task drains. When the store refuses samples the buffer fills, the next Publish waits, and the
+values queue at the server. Where its queues overflow, the status of the values says so, and that becomes a gap fact.
 
-Life is proven by the server's own clock, an item of the same subscription: if it stands still for `liveness_timeout_ms` the
-life ends, whatever the state of the connection. Nodes the server refuses are parked and tried again by themselves.
+The server's own clock, an item of the same subscription, proves that the server is alive: if it stands still for
+`liveness_timeout_ms` the life ends, whatever the state of the connection. Nodes that the server refuses are parked and
+retried apart.
 
-A new tag map is taken over in the running subscription: items are added and deleted, all others are not touched.
+A new tag map is taken over in the running subscription: items are added and deleted, all others stay untouched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ CLOCK_JUMP_NS = 2_000_000_000  # a server clock that differs by more than publis
 
 
 class OpcuaSource:
-    """One server. The object outlives its connections; what it keeps between them is the time offset, nothing of the session."""
+    """One server. The object outlives its connections; what it keeps between them is the time offset, nothing of the
+    session."""
 
     def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery) -> None:
         self._settings, self._delivery = settings, delivery

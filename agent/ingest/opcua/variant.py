@@ -1,7 +1,7 @@
 """Values of shapes too rare for `decode`, read by asyncua and written as JSON: structures, node ids, arrays of texts.
 
-The third module that knows asyncua. Whatever the library raises at bytes it does not understand becomes a DecodeError; a single
-structure that cannot be read keeps its bytes, so that one odd node never costs the values beside it.
+The third module that knows asyncua. Whatever the library raises at bytes it does not understand becomes a DecodeError;
+a single structure that cannot be read keeps its bytes, so that one odd node never costs the values beside it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def decode_other(data: bytes, position: int) -> tuple[Value, int]:
 
 
 def _raw_structure(data: bytes, position: int) -> tuple[Value, int]:
-    """A structure whose inside the library cannot read. Its length is known: keep its bytes, and the values beside it."""
+    """A structure whose inside the library cannot read. Its length is known: keep its bytes, and the values beside
+    it."""
     buffer = Buffer(data, position)
     try:
         kind = ua_binary.nodeid_from_binary(buffer)

@@ -1,12 +1,13 @@
-"""What a changed tag file means: which tags come, go, change and stay, and whether the maps of all sources go together.
+"""What a changed tag file means: which tags are added, removed, changed and kept, and whether the maps of all sources
+agree.
 
-Core. A tag is known by its subject: a row with another address, unit, rule or stream under the same subject is a change of
-that tag, a row that only moved in the file is none. Nothing is said about numbers, which the store gives, nor about how a
-source carries a change out.
+Core. A tag is known by its subject: a row with another address, unit, rule or stream under the same subject is a change
+of that tag, a row that only moved in the file is none. Nothing is said about numbers, which the store gives, nor about
+how a source carries a change out.
 
-A tag comes from one source. While several files are edited, some maps go together and some do not: `admit` takes as many of
-the new ones as stand together with what is in force, so that moving a tag from one file to another needs no order, and
-refuses the others with row and owner.
+A tag comes from one source. While several files are edited, some of the new maps may name a tag of another source:
+`admit` accepts as many new maps as agree with those in force, so that a tag can be moved between files in any order,
+and refuses the others with row and owner.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agent.ingest.tags.tag_map import Tag, TagMap
 
 @dataclass(frozen=True, slots=True)
 class TagChange:
-    """The way from one map of a source to the next. `changed` holds (before, after)."""
+    """The difference between two maps of a source. `changed` holds (before, after)."""
 
     added: tuple[Tag, ...]
     removed: tuple[Tag, ...]
@@ -35,14 +36,14 @@ class TagChange:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """New maps that may be in force together with the rest, and why the others may not, by source name."""
+    """The new maps that are accepted, and why the others are not, by source name."""
 
     maps: Mapping[str, TagMap]
     problems: Mapping[str, tuple[Problem, ...]]
 
 
 def difference(old: TagMap, new: TagMap) -> TagChange:
-    """What has to happen to come from one map to the other. In the order of the new file; removals in that of the old."""
+    """The difference between two maps, in the order of the new file; removed tags in the order of the old one."""
     before = {tag.definition.subject: tag for tag in old.tags}
     after = {tag.definition.subject for tag in new.tags}
     pairs = [(before.get(tag.definition.subject), tag) for tag in new.tags]
@@ -69,8 +70,8 @@ def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
 def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> Admission:
     """Which of the candidates can take the place of what is in force.
 
-    A candidate in a clash is put back, the later one if both are new; that may bring back a tag which another candidate has
-    taken over, so it is looked at again. What is in force does not clash with itself, so this ends.
+    A candidate in a clash is put back, the later one if both are new; that may bring back a tag which another candidate
+    has taken over, so it is looked at again. What is in force does not clash with itself, so this ends.
     """
     admitted = dict(candidates)
     problems: dict[str, tuple[Problem, ...]] = {}

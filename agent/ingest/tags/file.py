@@ -1,4 +1,4 @@
-"""Reads a source's tag file from disk. The one place in this package that opens one; what it holds is decided in `tag_map`."""
+"""Reads the tag file of a source from disk. Only this module opens tag files; `tag_map` parses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read_tag_file(settings: SourceSettings) -> bytes:
     """The bytes of a source's tag file, cut one byte beyond the limit. Raises TagFileUnreadable."""
     file = settings.tags_file
     try:
-        if not file.is_file() and file.exists():  # a pipe would hold its reader for ever
+        if not file.is_file() and file.exists():  # reading a pipe would block for ever
             raise TagFileUnreadable([tag_file_problem(file, "is not a file")])
         with file.open("rb") as opened:
             return opened.read(FILE_BYTES_MAX + 1)

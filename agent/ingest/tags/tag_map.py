@@ -1,11 +1,12 @@
 """The tag map: which values of a source are read, under which name, and when they are recorded.
 
-One CSV file per source, as a spreadsheet saves it: comma or semicolon, with or without a byte order mark, quoted or not. The
-first line names the columns, in any order. With semicolons a decimal comma is understood, for that is what such a spreadsheet
-writes. The whole file is checked before anything is used and every problem is told at once, with row and column.
+One CSV file per source, as a spreadsheet saves it: comma or semicolon, with or without a byte order mark, quoted or
+not. The first line names the columns, in any order. With semicolons a decimal comma is understood, for that is what
+such a spreadsheet writes. The whole file is checked before anything is used and every problem is told at once, with row
+and column.
 
-Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. It will not guess: an unknown
-column, a tag twice or a type it does not know is an error that says what to write instead.
+Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. It will not guess: an
+unknown column, a tag twice or a type it does not know is an error that says what to write instead.
 
 Columns of every file: tag (scope/id), stream, predicate, unit, description, deadband (0.5 or 5%), min_interval_ms,
 max_interval_ms. OPC UA adds address; Modbus adds unit_id, table, register, type, byte_order, scale, offset.
@@ -43,7 +44,8 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class TagMap:
-    """All tags of one source. `notes` are not errors but worth a look: how the file was read when that took a decision."""
+    """All tags of one source. `notes` are not errors but worth a look: how the file was read when that took a
+    decision."""
 
     file: str
     tags: tuple[Tag, ...]
@@ -54,7 +56,8 @@ class TagMap:
 class Dialect:
     """What a protocol adds: its columns, the required ones among them, and how a row becomes a point.
 
-    `read_point` takes the cells of a row and returns (point, address, data_type); it raises CellError for the cell at fault.
+    `read_point` takes the cells of a row and returns (point, address, data_type); it raises CellError for the cell at
+    fault.
     """
 
     columns: tuple[str, ...]
@@ -238,7 +241,8 @@ class _Reader:
 
 
 def _decoded(file: str, data: bytes) -> tuple[str, tuple[str, ...]]:
-    """The text of a file: UTF-8 with or without its mark, UTF-16 with one, else what Western Excel writes, and then said so."""
+    """The text of a file: UTF-8 with or without its mark, UTF-16 with one, else what Western Excel writes, and then
+    said so."""
     if len(data) > FILE_BYTES_MAX:
         raise TagMapError([Problem(file, 0, "", "", f"is larger than {FILE_BYTES_MAX} bytes")])
     if b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -1,8 +1,8 @@
-"""Watches the tag files of running sources: a file that changed is read and checked whole, and handed on or told about.
+"""Watches the tag files of running sources. A changed file is read and checked as a whole.
 
-`agent.file_hints` says when to look. A good file goes to its own source. A bad one changes nothing: the map before stays in
-force, the log names every problem once, and that is over as soon as the file is good again. A file that is missing for a
-moment is no problem yet.
+`agent.file_hints` says when to look. A good file is passed to its source. A bad file changes nothing: the previous tag
+map stays in force, and the log names every problem once, until the file is good again. A file that is missing for a
+moment is no problem.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Look:
 
 
 class TagWatch:
-    """The tag files of all sources. `maps` are those in force, and it keeps them so."""
+    """The tag files of all sources. `maps` are the tag maps in force."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TagWatch:
         self._looks = {source.name: _Look() for source in sources}
         self._told: dict[str, tuple[Problem, ...]] = {}
         self._take, self._tell, self._times = take, tell, times
-        self._is_deaf = False  # told that the file system gives no hints
+        self._is_deaf = False  # logged that the file system gives no hints
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -63,7 +63,7 @@ class TagWatch:
         )
 
     async def _look_and_say(self) -> float:
-        """Look, and how long that will do: a file that is missing is missed soon."""
+        """Look; returns the seconds until the next look, few while a file is missing."""
         await self._look()
         some_missing = any(look.missing_since_s is not None for look in self._looks.values())
         return self._times.missing_s if some_missing else self._times.reread_s
@@ -75,7 +75,7 @@ class TagWatch:
             log.warning("tag files are not watched, only read again by the clock", extra=extra)
 
     async def _look(self) -> None:
-        """Read all files; take over what is new and good, tell what is bad."""
+        """Read all files; pass on what is new and good, report what is bad."""
         await asyncio.to_thread(self._read)
         new = {name: look.found for name, look in self._looks.items() if look.found is not None}
         admission = admit(self._maps, {name: found for name, found in new.items() if found is not self._maps[name]})
@@ -95,7 +95,7 @@ class TagWatch:
             self._say(name, look.problems or admission.problems.get(name, ()))
 
     def _say(self, name: str, problems: tuple[Problem, ...]) -> None:
-        """Tell of problems once, and once when they are gone."""
+        """Report problems once, and once that they are gone."""
         if problems == self._told.get(name, ()):
             return
         self._told[name] = problems
@@ -111,7 +111,7 @@ class TagWatch:
         }
         log.error("tag file is refused, the tag map before stays in force", extra=extra)
 
-    # ------------------------------------------------------------------------------------------------------- in a thread
+    # ----------------------------------------------------------------------------------------------------- in a thread
 
     def _read(self) -> None:
         """Bring all looks up to date; a file is parsed only when its bytes are others than last time."""

@@ -20,7 +20,8 @@ def test_its_bytes_are_allocated(tmp_path: Path) -> None:
 
 
 def test_it_is_made_only_above_the_floor(tmp_path: Path) -> None:
-    """A disk that would be below its floor with the ballast gets none, and so does a disk that does not say what it has."""
+    """A disk that would be below its floor with the ballast gets none, and so does a disk that does not say what it
+    has."""
     ballast = Ballast(tmp_path / "facts.db", SIZE)
     for free in (None, SIZE + OPENING_BYTES + 999):
         assert not ballast.make(free, 1000)

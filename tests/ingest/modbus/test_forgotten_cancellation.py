@@ -16,7 +16,8 @@ from tests.waiting import wait_until_async
 
 
 def test_a_loop_whose_cancellation_was_forgotten_ends_at_its_next_turn() -> None:
-    """What swallows a cancellation, as wait_for of Python 3.11 does when it meets the answer, delays the end by one turn."""
+    """What swallows a cancellation, as wait_for of Python 3.11 does when it meets the answer, delays the end by one
+    turn."""
 
     async def scenario() -> None:
         turns = 0
@@ -41,7 +42,8 @@ def test_a_loop_whose_cancellation_was_forgotten_ends_at_its_next_turn() -> None
 def test_a_source_stops_though_its_cancellation_became_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A life that answers its cancellation with an error, as pymodbus does, is the last one: ingest stops, and begins no other."""
+    """A life that answers its cancellation with an error, as pymodbus does, is the last one: ingest stops, and begins
+    no other."""
     lives = []
 
     async def run(_source: ModbusSource, _on_up: Callable[[], None]) -> None:

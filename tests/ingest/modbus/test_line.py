@@ -53,7 +53,8 @@ async def test_an_answer_is_as_long_as_asked() -> None:
 
 @in_loop
 async def test_refusals_are_told_apart() -> None:
-    """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is silent."""
+    """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is
+    silent."""
     for code, is_about_address in ((1, True), (2, True), (3, True), (4, False), (5, False), (6, False)):
         with pytest.raises(ReadRefused) as refused:
             await Answering(exception(code)).read(READ)

@@ -81,8 +81,8 @@ def test_a_thousand_neighbours_take_eight_reads() -> None:
 
 @given(registers, limits, st.sets(st.integers(0, 50)))
 def test_refining_ends_with_every_value_read(wanted: list[Register], bounds: Limits, missing: set[int]) -> None:
-    """A device that lacks addresses is understood after finitely many refusals: what exists is read, what does not is known,
-    and the holes learned keep the next plan from asking again."""
+    """A device that lacks addresses is understood after finitely many refusals: what exists is read, what does not is
+    known, and the holes learned keep the next plan from asking again."""
     missing -= {address for r in wanted for address in range(r.address, r.end)}  # only holes are missing
 
     def refuses(read: Read) -> bool:

@@ -83,7 +83,8 @@ async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
 
 @in_loop
 async def test_a_device_that_is_busy_makes_what_was_asked_for_bad() -> None:
-    """A refusal for the moment is no lesson about addresses: all that the read was to bring is bad, and asked for again."""
+    """A refusal for the moment is no lesson about addresses: all that the read was to bring is bad, and asked for
+    again."""
     store = FakeStore()
     source = await made(store)
     await source._poll_all(Device({2: 4}))  # type: ignore[arg-type]

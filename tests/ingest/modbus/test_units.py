@@ -29,7 +29,8 @@ def test_a_silent_unit_is_asked_ever_more_rarely() -> None:
 
 
 def test_a_parked_value_leaves_the_plan_and_returns() -> None:
-    """A value its device refuses is asked for alone; the others keep being read without it, in as few reads as possible."""
+    """A value its device refuses is asked for alone; the others keep being read without it, in as few reads as
+    possible."""
     one = unit(0, 1, 2, 3)
     (read,) = one.reads
     assert not one.refused(read, 0)  # four neighbours: halves are tried
@@ -49,7 +50,8 @@ def test_a_parked_value_leaves_the_plan_and_returns() -> None:
 
 
 def test_another_wish_keeps_what_the_unit_has_taught() -> None:
-    """Silence, holes and refusals outlast a new tag map; a refused value that is wanted no more is forgotten, its hole not."""
+    """Silence, holes and refusals outlast a new tag map; a refused value that is wanted no more is forgotten, its hole
+    not."""
     one = unit(0, 2, 4)
     (read,) = one.reads
     assert not one.refused(read, 0)  # learns the holes at 1 and 3

@@ -119,7 +119,8 @@ def test_items_of_equal_length_and_different_shape_are_no_run() -> None:
 
 
 def test_source_times_keep_a_hundred_nanoseconds() -> None:
-    """The last digit of the wire survives, which the library cuts off; picoseconds are added where a server sends them."""
+    """The last digit of the wire survives, which the library cuts off; picoseconds are added where a server sends
+    them."""
     body = struct.pack("<IBBdIqHqH", 9, 0x3F, 11, 1.5, 0, FILETIME_EPOCH + 12_345_671, 2_300, FILETIME_EPOCH + 3, 0)
     found = decoded(notification(1, body)).changes
     assert found == [Change(9, 1.5, 0, 1_234_567_100 + 23, 300)]

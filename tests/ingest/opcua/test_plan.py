@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.ingest.opcua.plan import Created, ItemPlan
@@ -24,6 +24,7 @@ def test_parked_nodes_never_share_a_call_with_untried_ones() -> None:
     assert plan.parked == frozenset()
 
 
+@settings(deadline=None)  # a thousand calls for a thousand items take their time on a busy machine
 @given(st.integers(1, 3000), st.integers(0, 500), st.integers(1, 700), st.sets(st.integers(0, 2999), max_size=20))
 def test_every_item_is_created_whatever_the_limits(wanted: int, told: int, real: int, bad: set[int]) -> None:
     """A server that states one limit, or none, and enforces another ends up with every item that it has."""
@@ -49,7 +50,8 @@ def test_a_server_that_takes_not_even_one_item_is_not_asked_for_ever() -> None:
 
 
 def test_another_wish_touches_only_what_differs() -> None:
-    """Live and parked handles that stay are left alone; new ones are created, items of removed ones deleted, in calls."""
+    """Live and parked handles that stay are left alone; new ones are created, items of removed ones deleted, in
+    calls."""
     plan = ItemPlan([1, 2, 3, 4], size_max=2, pause_ns=100)
     plan.answered([1, 2, 3], [Created(0, 11), Created(0, 12), BAD], 0)
     plan.want([1, 3, 5])  # 2 was live, 4 pending

@@ -64,7 +64,8 @@ async def test_a_connection_that_the_library_calls_lost_ends_the_session() -> No
 
 @in_loop
 async def test_a_publication_that_cannot_be_read_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that cannot be decoded are not passed over in silence: the session is lost, and its items are read anew."""
+    """Values that cannot be decoded are not passed over in silence: the session is lost, and its items are read
+    anew."""
     inner = _new_client(SETTINGS).uaclient.session
     assert isinstance(inner, _BatchSession)
     losses = list[str]()

@@ -42,7 +42,8 @@ def publication(*changes: Change) -> Publication:
 
 @in_loop
 async def test_values_the_server_discarded_become_a_fact() -> None:
-    """The overflow bit is kept in the sample, and a gap fact says between which times values were lost, and of which tags."""
+    """The overflow bit is kept in the sample, and a gap fact says between which times values were lost, and of which
+    tags."""
     store = FakeStore()
     source, recorder = await made(store)
     await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 11 * S, 11 * S)))
@@ -59,8 +60,8 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
 
 @in_loop
 async def test_a_full_buffer_holds_the_next_publish() -> None:
-    """With no room left the library's callback waits, so the server is not acknowledged and queues; a stop in that moment
-    loses nothing."""
+    """With no room left the library's callback waits, so the server is not acknowledged and queues; a stop in that
+    moment loses nothing."""
     store = FakeStore()
     source, _ = await made(store)
     numbered = [publication(Change(1, float(n), 0, n * S, n * S)) for n in range(1, 4)]
@@ -77,7 +78,8 @@ async def test_a_full_buffer_holds_the_next_publish() -> None:
 
 @in_loop
 async def test_times_come_from_the_source_else_the_server_else_the_servers_clock() -> None:
-    """A value without source time takes the server's; one without any takes the server's clock as last seen, not ours."""
+    """A value without source time takes the server's; one without any takes the server's clock as last seen, not
+    ours."""
     store = FakeStore()
     source, _ = await made(store)
     hour_ahead_ns = source.now_ns() + 3600 * S
@@ -94,8 +96,8 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:  # noqa: FBT001
-    """Values in the buffer belong to the map under which they came and are recorded first, also those of a removed tag; what
-    still comes for it afterwards is nobody's."""
+    """Values in the buffer belong to the map under which they came and are recorded first, also those of a removed tag;
+    what still comes for it afterwards is nobody's."""
 
     @in_loop
     async def story() -> None:
@@ -135,7 +137,8 @@ class MuteSession:
 
 @in_loop
 async def test_a_connection_that_stands_and_says_nothing_is_given_up() -> None:
-    """No error, no closed socket, every call answered, only no value ever: the server's clock that does not move ends it."""
+    """No error, no closed socket, every call answered, only no value ever: the server's clock that does not move ends
+    it."""
     source, _ = await made(FakeStore(), liveness_timeout_ms=1)
     source._plan = ItemPlan(source._delivery.points, 10, S)
     source._alive_s = time.monotonic()

@@ -71,7 +71,8 @@ A, B = tags("a.csv", "x", "y"), tags("b.csv", "z")
     ],
 )
 def test_maps_that_go_together(candidates: dict[str, TagMap], admitted: list[str], refused: list[str]) -> None:
-    """As many new maps as stand together with the rest are taken, whatever the order of the edits; the others are refused."""
+    """As many new maps as stand together with the rest are taken, whatever the order of the edits; the others are
+    refused."""
     found = admit({"a": A, "b": B}, candidates)
     assert (sorted(found.maps), sorted(found.problems)) == (admitted, refused)
     assert all(found.maps[name] is candidates[name] for name in admitted)

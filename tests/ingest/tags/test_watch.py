@@ -1,4 +1,5 @@
-"""Tag files edited while real servers are read: the difference arrives, everything else goes on as if nothing had happened."""
+"""Tag files edited while real servers are read: the difference arrives, everything else goes on as if nothing had
+happened."""
 
 import asyncio
 import logging
@@ -67,8 +68,8 @@ async def wait_problem(run: Running, source: str, part: str) -> None:
 @pytest.mark.system
 @in_loop
 async def test_opcua_tags_come_go_and_change_in_a_running_subscription(plc: Program, tmp_path: Path) -> None:
-    """One tag added, one removed, one moved to another node: their values follow, under the numbers they should have. The
-    tags that stay lose and repeat nothing: a second source beside it, never edited, has seen the same values."""
+    """One tag added, one removed, one moved to another node: their values follow, under the numbers they should have.
+    The tags that stay lose and repeat nothing: a second source beside it, never edited, has seen the same values."""
     witness_tags = rows("count_01", "count_02").replace("plant/", "witness/", 2)
     sources = (
         opcua(plc.port, tmp_path, rows("count_01", "count_02", "count_03", "count_04")),
@@ -108,7 +109,8 @@ def assert_same_values(store: FakeStore, one: str, other: str) -> None:
 @pytest.mark.system
 @in_loop
 async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_path: Path) -> None:
-    """A value added in the unit that is read, and a whole unit added and taken away again: the grid of the others stands."""
+    """A value added in the unit that is read, and a whole unit added and taken away again: the grid of the others
+    stands."""
     lines = modbus_tags_csv().splitlines(keepends=True)
     without = [line for line in lines if "unit2." not in line and ".frequency" not in line]
     source = modbus(meter.port, tmp_path, "".join(without))
@@ -138,8 +140,8 @@ async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_pat
 def test_a_broken_file_is_told_once_and_the_map_before_stays(
     plc: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Broken: values go on, every problem is in one log event and the first in the figures. Broken otherwise: told again.
-    Mended: gone, and what the mended file adds is read."""
+    """Broken: values go on, every problem is in one log event and the first in the figures. Broken otherwise: told
+    again. Mended: gone, and what the mended file adds is read."""
 
     @in_loop
     async def story() -> None:
@@ -173,8 +175,8 @@ def test_a_broken_file_is_told_once_and_the_map_before_stays(
 @pytest.mark.system
 @in_loop
 async def test_a_tag_moves_from_one_file_to_another(plc: Program, tmp_path: Path) -> None:
-    """Written into the second file first, it is refused there with row and owner; taken out of the first, it is taken over
-    without another edit of the second."""
+    """Written into the second file first, it is refused there with row and owner; taken out of the first, it is taken
+    over without another edit of the second."""
     one = opcua(plc.port, tmp_path, rows("count_01", "count_02"))
     two = opcua(plc.port, tmp_path, rows("count_03"), name="two")
     async with ingesting(one, two, times=SWIFT) as run:
@@ -290,8 +292,8 @@ def tag_file(tmp_path: Path) -> Path:
 
 @in_loop
 async def test_the_ways_of_saving(file: Path, tmp_path: Path) -> None:
-    """Written in place, in pieces, renamed into place, moved away and back, through a link: what is there in the end counts,
-    and nobody is told of what was between."""
+    """Written in place, in pieces, renamed into place, moved away and back, through a link: what is there in the end
+    counts, and nobody is told of what was between."""
     async with Watching(file, WatchTimes(settle_s=0.3, missing_s=5.0)) as watch:
         write(file, rows("a", "b"))
         await watch.wait_taken("a", "b")
@@ -315,7 +317,8 @@ async def test_the_ways_of_saving(file: Path, tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_file_that_vanishes(file: Path) -> None:
-    """Away for a moment: nothing is said. Away for longer: a problem, the map stays; back: gone, and nothing to take over."""
+    """Away for a moment: nothing is said. Away for longer: a problem, the map stays; back: gone, and nothing to take
+    over."""
     async with Watching(file) as watch:
         text = rows("a")
         remove(file)
@@ -342,7 +345,8 @@ async def test_a_change_between_start_and_watch_is_seen(file: Path) -> None:
 
 @in_loop
 async def test_our_own_look_is_no_reason_to_look_again(file: Path, tmp_path: Path) -> None:
-    """Reading the file, and what happens to other files of the folder, gives no hint; else a look would cause the next."""
+    """Reading the file, and what happens to other files of the folder, gives no hint; else a look would cause the
+    next."""
     async with Watching(file) as watch:
         write(file, rows("a", "b"))
         await watch.wait_taken("a", "b")

@@ -54,7 +54,8 @@ class Broker:
 def scenario(
     monkeypatch: pytest.MonkeyPatch, broker: Broker, play: Callable[[Link], Any], identity: Any = None
 ) -> list[int]:
-    """Run a link at this broker while `play` does something; returns the tries that each wait between attempts was told of."""
+    """Run a link at this broker while `play` does something; returns the tries that each wait between attempts was told
+    of."""
     tries = list[int]()
 
     def delay_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:

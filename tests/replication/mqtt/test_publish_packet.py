@@ -65,3 +65,13 @@ def test_what_we_override_exists(name: str) -> None:
     """The private methods of paho that this project replaces or uses are still there."""
     assert callable(getattr(Client, name))
     assert hasattr(TlsClient, name)
+
+
+def test_properties_that_end_beyond_the_packet_are_refused() -> None:
+    """Also where those that are there make sense: what is missing was lost, and with it the payload."""
+    expiry = b"\x02\x00\x00\x00\x0a"
+    good = b"\x00\x01t" + bytes([len(expiry)]) + expiry
+    assert parse_publish(0x30, good)[0].expiry_s == 10
+    for length in (len(expiry) + 1, 100):
+        with pytest.raises(BadPacket):
+            parse_publish(0x30, b"\x00\x01t" + bytes([length]) + expiry)

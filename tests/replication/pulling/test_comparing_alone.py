@@ -29,7 +29,8 @@ from tests.waiting import wait_until_async
 
 
 class Peer:
-    """Asks the server of plant-a's store as idmz does, without a broker between them. `spoil` changes what is asked on the way."""
+    """Asks the server of plant-a's store as idmz does, without a broker between them. `spoil` changes what is asked on
+    the way."""
 
     peer_zone = "plant-a"
     packet_bytes_max = 1_000_000
@@ -93,7 +94,8 @@ def level(plant: FactStore) -> PeerPosition:
 
 
 def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
-    """Neither facts of a zone that it may not relay, nor our own, which it has from a life of our store that is no more."""
+    """Neither facts of a zone that it may not relay, nor our own, which it has from a life of our store that is no
+    more."""
 
     async def scenario(plant: FactStore, idmz: FactStore) -> None:
         theirs, relayed, own = Elsewhere("plant-a"), Elsewhere("north"), Elsewhere("idmz")
@@ -110,7 +112,8 @@ def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
 
 
 def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
-    """Which of two histories is the right one, no digest says: what differs is told, and what is missing behind it stays missing."""
+    """Which of two histories is the right one, no digest says: what differs is told, and what is missing behind it
+    stays missing."""
 
     async def scenario(plant: FactStore, idmz: FactStore) -> None:
         theirs, forged = Elsewhere("plant-a"), Elsewhere("plant-a")

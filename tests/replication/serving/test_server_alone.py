@@ -1,19 +1,32 @@
 """The server over a link that the test plays: what gets an answer, which, and how many requests are in hand."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
 from agent.ingest.opcua.session import _REFUSALS
+from agent.message import Envelope
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
-from agent.replication.protocol.messages import ErrorAnswer, GetBounds, ListStreams, Request, StreamsAnswer
+from agent.replication.protocol.messages import (
+    AppendFact,
+    ErrorAnswer,
+    GetBounds,
+    ListStreams,
+    NewFact,
+    NewMessage,
+    PutObject,
+    Request,
+    StreamsAnswer,
+)
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
 from agent.replication.serving.server import Server
@@ -21,6 +34,7 @@ from tests.replication.nodes import STORE_ERRORS, STREAM
 from tests.waiting import wait_until_async
 
 ANSWER_TO = response_topic("plant-a", "idmz", "1")
+ORDERS = "orders"
 
 
 class Published:
@@ -42,13 +56,19 @@ def asked(request: Request | bytes, *, expiry_s: int | None = 10) -> Incoming:
     return Incoming(request_topic("plant-a", "idmz"), payload, ANSWER_TO, bytes(16), expiry_s, False)
 
 
-def serving(folder: Path, scenario: Callable[[Server, Link, Published], Awaitable[None]]) -> None:
-    """A server of plant-a that exports its telemetry to idmz."""
+def serving(
+    folder: Path,
+    scenario: Callable[[Server, Link, Published], Awaitable[None]],
+    appends: Mapping[str, frozenset[str]] | None = None,
+    streams: Sequence[StreamSettings] = (),
+) -> None:
+    """A server of plant-a that exports its telemetry to idmz, and takes its appends."""
 
     async def run() -> None:
         link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
-        with FactStore.open(folder / "facts.db", "plant-a") as store:
-            server = Server(link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS, _REFUSALS)  # type: ignore[arg-type]
+        with FactStore.open(folder / "facts.db", "plant-a", streams=streams) as store:
+            exports = {"idmz": frozenset({STREAM})}
+            server = Server(link, store, exports, STORE_ERRORS, _REFUSALS, appends=appends)  # type: ignore[arg-type]
             link.connection = published  # type: ignore[assignment]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
                 running = group.create_task(server.run())
@@ -92,7 +112,8 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> N
 def test_what_the_store_says_is_told_in_the_protocols_words(
     tmp_path: Path, error: Exception, code: str, *, is_retryable: bool
 ) -> None:
-    """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only that it is there."""
+    """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only
+    that it is there."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         async def refuse(*_: object) -> Any:
@@ -133,3 +154,35 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
         assert server.statistics().drops == {"too_many_requests": 1}
 
     serving(tmp_path, scenario)
+
+
+def test_who_may_only_read_puts_nothing(tmp_path: Path) -> None:
+    """An artifact is of use to whoever may append a fact that refers to it, and takes room from all others."""
+
+    async def scenario(_: Server, link: Link, published: Published) -> None:
+        put = PutObject(digest="sha256:" + "0" * 64, size=4, offset=0, data=b"some")
+        answer = await answer_to(link, published, asked(put))
+        assert isinstance(answer, ErrorAnswer)
+        assert answer.error.code == "append_not_allowed"
+
+    serving(tmp_path, scenario)
+    assert not [one for one in tmp_path.rglob("*") if "0" * 64 in one.name]
+
+
+def test_an_append_waits_for_the_acks_that_it_asks_for(tmp_path: Path) -> None:
+    """Also where the stream itself promises less: without a consumer that has the fact, it is answered as queued."""
+
+    async def scenario(_: Server, link: Link, published: Published) -> None:
+        message = NewMessage(
+            envelope=Envelope("m1", "idmz", "*", 1_700_000_000_000),
+            fact=NewFact(subject="batch:B-1", predicate="done", object=msgspec.Raw(b"1")),
+        )
+        for acks, outcome in ((None, "applied"), ("quorum", "queued")):
+            envelope = replace(message.envelope, message_id=f"m-{acks}")
+            one = NewMessage(envelope=envelope, fact=message.fact)
+            request = AppendFact(stream=ORDERS, messages=[one], acks=acks)  # type: ignore[arg-type]
+            answer = await answer_to(link, published, asked(request))
+            assert [each.outcome for each in answer.outcomes] == [outcome]
+
+    orders = StreamSettings(ORDERS, acks="local", acks_timeout_ms=50)
+    serving(tmp_path, scenario, {"idmz": frozenset({ORDERS})}, [orders])
