@@ -17,7 +17,7 @@ both. What the ports demand of it:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future  # tidy: a type in signatures, nothing runs
 from typing import Literal, Protocol
 
 from agent.append_contract import AppendOutcome, Precondition
