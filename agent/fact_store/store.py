@@ -326,14 +326,16 @@ class FactStore:
         """Continue under a new epoch. The store ends with StoreForked once that is durable: open it again at once."""
         return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, read=self._seen))
 
-    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
+    def contradiction(
+        self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
+    ) -> str | None:
         """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does
         not.
 
-        `taken`: last offset and digest of the last batch that the peer took; `held`: last sequence of this origin that
+        `last_batch`: last offset and digest of the last batch that the peer took; `origin_head`: last sequence of this origin that
         the peer holds, and the digest there. Read in the calling thread; see history_check.py.
         """
-        return find_contradiction(self._reader, self._writer.catalog, stream, taken, held)
+        return find_contradiction(self._reader, self._writer.catalog, stream, last_batch, origin_head)
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer has read facts, under this store's epoch, that were never written here. Accepted once a

@@ -167,7 +167,7 @@ _ROWS = (
         "history_differs",
         Fault.OPERATOR,
         True,
-        "What the requester holds of this store (taken, held) is not in it: the store is an old copy that has grown since.",
+        "What the requester holds of this store (last_batch, origin_head) is not in it: the store is an old copy that has grown since.",
         "Retry: the store begins a new epoch by itself, at most once a week. If the error stays, see the incidents of the serving node.",
     ),
     ErrorRow(

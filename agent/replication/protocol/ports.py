@@ -206,7 +206,9 @@ class ServingStore(ComparedStore, Protocol):
         """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
         ...
 
-    def contradiction(self, stream: str, taken: tuple[int, bytes] | None, held: tuple[int, bytes] | None) -> str | None:
+    def contradiction(
+        self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
+    ) -> str | None:
         """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
         sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
         ...

@@ -21,7 +21,7 @@ from agent.batch import Batch, Kind, Origin
 from agent.pages import PeerPosition, PutResult
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, advice
-from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, HeldEnd, TakenEnd
+from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, LastBatchEnd, OriginHead
 from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.pull_events import (
@@ -157,7 +157,7 @@ class PullRunner:
             match effect:
                 case Fetch():
                     settings = self._settings.receiver
-                    held = self._held(effect.epoch) if effect.must_show else None
+                    held = self._origin_head(effect.epoch) if effect.must_show else None
                     request = fetch_request(effect, self._settings, held)
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
                     self._io.send(effect.fetch_id, request, expiry_s)
@@ -180,13 +180,15 @@ class PullRunner:
 
     # ---------------------------------------------------------------------------------------------------------- internal
 
-    def _held(self, epoch: str | None) -> HeldEnd | None:
+    def _origin_head(self, epoch: str | None) -> OriginHead | None:
         """The last of the peer's own facts of this epoch that is held here, whichever peer brought it."""
         settings = self._settings
         if epoch is None:
             return None
         ranges = self._store.held(settings.stream).get(Origin(settings.peer_zone, bytes.fromhex(epoch)))
-        return HeldEnd(last_sequence=ranges[-1].last_sequence, digest=ranges[-1].last_digest.hex()) if ranges else None
+        return (
+            OriginHead(last_sequence=ranges[-1].last_sequence, digest=ranges[-1].last_digest.hex()) if ranges else None
+        )
 
     def _read_answer(self, fetch_id: int, payload: bytes) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
@@ -228,7 +230,7 @@ class PullRunner:
             self._io.happened(Appended())
 
 
-def fetch_request(effect: Fetch, settings: PullSettings, held: HeldEnd | None) -> FetchFacts:
+def fetch_request(effect: Fetch, settings: PullSettings, origin_head: OriginHead | None) -> FetchFacts:
     """The request that a fetch asks for; `held` is the last fact of the peer's epoch that is held here, where it is to
     be shown."""
     last_batch = effect.last_batch
@@ -245,9 +247,9 @@ def fetch_request(effect: Fetch, settings: PullSettings, held: HeldEnd | None) -
         lease=effect.lease,
         lease_after=effect.lease_after,
         definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
-        taken=last_batch and TakenEnd(last_offset=last_batch.last_offset, digest=last_batch.digest.hex()),
-        held=held,
-        told=effect.after_offset if effect.epoch is not None else None,
+        last_batch=last_batch and LastBatchEnd(last_offset=last_batch.last_offset, digest=last_batch.digest.hex()),
+        origin_head=origin_head,
+        high_water_offset=effect.after_offset if effect.epoch is not None else None,
     )
 
 

@@ -176,15 +176,17 @@ class ConsumerCore:
         if request.epoch is None:
             return None
         zone = self.caller.zone
-        taken: BatchEnd | None = None
-        if request.taken is not None:
-            taken = request.taken.last_offset, bytes.fromhex(request.taken.digest)
-        held: BatchEnd | None = None
-        if request.held is not None:
-            held = request.held.last_sequence, bytes.fromhex(request.held.digest)
-        why = yield from ExplainNeverServed(stream, zone, max(request.told or 0, taken[0] if taken else 0))
-        if why is None and (held or (taken and not (yield from HasServed(stream, zone, taken)))):
-            why = yield from CompareHistory(stream, taken, held)
+        last_batch: BatchEnd | None = None
+        if request.last_batch is not None:
+            last_batch = request.last_batch.last_offset, bytes.fromhex(request.last_batch.digest)
+        origin_head: BatchEnd | None = None
+        if request.origin_head is not None:
+            origin_head = request.origin_head.last_sequence, bytes.fromhex(request.origin_head.digest)
+        why = yield from ExplainNeverServed(
+            stream, zone, max(request.high_water_offset or 0, last_batch[0] if last_batch else 0)
+        )
+        if why is None and (origin_head or (last_batch and not (yield from HasServed(stream, zone, last_batch)))):
+            why = yield from CompareHistory(stream, last_batch, origin_head)
         if why is None:
             return None
         yield from ReportPeerAhead(zone, f"consumer {request.consumer_name} of {zone}: {why}")

@@ -113,8 +113,8 @@ class CompareHistory(Effect[str | None]):
     """How the batches that a peer names contradict the stored ones; None where they do not. Reads the disk."""
 
     stream: str
-    taken: BatchEnd | None
-    held: BatchEnd | None
+    last_batch: BatchEnd | None
+    origin_head: BatchEnd | None
 
 
 @dataclass(frozen=True, slots=True)

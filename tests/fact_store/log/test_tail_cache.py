@@ -120,7 +120,7 @@ def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
 def test_a_tail_answers_nothing_that_begins_before_it() -> None:
     """What lies before the oldest batch in memory is in the file only: an answer from memory would pass over it."""
     stored = StoredBatch(11, 20, b"sealed", batch.Origin("plant", bytes(16)), 0)
-    tail = Tail((stored,))
+    tail = TailCache((stored,))
     assert tail.page(9, 100, 100, 20) is None
     for after_offset in (10, 15):
         page = tail.page(after_offset, 100, 100, 20)

@@ -32,7 +32,14 @@ from agent.pages import (
 )
 from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import ConnectionLost
-from agent.replication.protocol.messages import Confirm, DefinitionEntry, FetchAnswer, FetchFacts, HeldEnd, TakenEnd
+from agent.replication.protocol.messages import (
+    Confirm,
+    DefinitionEntry,
+    FetchAnswer,
+    FetchFacts,
+    LastBatchEnd,
+    OriginHead,
+)
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling import Puller, PullSettings, TokenBucket, puller
@@ -249,9 +256,9 @@ def test_request_says_what_is_durable_here() -> None:
                 lease=0,
                 lease_after=0,
                 definitions_known={str(origin): 3},
-                taken=TakenEnd(last_offset=40, digest=(b"d" * 16).hex()),
-                held=HeldEnd(last_sequence=35, digest=(b"e" * 16).hex()),
-                told=40,
+                last_batch=LastBatchEnd(last_offset=40, digest=(b"d" * 16).hex()),
+                origin_head=OriginHead(last_sequence=35, digest=(b"e" * 16).hex()),
+                high_water_offset=40,
             )
             assert scene.peer.requests == [expected]
             assert scene.peer.expires_s == [4]
@@ -265,7 +272,13 @@ def test_first_request_has_no_position() -> None:
     async def scenario() -> None:
         async with pulling() as scene:
             (request,) = scene.peer.requests
-            assert (request.epoch, request.confirm, request.taken, request.held, request.told) == (None,) * 5
+            assert (
+                request.epoch,
+                request.confirm,
+                request.last_batch,
+                request.origin_head,
+                request.high_water_offset,
+            ) == (None,) * 5
             assert (request.after_offset, request.start) == (0, "oldest")
 
     asyncio.run(scenario())
@@ -406,7 +419,7 @@ def test_page_of_the_old_epoch_is_stored_under_it() -> None:
             await scene.requested(2)
             await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
             anew = await scene.requested(3)
-            assert (anew.epoch, anew.after_offset, anew.confirm, anew.taken) == (TWO, 0, None, None)
+            assert (anew.epoch, anew.after_offset, anew.confirm, anew.last_batch) == (TWO, 0, None, None)
             store.put[0].future.set_exception(StoreFull("disk full"))
             await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
             assert store.put[1].end == (ONE, 10)

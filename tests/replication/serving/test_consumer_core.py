@@ -15,8 +15,8 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     GetCursor,
-    HeldEnd,
-    TakenEnd,
+    LastBatchEnd,
+    OriginHead,
 )
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
@@ -132,7 +132,7 @@ CONFIRM = Confirm(last_offset=10, first_offset=4)
 def test_a_page_read_ahead() -> None:
     """The whole order: history, confirmation under the lease, begin of serving, page, failure of the confirmation, record."""
     shell = Shell()
-    request = fetch(after_offset=10, told=10, confirm=CONFIRM)
+    request = fetch(after_offset=10, high_water_offset=10, confirm=CONFIRM)
     answer = answer_of(shell.run(CORE.fetch(request, 0)))
     assert shell.acts == [
         ExplainNeverServed(STREAM, "idmz", 10),
@@ -249,15 +249,15 @@ def test_offsets_that_cannot_be_of_this_log(fields: dict[str, object], code: str
     assert shell.kinds == [ReportPeerAhead] * is_reported
 
 
-TAKEN, HELD = TakenEnd(last_offset=9, digest="aa" * 16), HeldEnd(last_sequence=7, digest="bb" * 16)
+TAKEN, HELD = LastBatchEnd(last_offset=9, digest="aa" * 16), OriginHead(last_sequence=7, digest="bb" * 16)
 
 
 @pytest.mark.parametrize(
     "fields, kinds",
     [
-        ({"taken": TAKEN, "told": 10}, [ExplainNeverServed, HasServed, CompareHistory]),
-        ({"taken": TAKEN, "held": HELD}, [ExplainNeverServed, CompareHistory]),
-        ({"held": HELD}, [ExplainNeverServed, CompareHistory]),
+        ({"last_batch": TAKEN, "high_water_offset": 10}, [ExplainNeverServed, HasServed, CompareHistory]),
+        ({"last_batch": TAKEN, "origin_head": HELD}, [ExplainNeverServed, CompareHistory]),
+        ({"origin_head": HELD}, [ExplainNeverServed, CompareHistory]),
     ],
 )
 def test_what_a_peer_has_is_compared_before_anything_else(fields: dict[str, object], kinds: Sequence[type]) -> None:
@@ -271,13 +271,13 @@ def test_what_a_peer_has_is_compared_before_anything_else(fields: dict[str, obje
 def test_a_page_that_was_served_a_moment_ago_is_not_compared_on_the_disk() -> None:
     """What the store remembers of having served is compared in memory; what it never served is refused at once."""
     shell = Shell(answers={HasServed: lambda _: True})
-    shell.run(CORE.fetch(fetch(taken=TAKEN, told=12, after_offset=10), 0))
+    shell.run(CORE.fetch(fetch(last_batch=TAKEN, high_water_offset=12, after_offset=10), 0))
     assert shell.acts[:2] == [ExplainNeverServed(STREAM, "idmz", 12), HasServed(STREAM, "idmz", (9, b"\xaa" * 16))]
     assert CompareHistory not in shell.kinds
     shell = Shell(answers={ExplainNeverServed: lambda _: "never"})
-    assert shell.run(CORE.fetch(fetch(taken=TAKEN), 0)) == Refuse("history_differs", "never")
+    assert shell.run(CORE.fetch(fetch(last_batch=TAKEN), 0)) == Refuse("history_differs", "never")
     shell = Shell()
-    shell.run(CORE.fetch(fetch(taken=TAKEN, epoch=None), 0))
+    shell.run(CORE.fetch(fetch(last_batch=TAKEN, epoch=None), 0))
     assert ExplainNeverServed not in shell.kinds, "offsets of no epoch claim nothing"
 
 

@@ -20,8 +20,8 @@ from agent.replication.protocol.messages import (
     ConfirmReceipt,
     FetchAnswer,
     FetchFacts,
-    HeldEnd,
-    TakenEnd,
+    LastBatchEnd,
+    OriginHead,
 )
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations.consumers import Consumers
@@ -243,8 +243,10 @@ def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> No
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         store.contradicts = "offset 9 holds another batch"
-        taken, held = TakenEnd(last_offset=9, digest="aa" * 16), HeldEnd(last_sequence=7, digest="bb" * 16)
-        outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, told=10, taken=taken, held=held))
+        taken, held = LastBatchEnd(last_offset=9, digest="aa" * 16), OriginHead(last_sequence=7, digest="bb" * 16)
+        outcome = await consumers.fetch(
+            ONE, fetch(confirm=CONFIRM, high_water_offset=10, last_batch=taken, origin_head=held)
+        )
         assert outcome == Refuse("history_differs", store.contradicts)
         assert store.asked == [
             ("never_handed", STREAM, "idmz", 10),

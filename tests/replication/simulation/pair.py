@@ -418,7 +418,7 @@ class World:
         life = self.receiver_life
         match effect:
             case Fetch():
-                request = fetch_request(effect, PULL, held=None)
+                request = fetch_request(effect, PULL, origin_head=None)
                 sender_life = self.sender_life
 
                 def arrive() -> None:

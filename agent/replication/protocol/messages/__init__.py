@@ -43,10 +43,10 @@ from agent.replication.protocol.messages.facts import (
     FetchRange,
     FetchSequences,
     GetCursor,
-    HeldEnd,
+    LastBatchEnd,
+    OriginHead,
     RangeAnswer,
     SequencesAnswer,
-    TakenEnd,
 )
 from agent.replication.protocol.messages.fields import (
     OFFSET_MAX,
@@ -119,7 +119,7 @@ __all__ = [
     "GetDigests",
     "GetLatest",
     "GetObject",
-    "HeldEnd",
+    "LastBatchEnd",
     "LatestAnswer",
     "LatestEntry",
     "LeaseAnswer",
@@ -127,6 +127,7 @@ __all__ = [
     "NewFact",
     "NewMessage",
     "ObjectAnswer",
+    "OriginHead",
     "PeerLatest",
     "PutAnswer",
     "PutObject",
@@ -136,7 +137,6 @@ __all__ = [
     "StreamEntry",
     "StreamsAnswer",
     "TagKey",
-    "TakenEnd",
     "operation_of",
     "origin_named",
 ]

@@ -54,14 +54,14 @@ class Confirm(Part, frozen=True):
             raise MalformedMessage(why, "bad_request", operation)
 
 
-class TakenEnd(Part, frozen=True):
+class LastBatchEnd(Part, frozen=True):
     """The last batch that the requester stored from this log: its last offset in the log, and its digest."""
 
     last_offset: Position
     digest: Digest
 
 
-class HeldEnd(Part, frozen=True):
+class OriginHead(Part, frozen=True):
     """The newest batch of the serving store's own origin, in its present epoch, that the requester holds by any path.
 
     Its last sequence and its digest.
@@ -86,9 +86,9 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     lease: Lease | None = None
     lease_after: Lease | None = None
     definitions_known: dict[OriginName, Offset] = {}
-    taken: TakenEnd | None = None
-    held: HeldEnd | None = None
-    told: Offset | None = None
+    last_batch: LastBatchEnd | None = None
+    origin_head: OriginHead | None = None
+    high_water_offset: Offset | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")
