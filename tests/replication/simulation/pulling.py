@@ -213,14 +213,25 @@ class Pull:
 
 
 class _WatchedStore:
-    """The node's store in this life; the checkers look at each page that is handed to it, and at what becomes of it."""
+    """The node's store in this life, with its inbound part watched."""
 
     def __init__(self, pull: Pull) -> None:
-        self._pull = pull
         self._store = pull.node.running
+        self.inbound = _WatchedInbound(pull)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+class _WatchedInbound:
+    """The inbound part of a store; the checkers look at each page that it is given, and at the result."""
+
+    def __init__(self, pull: Pull) -> None:
+        self._pull = pull
+        self._inbound = pull.node.running.inbound
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inbound, name)
 
     def put_batches(
         self,
@@ -236,7 +247,7 @@ class _WatchedStore:
         pull, check = self._pull, self._pull.node.world.check
         if batches.version == "major":
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
-        putting = self._store.inbound.put_batches(peer, stream, batches, definitions, position, holes=holes, **how)
+        putting = self._inbound.put_batches(peer, stream, batches, definitions, position, holes=holes, **how)
         offered = Offered([one.sealed for one in batches], holes, batches.served)
         check.offers(pull, position.epoch.hex(), position.offset, offered)
         putting.add_done_callback(partial(self._put, position, offered))

@@ -139,17 +139,28 @@ class Serving:
 
 
 class WatchedStore:
-    """The node's store, with the checkers told what its server asks of it."""
+    """The node's store, with its consumers watched."""
 
     def __init__(self, serving: Serving) -> None:
-        self._serving = serving
         self._store = serving.node.running
+        self.consumers = WatchedConsumers(serving)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
+
+class WatchedConsumers:
+    """The consumers of the node's store; the checkers see the leases and confirmations that its server requests."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._consumers = serving.node.running.consumers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumers, name)
+
     def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
-        holding, node = self._store.consumers.hold_lease(consumer, shown), self._serving.node
+        holding, node = self._consumers.hold_lease(consumer, shown), self._serving.node
 
         def leased(future: Future[Lease]) -> None:
             if future.exception() is None:
@@ -170,7 +181,7 @@ class WatchedStore:
             if future.exception() is None:
                 check.confirmed(node, consumer, request.lease)
 
-        confirming = self._store.consumers.confirm(consumer, last_offset, first_offset, shown=shown)
+        confirming = self._consumers.confirm(consumer, last_offset, first_offset, shown=shown)
         confirming.add_done_callback(confirmed)
         return confirming
 
