@@ -11,8 +11,8 @@ import pytest
 
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
-from agent.ingest.opcua.session import _REFUSALS
 from agent.message import Envelope
+from agent.node.store_errors import REFUSAL_CODES
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
@@ -68,7 +68,7 @@ def serving(
         link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
         with FactStore.open(folder / "facts.db", "plant-a", streams=streams) as store:
             exports = {"idmz": frozenset({STREAM})}
-            server = Server(link, store, exports, STORE_ERRORS, _REFUSALS, appends=appends)  # type: ignore[arg-type]
+            server = Server(link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends)  # type: ignore[arg-type]
             link.connection = published  # type: ignore[assignment]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
                 running = group.create_task(server.run())
