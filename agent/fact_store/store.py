@@ -312,11 +312,11 @@ class FactStore:
     def integrity(self) -> Integrity:
         """Damage found, progress of the background verification, and files set aside; from memory, except for the
         files."""
-        upkeep = self._scrubber
+        scrubber = self._scrubber
         return Integrity(
             self._damages.count,
-            upkeep.batches_verified,
-            upkeep.last_full_pass_unix_ms,
+            scrubber.batches_verified,
+            scrubber.last_full_pass_unix_ms,
             tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
         )
 

@@ -138,7 +138,7 @@ class SteppedWriter(Writer):
 class Scrubber(store_module.Scrubber):
     """Begun, but without its thread."""
 
-    is_begun = True  # type: ignore[assignment]
+    is_started = True  # type: ignore[assignment]
 
     def start(self) -> None:
         """Nothing runs in the background."""

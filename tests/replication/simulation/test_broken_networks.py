@@ -50,7 +50,7 @@ from tests.replication.simulation.checkers import Violation
 from tests.replication.simulation.faults import NAMED
 from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
-from tests.replication.simulation.serving import WatchedStore
+from tests.replication.simulation.serving import WatchedConsumers, WatchedStore
 from tests.sim import patient
 
 SCHEDULES_MAX = 40
@@ -104,8 +104,8 @@ def keeps_its_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
     """A store that believes itself as long as offsets can be its own."""
-    for name in ("never_handed", "contradiction"):
-        patch.setattr(WatchedStore, name, lambda *_: None, raising=False)
+    patch.setattr(WatchedStore, "contradiction", lambda *_: None, raising=False)
+    patch.setattr(WatchedConsumers, "why_not_served", lambda *_: None, raising=False)
 
 
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
@@ -171,21 +171,21 @@ def keeps_the_newest_only(patch: pytest.MonkeyPatch) -> None:
 
 def does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """A sender that gives leases and compares none."""
-    confirm = WatchedStore.confirm
+    confirm = WatchedConsumers.confirm
 
     def held(lease: Lease, shown: LeaseClaim) -> Lease | None:
         return None if shown.epoch == 0 else lease
 
-    def hold_lease(self: WatchedStore, consumer: str, shown: LeaseClaim) -> Any:
+    def hold_lease(self: WatchedConsumers, consumer: str, shown: LeaseClaim) -> Any:
         return watched(self, consumer, LeaseClaim(shown.holder, 0))
 
-    def confirmed(self: WatchedStore, consumer: str, last_offset: int, *_: object, **__: object) -> Any:
+    def confirmed(self: WatchedConsumers, consumer: str, last_offset: int, *_: object, **__: object) -> Any:
         return confirm(self, consumer, last_offset)
 
-    watched = WatchedStore.hold_lease
-    patch.setattr(consumer_core, "decide", held)
-    patch.setattr(WatchedStore, "hold_lease", hold_lease)
-    patch.setattr(WatchedStore, "confirm", confirmed)
+    watched = WatchedConsumers.hold_lease
+    patch.setattr(consumer_core, "decide_lease", held)
+    patch.setattr(WatchedConsumers, "hold_lease", hold_lease)
+    patch.setattr(WatchedConsumers, "confirm", confirmed)
 
 
 def refuses_a_newer_minor(patch: pytest.MonkeyPatch) -> None:
