@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent import batch
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
 from agent.pages import OriginRange, PeerPosition
@@ -58,7 +59,9 @@ class Peer:
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
     """Batches of an origin, with its definitions, as they come from plant-a."""
     where = position or PeerPosition(origin.origin.epoch, 0)
-    store.inbound.put_batches("plant-a", STREAM, list(sealed), origin.received(), where).result(20)
+    store.inbound.put_batches("plant-a", STREAM, [batch.parse(one) for one in sealed], origin.received(), where).result(
+        20
+    )
 
 
 @asynccontextmanager
@@ -143,7 +146,7 @@ def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
                 assert idmz.end_offset(STREAM) == 10
                 brought.append(len(batches))
 
-            comparer._artifacts.bring = bring  # type: ignore[method-assign, assignment]
+            comparer._artifacts.fetch = bring  # type: ignore[method-assign, assignment]
             await comparer.compare(STREAM, repair=True)
         assert (brought, idmz.end_offset(STREAM)) == ([1], 20)
 
@@ -160,8 +163,8 @@ def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
         busy, damaged = Future[Any](), Future[Any]()
         busy.set_exception(StoreBusy("the disk"))
         damaged.set_result([OriginRange("plant-a", theirs.origin.epoch, 1, 10)])
-        idmz.repair = lambda *_: busy  # type: ignore[method-assign, assignment]
-        idmz.damaged = lambda _: damaged  # type: ignore[method-assign, assignment]
+        idmz.inbound.repair = lambda *_: busy  # type: ignore[method-assign, assignment]
+        idmz.inbound.damaged = lambda _: damaged  # type: ignore[method-assign, assignment]
         async with comparing(plant, idmz) as (comparer, _):
             with pytest.raises(StoreBusy):
                 await comparer.compare(STREAM, repair=True)

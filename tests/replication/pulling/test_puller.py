@@ -75,6 +75,7 @@ class HandStore:
         self.notes: list[tuple[str, str]] = []
         self.missing: list[ArtifactReference] = []
         self.refuses: StoreError | None = None
+        self.inbound = self  # the part of a store that takes what peers bring is this one too
         self.artifacts = SimpleNamespace(
             missing=lambda _: self.missing, put_chunk=lambda *_: ArtifactProgress(5, 0, is_complete=False)
         )
@@ -304,7 +305,7 @@ def test_page_goes_to_the_store_as_it_came() -> None:
             assert put.definitions == plant.received()
             assert put.position == PeerPosition(bytes.fromhex(ONE), 15, LastBatch(15, sealed[-batch.DIGEST_BYTES :]))
             assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
-            assert put.how == {"verify": False, "is_backlog": False}
+            assert put.how == {"is_backlog": False}
             put.future.set_result(PutResult(9, 1, 10))
             await settle()
             found = scene.puller.statistics()

@@ -51,6 +51,7 @@ class Store:
         self.end = 20
         self.is_served_before = True
         self.contradicts: str | None = None
+        self.consumers = self  # the part of a store that keeps consumers is this one too
 
     def _later(self, name: str, *arguments: object) -> Future[Any]:
         self.asked.append((name, *arguments))
@@ -61,17 +62,17 @@ class Store:
         """What it was asked, by name."""
         return [name for name, *_ in self.asked]
 
-    def consumer(self, _: str) -> Registered | None:
+    def get(self, _: str) -> Registered | None:
         return self.held
 
-    def consumers(self) -> list[Registered]:
+    def all(self) -> list[Registered]:
         return [self.held] if self.held else []
 
     def end_offset(self, _: str) -> int:
         return self.end
 
-    def register_consumer(self, *arguments: object) -> Future[Any]:
-        return self._later("register_consumer", *arguments)
+    def register(self, *arguments: object) -> Future[Any]:
+        return self._later("register", *arguments)
 
     def hold_lease(self, *arguments: object) -> Future[Any]:
         return self._later("hold_lease", *arguments)
@@ -81,16 +82,16 @@ class Store:
     ) -> Future[Any]:
         return self._later("confirm", name, last, first, shown)
 
-    def begin_handing(self, stream: str, zone: str) -> Future[Any] | None:
-        return None if self.is_served_before else self._later("begin_handing", stream, zone)
+    def begin_serving(self, stream: str, zone: str) -> Future[Any] | None:
+        return None if self.is_served_before else self._later("begin_serving", stream, zone)
 
     def peer_is_ahead(self, zone: str, why: str) -> None:
         self.asked.append(("peer_is_ahead", zone, why))
 
-    def never_handed(self, *arguments: object) -> None:
-        self.asked.append(("never_handed", *arguments))
+    def why_not_served(self, *arguments: object) -> None:
+        self.asked.append(("why_not_served", *arguments))
 
-    def has_handed(self, *_: object) -> bool:
+    def has_served(self, *_: object) -> bool:
         return False
 
     def contradiction(self, *arguments: object) -> str | None:
@@ -100,8 +101,8 @@ class Store:
     def seen(self, _name: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
         self.asked.append(("seen", is_at_end, waits_ms > 0))
 
-    def handed(self, *arguments: object) -> None:
-        self.asked.append(("handed", *arguments))
+    def record_served(self, *arguments: object) -> None:
+        self.asked.append(("record_served", *arguments))
 
     def read(self, _stream: str, after_offset: int, *_: object, until_offset: int | None = None) -> Page:
         self.asked.append(("read", after_offset, until_offset))
@@ -221,18 +222,18 @@ def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> No
         asks = fetch(stream=STREAM, lease=0, epoch=None, after_offset=None)
         task = asyncio.create_task(consumers.fetch(ONE, asks))
         assert await stands(task)
-        assert store.asked == [("register_consumer", NAME, "idmz", STREAM, "oldest")]
+        assert store.asked == [("register", NAME, "idmz", STREAM, "oldest")]
         store.held = Registered("idmz", STREAM, 0)
-        store.futures["register_consumer"].set_result(store.held)
+        store.futures["register"].set_result(store.held)
         assert await stands(task)
         assert store.asked[1:] == [("hold_lease", NAME, LeaseClaim("one", 0))]
         store.held = Registered("idmz", STREAM, 0, Lease(1, "one"))
         store.futures["hold_lease"].set_result(store.held.lease)
         assert await stands(task)
-        assert store.asked[2:] == [("begin_handing", STREAM, "idmz")]
-        store.futures["begin_handing"].set_result(None)
+        assert store.asked[2:] == [("begin_serving", STREAM, "idmz")]
+        store.futures["begin_serving"].set_result(None)
         answer = page_of(await task)
-        assert store.names()[3:] == ["read", "handed", "seen"]
+        assert store.names()[3:] == ["read", "record_served", "seen"]
         assert (answer.lease, answer.runs()) == (1, [(1, 20)])
 
     play(scenario)
@@ -247,7 +248,7 @@ def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> No
         outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, told=10, taken=taken, held=held))
         assert outcome == Refuse("history_differs", store.contradicts)
         assert store.asked == [
-            ("never_handed", STREAM, "idmz", 10),
+            ("why_not_served", STREAM, "idmz", 10),
             ("contradiction", STREAM, (9, b"\xaa" * 16), (7, b"\xbb" * 16)),
             ("peer_is_ahead", "idmz", f"consumer {NAME} of idmz: {store.contradicts}"),
         ]
@@ -277,10 +278,10 @@ def test_a_page_read_ahead_tells_of_a_confirmation_that_has_failed() -> None:
         assert await stands(task)
         store.futures["confirm"].set_exception(FencedError())
         assert await stands(task)
-        store.futures["begin_handing"].set_result(None)
+        store.futures["begin_serving"].set_result(None)
         with pytest.raises(FencedError):
             await task
-        assert "handed" not in store.names()
+        assert "record_served" not in store.names()
 
     play(scenario)
 
@@ -291,7 +292,7 @@ def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
     async def scenario(store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=None)))
         assert await stands(task)
-        assert store.names() == ["never_handed", "confirm"]
+        assert store.names() == ["why_not_served", "confirm"]
         store.futures["confirm"].set_result(15)
         assert page_of(await task).runs() == [(16, 20)]
 
@@ -326,7 +327,7 @@ def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None
         store.futures["hold_lease"].set_exception(FencedError())
         with pytest.raises(FencedError):
             await task
-        assert "handed" not in store.names()
+        assert "record_served" not in store.names()
 
     play(scenario)
 
@@ -355,7 +356,7 @@ def test_patience_ends_with_an_empty_page() -> None:
     async def scenario(store: Store, consumers: Consumers) -> None:
         answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=20)))
         assert (answer.runs(), answer.more) == ([], False)
-        assert store.asked[-2:] == [("handed", STREAM, "idmz", 20, None), ("seen", True, False)]
+        assert store.asked[-2:] == [("record_served", STREAM, "idmz", 20, None), ("seen", True, False)]
         assert consumers.parked() == 0
 
     play(scenario)

@@ -11,7 +11,6 @@ import pytest
 
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
-from agent.ingest.opcua.session import _REFUSALS
 from agent.message import Envelope
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
@@ -30,7 +29,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STORE_ERRORS, STREAM
+from tests.replication.nodes import REFUSAL_CODES, STORE_ERRORS, STREAM
 from tests.waiting import wait_until_async
 
 ANSWER_TO = response_topic("plant-a", "idmz", "1")
@@ -68,7 +67,7 @@ def serving(
         link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
         with FactStore.open(folder / "facts.db", "plant-a", streams=streams) as store:
             exports = {"idmz": frozenset({STREAM})}
-            server = Server(link, store, exports, STORE_ERRORS, _REFUSALS, appends=appends)  # type: ignore[arg-type]
+            server = Server(link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends)  # type: ignore[arg-type]
             link.connection = published  # type: ignore[assignment]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
                 running = group.create_task(server.run())

@@ -1,85 +1,71 @@
-"""Fetches that wait for facts: who is woken, by what, and who gives the place up."""
+"""Fetches that wait for facts: which are woken, by what, and which lose their place."""
 
 import asyncio
 from collections.abc import Callable
 
-from agent.replication.serving.waiters import Waiters
+from agent.replication.serving.waiters import Key, Waiters, end_wait
 
 FACTS, OTHERS = "facts.telemetry", "facts.operational"
 
 
-def played(scenario: Callable[[Waiters, asyncio.TaskGroup], object]) -> None:
-    """Run a scenario with waiters of its own; nobody is left waiting."""
+def played(scenario: Callable[[Waiters], None]) -> None:
+    """Run a scenario with waiters of its own, inside an event loop."""
 
     async def run() -> None:
-        waiters = Waiters()
-        async with asyncio.timeout(20):
-            async with asyncio.TaskGroup() as group:
-                await scenario(waiters, group)  # type: ignore[misc]
-        assert (waiters.count(), waiters.count("idmz"), waiters.anybody()) == (0, 0, False)
+        scenario(Waiters())
 
     asyncio.run(run())
 
 
-def never() -> bool:
-    """The log has not grown since the caller looked."""
-    return False
-
-
-async def settled() -> None:
-    """Let every task that can go on do so."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+def parked(waiters: Waiters, key: Key, stream: str = FACTS) -> asyncio.Future[bool]:
+    """A fetch that waits for a stream."""
+    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    waiters.add(key, stream, ended)
+    return ended
 
 
 def test_growth_of_the_own_stream_ends_a_wait() -> None:
-    """That of another stream does not."""
+    """Growth of another stream does not."""
 
-    async def scenario(waiters: Waiters, group: asyncio.TaskGroup) -> None:
-        one = group.create_task(waiters.wait(("idmz", "a"), FACTS, 20, never))
-        other = group.create_task(waiters.wait(("idmz", "b"), OTHERS, 20, never))
-        await settled()
-        assert waiters.count("idmz") == 2
+    def scenario(waiters: Waiters) -> None:
+        one, other = parked(waiters, ("idmz", "a")), parked(waiters, ("idmz", "b"), OTHERS)
+        assert (waiters.count("idmz"), waiters.count("north"), waiters.has_any()) == (2, 0, True)
         waiters.wake({FACTS: 1})
-        await settled()
         assert (one.done(), other.done()) == (True, False)
         assert one.result() is False
         waiters.wake({OTHERS: 1})
+        assert other.result() is False
 
     played(scenario)
 
 
 def test_a_newer_fetch_ends_the_older_one() -> None:
-    """The older one is told that another took its place, and the newer goes on waiting in it."""
+    """The older one has lost its place; the newer waits in it, and keeps it when the older one is cleaned up."""
 
-    async def scenario(waiters: Waiters, group: asyncio.TaskGroup) -> None:
-        older = group.create_task(waiters.wait(("idmz", "a"), FACTS, 20, never))
-        await settled()
-        newer = group.create_task(waiters.wait(("idmz", "a"), FACTS, 20, never))
-        await settled()
+    def scenario(waiters: Waiters) -> None:
+        key = ("idmz", "a")
+        older = parked(waiters, key)
+        newer = parked(waiters, key)
         assert older.done()
         assert older.result() is True
-        assert waiters.count("idmz") == 1
+        waiters.remove(key, older)
+        assert (waiters.count(), waiters.count("idmz"), newer.done()) == (1, 1, False)
         waiters.wake({FACTS: 1})
-        assert await newer is False
+        assert newer.result() is False
+        waiters.remove(key, newer)
+        assert (waiters.count(), waiters.count("idmz"), waiters.has_any()) == (0, 0, False)
 
     played(scenario)
 
 
-def test_what_grew_while_the_place_was_taken_is_seen() -> None:
-    """Nobody was there to be woken then."""
+def test_a_wait_ends_once() -> None:
+    """A commit, the end of the patience and a newer fetch may come together: the first of them counts."""
 
-    async def scenario(waiters: Waiters, _: asyncio.TaskGroup) -> None:
-        async with asyncio.timeout(10):
-            assert await waiters.wait(("idmz", "a"), FACTS, 20, lambda: True) is False
-
-    played(scenario)
-
-
-def test_patience_ends_a_wait() -> None:
-    """Without a fact the answer is an empty page."""
-
-    async def scenario(waiters: Waiters, _: asyncio.TaskGroup) -> None:
-        assert await waiters.wait(("idmz", "a"), FACTS, 0, never) is False
+    def scenario(waiters: Waiters) -> None:
+        ended = parked(waiters, ("idmz", "a"))
+        end_wait(ended)
+        waiters.supersede(("idmz", "a"))
+        end_wait(ended)
+        assert ended.result() is False
 
     played(scenario)
