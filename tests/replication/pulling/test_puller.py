@@ -75,7 +75,7 @@ class HandStore:
         self.notes: list[tuple[str, str]] = []
         self.missing: list[ArtifactReference] = []
         self.refuses: StoreError | None = None
-        self.inbound = self  # the part of a store that takes what peers bring is this one too
+        self.inbound = self
         self.artifacts = SimpleNamespace(
             missing=lambda _: self.missing, put_chunk=lambda *_: ArtifactProgress(5, 0, is_complete=False)
         )

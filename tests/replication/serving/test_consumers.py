@@ -51,7 +51,7 @@ class Store:
         self.end = 20
         self.is_served_before = True
         self.contradicts: str | None = None
-        self.consumers = self  # the part of a store that keeps consumers is this one too
+        self.consumers = self
 
     def _later(self, name: str, *arguments: object) -> Future[Any]:
         self.asked.append((name, *arguments))
