@@ -58,11 +58,11 @@ def scenario(
     of."""
     tries = list[int]()
 
-    def delay_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
+    def backoff_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
         tries.append(count)
         return 0
 
-    monkeypatch.setattr(link_module, "delay_ms", delay_ms)
+    monkeypatch.setattr(link_module, "backoff_ms", backoff_ms)
     monkeypatch.setattr(link_module.Connection, "open", broker.open)
 
     async def run() -> None:

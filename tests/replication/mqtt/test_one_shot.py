@@ -61,7 +61,7 @@ def test_an_answer_counts_once() -> None:
         sent.requests.append((sent.requests[0][0], bytes(16)))
         answer(link, sent, b"unknown")
         assert got == [b"first"]
-        assert link.statistics().strangers == 3
+        assert link.statistics().unsolicited == 3
 
     asyncio.run(run())
 

@@ -43,7 +43,7 @@ from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.consumer_effects import StartConfirm
-from agent.replication.serving.operations.consumers import BootstrapSpans
+from agent.replication.serving.operations.consumers import BootstrapSpans, Consumers
 from agent.replication.serving.operations.context import Context
 from agent.telemetry import Side, Span, SpanStatistics, Telemetry
 from tests.replication.nodes import STREAM, Node
@@ -218,12 +218,12 @@ def test_how_a_confirmation_ends_for_who_serves_it() -> None:
     """On the serving side: durable, refused by the store, or discarded when the node stops."""
     ended = [Future[int]() for _ in range(3)]
 
-    class Consumers:
+    class Confirmed:
         def confirm(self, *_: object, **__: object) -> Future[int]:
             return ended[at]
 
     class Store:
-        epoch, zone, consumers = b"", "plant-a", Consumers()
+        epoch, zone, consumers = b"", "plant-a", Confirmed()
 
     telemetry = Telemetry()
     effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1), LeaseClaim("5f3a"))

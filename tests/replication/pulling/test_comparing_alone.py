@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import batch
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
 from agent.pages import OriginRange, PeerPosition
@@ -24,7 +23,7 @@ from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
-from tests.fact_store.making import Elsewhere
+from tests.fact_store.making import Elsewhere, parsed
 from tests.replication.nodes import STORE_ERRORS, STREAM
 from tests.waiting import wait_until_async
 
@@ -59,9 +58,7 @@ class Peer:
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
     """Batches of an origin, with its definitions, as they come from plant-a."""
     where = position or PeerPosition(origin.origin.epoch, 0)
-    store.inbound.put_batches("plant-a", STREAM, [batch.parse(one) for one in sealed], origin.received(), where).result(
-        20
-    )
+    store.inbound.put_batches("plant-a", STREAM, parsed(sealed), origin.received(), where).result(20)
 
 
 @asynccontextmanager

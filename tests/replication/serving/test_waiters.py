@@ -1,71 +1,60 @@
-"""Fetches that wait for facts: which are woken, by what, and which lose their place."""
+"""Parked fetches: what ends a wait, and how often it ends."""
 
 import asyncio
-from collections.abc import Callable
 
-from agent.replication.serving.waiters import Key, Waiters, end_wait
+from agent.replication.serving.waiters import Waiters, end_wait
 
-FACTS, OTHERS = "facts.telemetry", "facts.operational"
-
-
-def played(scenario: Callable[[Waiters], None]) -> None:
-    """Run a scenario with waiters of its own, inside an event loop."""
-
-    async def run() -> None:
-        scenario(Waiters())
-
-    asyncio.run(run())
-
-
-def parked(waiters: Waiters, key: Key, stream: str = FACTS) -> asyncio.Future[bool]:
-    """A fetch that waits for a stream."""
-    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    waiters.add(key, stream, ended)
-    return ended
+FACTS, OTHER = "facts.telemetry", "facts.operational"
+ONE, TWO = ("idmz", "a"), ("idmz", "b")
 
 
 def test_growth_of_the_own_stream_ends_a_wait() -> None:
-    """Growth of another stream does not."""
+    """A commit wakes the fetches that wait for its streams, and no others."""
 
-    def scenario(waiters: Waiters) -> None:
-        one, other = parked(waiters, ("idmz", "a")), parked(waiters, ("idmz", "b"), OTHERS)
-        assert (waiters.count("idmz"), waiters.count("north"), waiters.has_any()) == (2, 0, True)
-        waiters.wake({FACTS: 1})
-        assert (one.done(), other.done()) == (True, False)
+    async def scenario() -> None:
+        waiters, loop = Waiters(), asyncio.get_running_loop()
+        one, two = loop.create_future(), loop.create_future()
+        waiters.add(ONE, FACTS, one)
+        waiters.add(TWO, OTHER, two)
+        waiters.wake({FACTS: 7})
+        assert (one.done(), two.done()) == (True, False)
         assert one.result() is False
-        waiters.wake({OTHERS: 1})
-        assert other.result() is False
+        waiters.wake({FACTS: 8})  # the same wait may be woken again before it is removed
+        waiters.remove(ONE, one)
+        assert (waiters.count(), waiters.count("idmz"), waiters.has_any()) == (1, 1, True)
 
-    played(scenario)
+    asyncio.run(scenario())
 
 
 def test_a_newer_fetch_ends_the_older_one() -> None:
-    """The older one has lost its place; the newer waits in it, and keeps it when the older one is cleaned up."""
+    """A second fetch of a consumer supersedes the first; removing the first afterwards does not remove the second."""
 
-    def scenario(waiters: Waiters) -> None:
-        key = ("idmz", "a")
-        older = parked(waiters, key)
-        newer = parked(waiters, key)
-        assert older.done()
+    async def scenario() -> None:
+        waiters, loop = Waiters(), asyncio.get_running_loop()
+        older, newer = loop.create_future(), loop.create_future()
+        waiters.add(ONE, FACTS, older)
+        waiters.add(ONE, FACTS, newer)
         assert older.result() is True
-        waiters.remove(key, older)
-        assert (waiters.count(), waiters.count("idmz"), newer.done()) == (1, 1, False)
-        waiters.wake({FACTS: 1})
+        waiters.remove(ONE, older)
+        assert waiters.count("idmz") == 1
+        waiters.wake({FACTS: 7})
         assert newer.result() is False
-        waiters.remove(key, newer)
-        assert (waiters.count(), waiters.count("idmz"), waiters.has_any()) == (0, 0, False)
+        waiters.remove(ONE, newer)
+        assert (waiters.count("idmz"), waiters.has_any()) == (0, False)
 
-    played(scenario)
+    asyncio.run(scenario())
 
 
-def test_a_wait_ends_once() -> None:
-    """A commit, the end of the patience and a newer fetch may come together: the first of them counts."""
+def test_another_instance_ends_a_wait() -> None:
+    """A lease that is taken supersedes the parked fetch of the instance that held it, once."""
 
-    def scenario(waiters: Waiters) -> None:
-        ended = parked(waiters, ("idmz", "a"))
-        end_wait(ended)
-        waiters.supersede(("idmz", "a"))
-        end_wait(ended)
-        assert ended.result() is False
+    async def scenario() -> None:
+        waiters, parked = Waiters(), asyncio.get_running_loop().create_future()
+        waiters.add(ONE, FACTS, parked)
+        waiters.supersede(ONE)
+        waiters.supersede(ONE)
+        end_wait(parked)  # its time-out arrives later and changes nothing
+        assert parked.result() is True
+        assert waiters.count() == 0
 
-    played(scenario)
+    asyncio.run(scenario())
