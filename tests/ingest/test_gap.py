@@ -1,7 +1,6 @@
 """Two gaps of one source and reason become one."""
 
-from agent.ingest.gap import STORE_REFUSED
-from agent.pages import Gap
+from agent.ingest.gap import STORE_REFUSED, Gap
 
 
 def test_merged_gaps_say_no_more_than_is_known() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.ingest.gap import STORE_REFUSED
+from agent.ingest.gap import STORE_REFUSED, Gap
 from agent.ingest.recorder import Recorder
 from agent.message import Sample, TagDefinition
-from agent.pages import Gap
 from tests.ingest.fakes import Busy, FakeStore, in_loop
 from tests.waiting import wait_until_async
 
@@ -138,8 +137,8 @@ class SlowStore(FakeStore):
         super().__init__()
         self.commits: list[Future[Any]] = []
 
-    def append_samples(self, stream: str, rows: Sequence[Sample], *, awaited: bool = False) -> Future[Any]:
-        super().append_samples(stream, rows, awaited=awaited)
+    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
+        super().append_samples(stream, rows)
         self.commits.append(Future())
         return self.commits[-1]
 

@@ -190,7 +190,7 @@ def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
     with node(tmp_path) as store:
         fill(store, 1)
         fill(store, 11)
-        while store._upkeep.step(1):
+        while store._scrubber.step(1):
             pass
         assert store.integrity().batches_verified == 2
         assert store.integrity().last_full_pass_unix_ms is not None
@@ -206,7 +206,7 @@ def test_the_scrub_passes_over_a_stream_that_cannot_be_read(tmp_path: Path, monk
         done(store.appends.define([tag(1)]))
         for stream in ("facts.first", "facts.last"):
             done(store.appends.append_samples(stream, samples(1)))
-        whole = store._upkeep._read
+        whole = store._scrubber._read
 
         def read(stream: str, *asked: int) -> Page:
             if stream == "facts.first":
@@ -214,14 +214,14 @@ def test_the_scrub_passes_over_a_stream_that_cannot_be_read(tmp_path: Path, monk
             return whole(stream, *asked)
 
         with monkeypatch.context() as broken:
-            broken.setattr(store._upkeep, "_read", read)
+            broken.setattr(store._scrubber, "_read", read)
             with pytest.raises(StoreDamaged):
-                store._upkeep.step(1)
-            while store._upkeep.step(1):
+                store._scrubber.step(1)
+            while store._scrubber.step(1):
                 pass
         assert store.integrity().batches_verified == 1
         assert store.integrity().last_full_pass_unix_ms is None
-        while store._upkeep.step(1):
+        while store._scrubber.step(1):
             pass
         assert store.integrity().last_full_pass_unix_ms is not None
 

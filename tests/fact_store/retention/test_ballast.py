@@ -49,5 +49,5 @@ def test_a_commit_without_room_gives_it_up(tmp_path: Path) -> None:
         ballast = Path(f"{store.path}.ballast")
         wait_until(ballast.exists, "the ballast")
         faults.arm("COMMIT", 1, full_error)
-        failed(store.appends.append_samples(TELEMETRY, samples(1), awaited=True))
+        failed(store.appends.append_samples(TELEMETRY, samples(1)))
         assert not ballast.exists()

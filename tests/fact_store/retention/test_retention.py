@@ -314,7 +314,7 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
     with store_of(tmp_path, bytes_max=1024 * 1024) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
-        while store.appends.append_samples(TELEMETRY, rows_, awaited=True).exception() is None:
+        while store.appends.append_samples(TELEMETRY, rows_).exception() is None:
             pass
         sealed, end_offset = elsewhere.seal(3), store.end_offset(TELEMETRY)
         with pytest.raises(StoreFull):
@@ -334,10 +334,10 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
         done(store.consumers.register("idmz.b", "idmz", OPERATIONAL))
         for n in range(15):
             noise = [Sample(1, n, os.urandom(60_000)), Sample(1, n, os.urandom(60_000))]
-            done(store.appends.append_samples(TELEMETRY, noise, awaited=True))
+            done(store.appends.append_samples(TELEMETRY, noise))
         done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
         for n in range(20):
-            done(store.appends.append_samples(OPERATIONAL, [Sample(1, n, os.urandom(30_000))], awaited=True))
+            done(store.appends.append_samples(OPERATIONAL, [Sample(1, n, os.urandom(30_000))]))
         (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
         assert (kept.first_offset, kept.end_offset) == (1, 20)
         assert first_offset(store) > 1
@@ -355,8 +355,8 @@ def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monk
     with FactStore.open(path, "plant", settings=AT_ONCE, streams=[policy], connect_to=faults.connect) as store:
         done(store.appends.define([tag(1)]))
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        end, housekeeping = fill(store, 20, 1), store._writer.housekeeping
-        delete = housekeeping._delete_batches
+        end, reclaimer = fill(store, 20, 1), store._writer.housekeeping._reclaimer
+        delete = reclaimer._delete_batches
 
         def counted(stream: StreamState, deleted: Any, rows_max: int) -> int:
             nonlocal calls
@@ -365,11 +365,11 @@ def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monk
                 calls += 1
                 if deleted.is_done:  # the last of them
                     faults.arm("COMMIT", 1, full_error)
-                    housekeeping._delete_batches = delete  # type: ignore[method-assign]
+                    reclaimer._delete_batches = delete  # type: ignore[method-assign]
             return found
 
-        housekeeping._delete_batches = counted  # type: ignore[method-assign]
+        reclaimer._delete_batches = counted  # type: ignore[method-assign]
         done(store.consumers.confirm("idmz.a", end))
-        wait_until(lambda: housekeeping._delete_batches is not counted and faults.start is None, "the failed commit")
+        wait_until(lambda: reclaimer._delete_batches is not counted and faults.start is None, "the failed commit")
         assert calls > 1
         wait_until(lambda: rows(tmp_path) == 0, "the rows to go")
