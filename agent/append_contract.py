@@ -20,8 +20,8 @@ STORED = frozenset({"applied", "noop_already_applied", "queued"})
 
 
 class Precondition(NamedTuple):
-    """A condition for storing a message. `producer` with `lease_epoch`: no newer lease under this
-    name is in force. `base_offset`: no message about the subject is newer than this offset (0: there is no message about it)."""
+    """A condition for storing a message. `producer` with `lease_epoch`: no newer lease under this name is in force.
+    `base_offset`: no message about the subject is newer than this offset (0: there is no message about it)."""
 
     producer: str | None = None
     lease_epoch: int | None = None

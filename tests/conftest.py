@@ -1,4 +1,5 @@
-"""What holds for every test: no setting of the person running them leaks in, asserts are on, and long files start first.
+"""What holds for every test: no setting of the person running them leaks in, asserts are on, and long files start
+first.
 
 Fixtures belong to the folder that needs them; this file has none that a test must know.
 """

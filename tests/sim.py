@@ -1,7 +1,8 @@
-"""How long the seeded tests run, and from which seed: the one place that knows whether this is `make test` or `make sim`.
+"""How long the seeded tests run, and from which seed: the one place that knows whether this is `make test` or `make
+sim`.
 
-`SIM=1` in the environment (what `make sim` sets) takes the long figure of each `scaled`; `SEED=n` starts every seeded test from
-that seed instead of a new one. docs/reference/tests.md says what each figure is.
+`SIM=1` in the environment (what `make sim` sets) takes the long figure of each `scaled`; `SEED=n` starts every seeded
+test from that seed instead of a new one. docs/reference/tests.md says what each figure is.
 """
 
 import os

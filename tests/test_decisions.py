@@ -54,8 +54,8 @@ def test_extras_for_users_are_explained() -> None:
 
 
 def test_the_lock_keeps_to_the_ranges() -> None:
-    """Every requirement of pyproject.toml, extras included, is pinned: in requirements.lock, or (the fuzzer, which not every machine
-    can install) where it stands."""
+    """Every requirement of pyproject.toml, extras included, is pinned: in requirements.lock, or (the fuzzer, which not
+    every machine can install) where it stands."""
     pinned = re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     locked = {name.lower().replace("_", "-") for name in pinned}
     extras = dict(PROJECT["optional-dependencies"])

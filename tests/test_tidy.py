@@ -59,8 +59,8 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.cli": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "bench"),
 }
 
-# The floors inside a part, lowest first: a folder imports only folders of lower floors; `a|b` share a floor and do not import each
-# other. Modules that stand in the part itself are its top floor.
+# The floors inside a part, lowest first: a folder imports only folders of lower floors; `a|b` share a floor and do not
+# import each other. Modules that stand in the part itself are its top floor.
 FLOORS: dict[str, tuple[str, ...]] = {
     "agent.fact_store": (
         *(
@@ -442,7 +442,8 @@ def floors_run_downwards(module: Module) -> Iterator[str]:
 
 
 def faces_are_respected(module: Module) -> Iterator[str]:
-    """What lies in another package is imported from the outermost package around it that has a face, by a name in its `__all__`."""
+    """What lies in another package is imported from the outermost package around it that has a face, by a name in its
+    `__all__`."""
     if not module.path.startswith(("agent/", "spark/", "bench/")):
         return
     package = module.package
@@ -492,7 +493,8 @@ def queues_are_bounded(module: Module) -> Iterator[str]:
 
 
 def nobody_catches_everything(module: Module) -> Iterator[str]:
-    """Only the supervisor catches Exception, and it once; everybody else names what is caught, or cleans up and raises."""
+    """Only the supervisor catches Exception, and it once; everybody else names what is caught, or cleans up and
+    raises."""
     if not is_product(module):
         return
     broad = []
@@ -723,7 +725,7 @@ def test_documents_name_no_machine_either() -> None:
     assert not complaints, "\n".join(complaints)
 
 
-# --- the rules, tried on samples ----------------------------------------------------------------------------------------
+# --- the rules, tried on samples ---------------------------------------------------------------------------------------
 
 PROSE = (
     '"""Keeps what a source said until somebody has confirmed it, and forgets nothing before that moment comes."""\n'

@@ -1,4 +1,5 @@
-"""Draws the life of a consumer from the table in the code into docs/reference/consumers.md; prints nothing when it already is so.
+"""Draws the life of a consumer from the table in the code into docs/reference/consumers.md; prints nothing when it
+already is so.
 
 A Mermaid state diagram, which forges draw and everybody else can read as text. Run it after changing the table.
 """

@@ -169,7 +169,8 @@ class FactStore:
             with contextlib.suppress(StoreError):  # the writer may have ended; the rest is closed all the same
                 self._writer.submit("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))
         self._scrubber.stop()
-        # Readers first: the last connection to close copies the write-ahead log into the database, which a reader cannot.
+        # Readers first: the last connection to close copies the write-ahead log into the database, which a reader
+        # cannot.
         self._reader.close()
         self._writer.close()
         if self._scrubber.is_started:
@@ -332,8 +333,8 @@ class FactStore:
         """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does
         not.
 
-        `last_batch`: last offset and digest of the last batch that the peer took; `origin_head`: last sequence of this origin that
-        the peer holds, and the digest there. Read in the calling thread; see history_check.py.
+        `last_batch`: last offset and digest of the last batch that the peer took; `origin_head`: last sequence of this
+        origin that the peer holds, and the digest there. Read in the calling thread; see history_check.py.
         """
         return find_contradiction(self._reader, self._writer.catalog, stream, last_batch, origin_head)
 

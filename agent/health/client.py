@@ -1,4 +1,5 @@
-"""Shell: asks a running node for its health over HTTP, for commands and for the view of the demonstration; raises NodeSilent."""
+"""Shell: asks a running node for its health over HTTP, for commands and for the view of the demonstration; raises
+NodeSilent."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Source(Protocol):
 
 
 def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
-    """What makes a source from its delivery. The adapter is imported here, because asyncua takes half a second and 25 MB that a node
-    without an OPC UA source need not spend."""
+    """What makes a source from its delivery. The adapter is imported here, because asyncua takes half a second and 25
+    MB that a node without an OPC UA source need not spend."""
     if isinstance(settings, ModbusSourceSettings):
         from agent.ingest.modbus import line
         from agent.ingest.modbus.source import ModbusSource

@@ -43,7 +43,8 @@ def test_a_profile_answers_for_a_plausible_load(file: Path) -> None:
 
 
 def test_the_answer_by_hand(text: str) -> None:
-    """The estimate equals the same sum done on paper: 4 commits of 33,000 bytes and 9,000 bytes twice and a bit, a second."""
+    """The estimate equals the same sum done on paper: 4 commits of 33,000 bytes and 9,000 bytes twice and a bit, a
+    second."""
     fit = assess(parse_profile(text), LOAD)
     assert fit.bytes_written_per_day == pytest.approx((4 * 33_000 + 9_000 * 2.1) * 86_400)
     assert fit.hours_that_fit == pytest.approx((16e9 * 0.9 - 6e9) / 9_000 / 3_600)

@@ -130,7 +130,8 @@ def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
 
 
 def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
-    """One that registers in order to fetch has been seen now, and is in sync if it is at the end; another is neither."""
+    """One that registers in order to fetch has been seen now, and is in sync if it is at the end; another is
+    neither."""
 
     async def scenario() -> None:
         async with serving(tmp_path):

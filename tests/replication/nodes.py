@@ -83,8 +83,8 @@ class Node:
         appends: dict[str, Iterable[str]] | None = None,
         peer_latest_in: Path = Path("/nonexistent"),
     ) -> Server:
-        """Serve these zones: streams they may read, streams they may append to. `peer_latest_in`: folder of the latest values
-        received from peers."""
+        """Serve these zones: streams they may read, streams they may append to. `peer_latest_in`: folder of the latest
+        values received from peers."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
         self.server = Server(

@@ -1,7 +1,7 @@
 """The units as systemd itself reads them: no complaint, an exposure near the floor, and files that agree.
 
-The programs come with Debian's systemd package, which set-up installs; no running systemd is needed. Unit files are checked
-in a folder of their own, where a stand-in takes the place of the installed program.
+The programs come with Debian's systemd package, which set-up installs; no running systemd is needed. Unit files are
+checked in a folder of their own, where a stand-in takes the place of the installed program.
 """
 
 import configparser

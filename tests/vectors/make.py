@@ -1,7 +1,7 @@
 """Writes batches.json anew, and the vectors of docs/reference/batch-format.md from it.
 
-Run by hand, and only when the format's version changes: the vectors are promises to other implementations, and tests hold the
-code to them. Run again with the same version, it must change nothing but the compressed bytes of a newer zstd.
+Run by hand, and only when the format's version changes: the vectors are promises to other implementations, and tests
+hold the code to them. Run again with the same version, it must change nothing but the compressed bytes of a newer zstd.
 """
 
 import json

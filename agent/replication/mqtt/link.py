@@ -181,7 +181,8 @@ class Link:
         while not connection.closed.done():
             self._changed.clear()
             if self._identity is not None and self._identity.is_offered:
-                # The present connection carries traffic until the broker has accepted the new identity (docs/decisions/0035).
+                # The present connection carries traffic until the broker has accepted the new identity
+                # (docs/decisions/0035).
                 try:
                     self._replacement = await self._open()
                 except ReplicationError as error:  # the present connection stays

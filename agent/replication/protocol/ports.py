@@ -131,8 +131,8 @@ class Consumers(Protocol):
         ...
 
     def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
-        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future is done.  None
-        where it is already."""
+        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future
+        is done.  None where it is already."""
         ...
 
     def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
@@ -209,15 +209,16 @@ class ServingStore(ComparedStore, Protocol):
     def contradiction(
         self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
     ) -> str | None:
-        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's digest, the last
-        sequence of this epoch that it holds and the digest there.  None where nothing speaks against it.  Touches the disk."""
+        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's
+        digest, the last sequence of this epoch that it holds and the digest there.  None where nothing speaks against
+        it.  Touches the disk."""
         ...
 
     def read(
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
     ) -> Page:
-        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits; with
-        `until_offset` none that begins beyond it."""
+        """Whole batches from the one holding `after_offset + 1`: at least one if there is one, then within both limits;
+        with `until_offset` none that begins beyond it."""
         ...
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]:
@@ -225,7 +226,8 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]:
-        """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to stop."""
+        """Call back, in the store's writer thread, after each commit with {stream: end_offset}; returns the way to
+        stop."""
         ...
 
 
@@ -250,8 +252,8 @@ class Inbound(Protocol):
         """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one
         transaction, or nothing at all.
 
-        The caller has parsed each batch and read its content. `is_backlog`: what the peer had kept for this store says nothing of the pace
-        at which facts come in.
+        The caller has parsed each batch and read its content. `is_backlog`: what the peer had kept for this store says
+        nothing of the pace at which facts come in.
         """
         ...
 

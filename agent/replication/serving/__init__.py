@@ -1,6 +1,7 @@
 """The serving side of a node: which zone may ask, in which order a request is served, and what goes into a page.
 
-`server` takes requests from the broker; `operations` answers them; `consumer_core`, `admission` and `page` decide, without IO.
+`server` takes requests from the broker; `operations` answers them; `consumer_core`, `admission` and `page` decide,
+without IO.
 """
 
 from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagKey

@@ -1,7 +1,8 @@
-"""Admission: who may ask, which offsets a request may name, and whether a fetch is answered now or waits. Core: no IO, no clock.
+"""Admission: who may ask, which offsets a request may name, and whether a fetch is answered now or waits. Core: no IO,
+no clock.
 
-Nothing here changes state. A fetch that is repeated gets the same facts again until they are confirmed. What a request claims about
-its sender does not count: the asking zone stands in the request topic, which the broker has proven.
+Nothing here changes state. A fetch that is repeated gets the same facts again until they are confirmed. What a request
+claims about its sender does not count: the asking zone stands in the request topic, which the broker has proven.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def admit_fetch(
     consumer: Consumer | None,
     consumers_of_zone: int,
 ) -> str | Refuse:
-    """The stream that a fetch reads, if its zone may read it with this consumer (None: to be registered). Decided before any state is
-    changed."""
+    """The stream that a fetch reads, if its zone may read it with this consumer (None: to be registered). Decided
+    before any state is changed."""
     if consumer is None:
         if request.stream is None:
             return Refuse("unknown_consumer", f"no consumer {request.consumer_name!r}")
@@ -126,8 +127,8 @@ def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozense
 def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
     """Why the offsets in a request cannot be of this log; None when they can.
 
-    Offsets of another epoch are never taken for this store's: a confirmation of a store that was replaced would release facts of this
-    one that were never read.
+    Offsets of another epoch are never taken for this store's: a confirmation of a store that was replaced would release
+    facts of this one that were never read.
     """
     if epoch is not None and epoch != log.epoch:
         return Refuse("epoch_changed", f"offsets of epoch {epoch}, this store is {log.epoch}")
@@ -147,8 +148,8 @@ def decide_fetch(
     until_ms: int,
     now_ms: int,
 ) -> ReadPlan | Refuse | None:
-    """What to read now; None to wait for facts. `position` is `after_offset`, else the frontier after the confirmation; `until_ms` is
-    when the request's patience ends, its arrival plus `wait_ms`."""
+    """What to read now; None to wait for facts. `position` is `after_offset`, else the frontier after the confirmation;
+    `until_ms` is when the request's patience ends, its arrival plus `wait_ms`."""
     if end_offset > position or now_ms >= until_ms:
         return ReadPlan(stream, position, request.limit, request.bytes_max)
     if parked_of_zone >= PARKED_PER_ZONE_MAX:

@@ -1,7 +1,7 @@
 """What another zone asks to have appended, as messages for the store, or why not. A core: values in, values out.
 
-The zone that asks is the one the broker proved. Its messages are from it, its producers bear its name, and it may append only
-where the configuration says so; whatever else a message must be, the store asks of everybody's alike.
+The zone that asks is the one the broker proved. Its messages are from it, its producers bear its name, and it may
+append only where the configuration says so; whatever else a message must be, the store asks of everybody's alike.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def not_allowed(stream: str, asking_zone: str) -> Refuse:
 
 
 def parse_append(request: AppendFact, asking_zone: str) -> ParsedAppend | Refuse:
-    """The messages of a request; a Refuse names the first that another zone may not append, or whose object is no JSON."""
+    """The messages of a request; a Refuse names the first that another zone may not append, or whose object is no
+    JSON."""
     messages = []
     for place, asked in enumerate(request.messages):
         try:

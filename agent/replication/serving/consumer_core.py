@@ -1,8 +1,9 @@
-"""The serving core: in which order FetchFacts, ConfirmReceipt and GetCursor are checked, written and read. Core: no IO, no clock.
+"""The serving core: in which order FetchFacts, ConfirmReceipt and GetCursor are checked, written and read. Core: no IO,
+no clock.
 
-Each request is a generator that yields effects (`consumer_effects`) and is sent their results. The order of the steps is what keeps
-facts safe, so each step that carries a safety argument names its decision (docs/decisions). `operations.consumers` carries the
-effects out; the simulation runs the same core and the same shell.
+Each request is a generator that yields effects (`consumer_effects`) and is sent their results. The order of the steps
+is what keeps facts safe, so each step that carries a safety argument names its decision (docs/decisions).
+`operations.consumers` carries the effects out; the simulation runs the same core and the same shell.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class ConsumerCore:
         # 0030: offsets of another epoch, or beyond the end, neither release facts nor select any.
         if refusal := (yield from self._check_offsets(request, stream, request.after_offset, request.confirm)):
             return refusal
-        # 0041: a store that lacks what the peer took from it is an old copy. It must not serve other facts under the same offsets.
+        # 0041: a store that lacks what the peer took from it is an old copy. It must not serve other facts under the
+        # same offsets.
         if refusal := (yield from self._check_history(request, stream)):
             return refusal
         if consumer is None:
@@ -90,7 +92,8 @@ class ConsumerCore:
         lease = yield from self._take_lease(name, shown)
         if must_claim_again(lease, shown):
             return (yield from self._name_lease(request, consumer, lease))
-        # 0036: from here on the caller shows the lease it holds. Showing 0 again would take back what another instance got since.
+        # 0036: from here on the caller shows the lease it holds. Showing 0 again would take back what another instance
+        # got since.
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming = yield from self._start_confirm(name, request.confirm, shown)
         position, frontier = request.after_offset, consumer.frontier
@@ -102,7 +105,8 @@ class ConsumerCore:
         yield from BeginServing(stream, zone)
         read, waited_ns = yield from self._read_when_due(request, stream, position, arrived_ms + request.wait_ms)
         if confirming is not None:
-            # A page that is read ahead does not wait for an fsync. It still reports a confirmation that has failed by now.
+            # A page that is read ahead does not wait for an fsync. It still reports a confirmation that has failed by
+            # now.
             is_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
             yield from CheckConfirm(confirming) if is_ahead else AwaitConfirm(confirming)
         # 0036: while this fetch waited or read, another instance may have taken the lease.
@@ -151,7 +155,8 @@ class ConsumerCore:
         )
         return Reply(answer, [])
 
-    # ---------------------------------------------------------------------------------------------------------- internal
+    # ----------------------------------------------------------------------------------------------------------
+    # internal
 
     def _find_own(self, name: str) -> _Some[Consumer | Refuse]:
         """The consumer, if the caller's zone may use it."""
@@ -164,7 +169,8 @@ class ConsumerCore:
         """Why the offsets of a request cannot be of this log."""
         now = yield from LookAtStream(stream, self.caller.zone)
         refusal = check_offsets(LogView(self.epoch, now.end_offset), request.epoch, after_offset, confirm)
-        # 0030: offsets of this epoch beyond the end: the peer is wrong, or this store is an old copy. The store decides.
+        # 0030: offsets of this epoch beyond the end: the peer is wrong, or this store is an old copy. The store
+        # decides.
         if refusal is not None and request.epoch == self.epoch:
             zone = self.caller.zone
             why = f"consumer {request.consumer_name} of {zone} has read more: {refusal.message}"
@@ -193,8 +199,8 @@ class ConsumerCore:
         return Refuse("history_differs", why)
 
     def _take_lease(self, name: str, shown: LeaseClaim) -> _Some[Lease]:
-        """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing, which is nearly
-        always; else the store decides, and raises for a caller that is fenced."""
+        """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
+        which is nearly always; else the store decides, and raises for a caller that is fenced."""
         consumer = yield from FindConsumer(name)
         if consumer is None:  # removed while the request waited
             return NO_LEASE

@@ -1,7 +1,8 @@
 """What the consumer core asks its shell to do, as frozen values. Core: values only.
 
-The core yields an effect and is sent its result: `consumer = yield from FindConsumer(name)`. The type parameter of an effect is the
-type of its result. An effect whose store call fails ends the request: the shell raises the store's error and does not resume the core.
+The core yields an effect and is sent its result: `consumer = yield from FindConsumer(name)`. The type parameter of an
+effect is the type of its result. An effect whose store call fails ends the request: the shell raises the store's error
+and does not resume the core.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ class RegisterConsumer(Effect[Consumer]):
 
 @dataclass(frozen=True, slots=True)
 class HoldLease(Effect[Lease]):
-    """Have the store decide about a consumer's lease, durably. The store raises its error for a caller that is fenced."""
+    """Have the store decide about a consumer's lease, durably. The store raises its error for a caller that is
+    fenced."""
 
     name: str
     shown: LeaseClaim
@@ -199,8 +201,8 @@ class ReadPage(Effect[PageRead | Refuse]):
 
 @dataclass(frozen=True, slots=True)
 class RecordServed(Effect[None]):
-    """A page is about to be sent: record up to where the zone has been served, with which last batch, and whether the page reaches the
-    end of the log. Returns at once."""
+    """A page is about to be sent: record up to where the zone has been served, with which last batch, and whether the
+    page reaches the end of the log. Returns at once."""
 
     name: str
     zone: str

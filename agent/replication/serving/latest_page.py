@@ -1,10 +1,12 @@
-"""Which last values a page holds: those asked for, in the order of their tags, within limits. A core: values in, values out.
+"""Which last values a page holds: those asked for, in the order of their tags, within limits. A core: values in, values
+out.
 
-Where values come from is not known here: whoever puts the node together hands in a way to look them up (`LookUp`). Only tags with a
-value are told: what a store has heard of besides may belong to streams that the asker may not read.
+Where values come from is not known here: whoever puts the node together hands in a way to look them up (`LookUp`). Only
+tags with a value are told: what a store has heard of besides may belong to streams that the asker may not read.
 
-The pages of one question are pages of one search. A search may open a batch for each thousand facts it may look through, and does where a
-single tag is not found; done anew for each page, ten thousand tags of four pages cost four of them.
+The pages of one question are pages of one search. A search may open a batch for each thousand facts it may look
+through, and does where a single tag is not found; done anew for each page, ten thousand tags of four pages cost four of
+them.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ TagKey = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class LatestValues:
-    """Tags that have a value, in their order, and the value of each by its place; how deep was looked, and how many facts of the stream are
-    known to be on their way."""
+    """Tags that have a value, in their order, and the value of each by its place; how deep was looked, and how many
+    facts of the stream are known to be on their way."""
 
     tags: Sequence[TagKey]
     entry_at: Callable[[int], LatestEntry]

@@ -35,7 +35,8 @@ DEFINITIONS_BYTES_MAX = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, not beyond `until_offset` (None: to the end)."""
+    """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, not beyond `until_offset` (None: to
+    the end)."""
 
     stream: str
     after_offset: int
@@ -83,8 +84,8 @@ def select_page(
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 
-    `offered` holds, by origin, the definitions beyond the number that is `known` to the asker. The first batch may exceed
-    `plan.bytes_max`, or the reader would never advance, but not the packet.
+    `offered` holds, by origin, the definitions beyond the number that is `known` to the asker. The first batch may
+    exceed `plan.bytes_max`, or the reader would never advance, but not the packet.
     """
     selection = _Selection(plan, min(plan.bytes_max, packet_bytes_max - ANSWER_OVERHEAD_BYTES))
     holes = list(reversed(page.holes[:BATCHES_MAX]))

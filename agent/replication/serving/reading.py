@@ -1,4 +1,5 @@
-"""Reading a page from the store: batches, the definitions they need, the selection (`page.select_page`), slices where a limit asks for one.
+"""Reading a page from the store: batches, the definitions they need, the selection (`page.select_page`), slices where a
+limit asks for one.
 
 Runs in the event loop or in a reader thread. Uses only the store's read methods.
 """
@@ -68,8 +69,9 @@ class PageRead:
 class InlineReads:
     """Whether a page is read inline, by the event loop itself, or in a reader thread.
 
-    A small page in memory is read in a third of the time that the way to a thread and back takes. A slow inline read shows that the disk
-    has to be waited for: threads read for the next second, then one inline read tries again. Large pages are never read inline.
+    A small page in memory is read in a third of the time that the way to a thread and back takes. A slow inline read
+    shows that the disk has to be waited for: threads read for the next second, then one inline read tries again. Large
+    pages are never read inline.
     """
 
     paused_until_ns: int = 0

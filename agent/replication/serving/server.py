@@ -1,7 +1,8 @@
 """The serving shell: takes the requests of peers from the broker and answers each as its own task, waiting for nobody.
 
-A request that names a wrong response topic, or comes from a stranger, gets no answer and is counted; everything else gets one,
-be it an error of the table. What is answered is decided in `operations`. Killed and started again, the server goes on.
+A request that names a wrong response topic, or comes from a stranger, gets no answer and is counted; everything else
+gets one, be it an error of the table. What is answered is decided in `operations`. Killed and started again, the server
+goes on.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class ServerStatistics:
 
 
 class Server:
-    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it may append
-    to; `look_up` finds last values; `refusals` the store's errors that have a code of their own to it; any other of `store_errors` is answered
-    `store_unavailable`."""
+    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it
+    may append to; `look_up` finds last values; `refusals` the store's errors that have a code of their own to it; any
+    other of `store_errors` is answered `store_unavailable`."""
 
     def __init__(
         self,
@@ -208,7 +209,8 @@ class Server:
         return await handler(caller, request)
 
     def _not_understood(self, caller: Caller, error: MalformedMessage) -> None:
-        """A peer of another version is told with each request, and our own people once: somebody has to update a node."""
+        """A peer of another version is told with each request, and our own people once: somebody has to update a
+        node."""
         if error.code == "unsupported_version" and caller.zone not in self._of_other_version:
             self._of_other_version.add(caller.zone)
             hint = ERRORS[error.code].hint

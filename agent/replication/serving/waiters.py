@@ -1,7 +1,7 @@
 """Parked fetches: which wait for which stream to grow. Belongs to one thread, that of the event loop.
 
-A consumer waits once: a newer fetch takes the place of an earlier one, which then ends without an answer. How many fetches may wait is
-decided in `admission`.
+A consumer waits once: a newer fetch takes the place of an earlier one, which then ends without an answer. How many
+fetches may wait is decided in `admission`.
 """
 
 from __future__ import annotations

@@ -275,7 +275,8 @@ def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
 
 
 def test_a_file_set_aside_keeps_what_only_its_log_holds(tmp_path: Path) -> None:
-    """Commits that SQLite has not folded into the file yet are in its -wal: set aside with it, they can still be read."""
+    """Commits that SQLite has not folded into the file yet are in its -wal: set aside with it, they can still be
+    read."""
     alive, dead = tmp_path / "alive", tmp_path / "dead"
     alive.mkdir()
     dead.mkdir()

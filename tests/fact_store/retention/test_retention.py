@@ -309,7 +309,8 @@ def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock)
 
 
 def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
-    """What comes from a peer needs room as what is recorded here does: refused, it stays at the peer, and is taken when there is room."""
+    """What comes from a peer needs room as what is recorded here does: refused, it stays at the peer, and is taken when
+    there is room."""
     elsewhere = Elsewhere("north")
     with store_of(tmp_path, bytes_max=1024 * 1024) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
@@ -325,7 +326,8 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
 
 
 def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path) -> None:
-    """What is confirmed and kept for local readers takes no room from what nobody has confirmed, also in another stream."""
+    """What is confirmed and kept for local readers takes no room from what nobody has confirmed, also in another
+    stream."""
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
@@ -345,7 +347,8 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
 
 
 def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of released batches go some at a time; where the disk undoes that, they go later and do not stay for ever."""
+    """Rows of released batches go some at a time; where the disk undoes that, they go later and do not stay for
+    ever."""
     monkeypatch.setattr(housekeeping_module, "ROWS_WHEN_IDLE", 8)
     monkeypatch.setattr(housekeeping_module, "ROWS_WITH_COMMIT", 8)
     monkeypatch.setattr(housekeeping_module, "LOOK_EVERY_NS", 10_000_000)

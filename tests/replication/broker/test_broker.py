@@ -1,7 +1,8 @@
-"""The generated configuration in a real Mosquitto, tried by four identities with plain paho: rights, refused clients, limits.
+"""The generated configuration in a real Mosquitto, tried by four identities with plain paho: rights, refused clients,
+limits.
 
-That nothing arrives is proven without waiting: the broker delivers to one reader in order, so when a later message (the fence) has
-arrived, an earlier one that has not will never arrive.
+That nothing arrives is proven without waiting: the broker delivers to one reader in order, so when a later message (the
+fence) has arrived, an earlier one that has not will never arrive.
 """
 
 import contextlib

@@ -264,7 +264,8 @@ def test_another_answer_than_an_artifact_is_no_artifact() -> None:
 
 
 def test_an_artifact_of_another_size_is_not_taken() -> None:
-    """The fact names the size. A peer that has another one under the digest is believed in nothing: no byte of it is stored."""
+    """The fact names the size. A peer that has another one under the digest is believed in nothing: no byte of it is
+    stored."""
     files, peer = Files(), Peer(BLOB + b"more")
     bring(files, peer)
     assert files.bytes == b""

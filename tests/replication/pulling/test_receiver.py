@@ -575,8 +575,8 @@ def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
 
 
 def test_a_refused_page_takes_what_was_read_ahead_with_it() -> None:
-    """A page refused for good is not passed over: what was read behind it is not stored, all of it is asked for again, and the peer is
-    told of no definitions that only those pages brought."""
+    """A page refused for good is not passed over: what was read behind it is not stored, all of it is asked for again,
+    and the peer is told of no definitions that only those pages brought."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True, definitions={"origin": 3}))

@@ -25,7 +25,8 @@ LAG_NS = 15_000_000_000
 
 
 def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
-    """With a puller that waits at the end, acks all means that the fact lies in its store, durable, when the answer comes."""
+    """With a puller that waits at the end, acks all means that the fact lies in its store, durable, when the answer
+    comes."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
@@ -55,7 +56,8 @@ def keeps_up(plant: Node) -> bool:
 
 
 def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -> None:
-    """The configuration refuses it; should it come so far all the same, the store does, and the asker gets a code of the table."""
+    """The configuration refuses it; should it come so far all the same, the store does, and the asker gets a code of
+    the table."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)

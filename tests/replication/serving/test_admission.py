@@ -214,8 +214,8 @@ def test_own_facts_are_omitted() -> None:
 
 
 def test_holes_go_along_in_their_place() -> None:
-    """What is gone before, between and behind the batches is named in order, as far as the page goes and no further: behind a
-    batch that found no room nothing is said, for the next page begins there."""
+    """What is gone before, between and behind the batches is named in order, as far as the page goes and no further:
+    behind a batch that found no room nothing is said, for the next page begins there."""
     batches, holes = (
         [batch(6, 10), batch(21, 30)],
         [Hole(1, 5, "expired"), Hole(11, 20, "damaged"), Hole(31, 40, "expired")],
@@ -250,8 +250,8 @@ def test_definitions_go_first() -> None:
 
 
 def test_definitions_go_with_their_batches() -> None:
-    """A page that ends before the batch that needs more definitions, or that tells ranges only, does not bring them: nothing in
-    it would vouch for them, and the asker would believe he has them."""
+    """A page that ends before the batch that needs more definitions, or that tells ranges only, does not bring them:
+    nothing in it would vouch for them, and the asker would believe he has them."""
     batches = [batch(1, 10, definitions=2), batch(11, 20, 900, definitions=4)]
     plan = ReadPlan(STREAM, 0, 100, 1_000)
     chosen = page(plan, batches, [10] * 4)
@@ -263,7 +263,8 @@ def test_definitions_go_with_their_batches() -> None:
 
 
 def test_missing_definitions_are_an_error() -> None:
-    """A store that lacks what its own batches need says so, instead of an empty page that would be asked for for ever."""
+    """A store that lacks what its own batches need says so, instead of an empty page that would be asked for for
+    ever."""
     refused = select_page(
         ReadPlan(STREAM, 0, 100, 800), Page([batch(1, 10, definitions=3)], 10), "idmz", {}, {}, PACKET
     )
@@ -286,8 +287,8 @@ def test_missing_definitions_are_an_error() -> None:
 def test_pages_always_move(
     parts: list[tuple[int, int, str, int]], limit: int, bytes_max: int, data: st.DataObject
 ) -> None:
-    """Page after page, every fact of others that is there is sent exactly once, in order, within the limits, with the definitions
-    of its batch and no others; every hole is named exactly once, and all ends are reached."""
+    """Page after page, every fact of others that is there is sent exactly once, in order, within the limits, with the
+    definitions of its batch and no others; every hole is named exactly once, and all ends are reached."""
     batches: list[StoredBatch] = []
     for count, size, zone, definitions in parts:
         last = batches[-1].last_offset if batches else 0

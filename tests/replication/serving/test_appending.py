@@ -1,4 +1,5 @@
-"""Appends of other zones on a real broker: the same outcomes and words as at the zone's own door, and no more rights than configured."""
+"""Appends of other zones on a real broker: the same outcomes and words as at the zone's own door, and no more rights
+than configured."""
 
 import asyncio
 import os
@@ -80,7 +81,8 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario, streams: Sequence
 
 
 def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """Of one request each message has its own outcome, in order; what is stored lies in that order and names the appender's zone."""
+    """Of one request each message has its own outcome, in order; what is stored lies in that order and names the
+    appender's zone."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         first = await outcomes(
@@ -99,8 +101,9 @@ def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_p
 
 
 def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Path) -> None:
-    """The zone itself and another append different messages under the same ids, in either order: both are stored, each is recognised as
-    its own appender's when it comes again, also after a restart, and under its own zone's name a changed one is still a conflict."""
+    """The zone itself and another append different messages under the same ids, in either order: both are stored, each
+    is recognised as its own appender's when it comes again, also after a restart, and under its own zone's name a
+    changed one is still a conflict."""
 
     def own(message_id: str, content: bytes) -> Message:
         return Message(Envelope(message_id, "plant-a", "*", 1_700_000_000_000), Fact("order:1", "done", content))
@@ -163,8 +166,8 @@ def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_p
 
 
 def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
-    """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks after an epoch that is
-    in force no more gets none, and fences nobody."""
+    """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks
+    after an epoch that is in force no more gets none, and fences nobody."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         epochs = []
@@ -225,7 +228,8 @@ def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_stored(
 
 
 def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """A peer that may append and read nothing is answered, and every stream, also the one it writes, is closed to it."""
+    """A peer that may append and read nothing is answered, and every stream, also the one it writes, is closed to
+    it."""
 
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
@@ -244,8 +248,8 @@ def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Pat
 
 
 def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """The first answer is dropped on its way; the same request again is answered with where the message lies, and the log has it
-    once."""
+    """The first answer is dropped on its way; the same request again is answered with where the message lies, and the
+    log has it once."""
 
     async def run() -> None:
         plant = Node.open(broker, "plant-a", tmp_path, streams=STREAMS)
@@ -275,7 +279,8 @@ def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp
 
 
 def test_a_full_store_says_so_and_may_be_asked_again(broker: Mosquitto, tmp_path: Path) -> None:
-    """At its limit a stream refuses with `store_full`, which is worth another try later; what was stored before stays."""
+    """At its limit a stream refuses with `store_full`, which is worth another try later; what was stored before
+    stays."""
     full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")
 
     async def fill(asker: Requester, limit: int) -> None:

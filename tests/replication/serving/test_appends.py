@@ -1,4 +1,5 @@
-"""What another zone asks to have appended, whatever it writes: messages that the store may be asked to take, or one refusal."""
+"""What another zone asks to have appended, whatever it writes: messages that the store may be asked to take, or one
+refusal."""
 
 import json
 from typing import Any
@@ -34,7 +35,8 @@ def decoded(*messages: dict[str, Any], raw_object: str = "") -> AppendFact:
 
 
 def refusal(message: dict[str, Any], raw_object: str = "") -> str:
-    """The code with which a message is refused, by whichever of those who look at it; empty for one that the store takes."""
+    """The code with which a message is refused, by whichever of those who look at it; empty for one that the store
+    takes."""
     try:
         asked = parse_append(decoded(message, raw_object=raw_object), "idmz")
     except MalformedMessage as error:
@@ -98,6 +100,7 @@ def test_the_message_at_fault_is_named() -> None:
 
 @given(st.dictionaries(st.sampled_from([*ENVELOPE, "labels", "correlation_id", "object_schema"]), anything), anything)
 def test_any_envelope_and_object(envelope: dict[str, Any], content: Any) -> None:
-    """Whatever stands in the fields, the outcome is a message that the store would take, or a refusal, and nothing else."""
+    """Whatever stands in the fields, the outcome is a message that the store would take, or a refusal, and nothing
+    else."""
     message = {"envelope": {**ENVELOPE, **envelope}, "fact": {**FACT, "object": content}}
     assert refusal(message) in {"", "bad_request"}

@@ -1,4 +1,5 @@
-"""The consumer core, step by step: which effects it asks for, in which order, and how each request ends. No store, no clock."""
+"""The consumer core, step by step: which effects it asks for, in which order, and how each request ends. No store, no
+clock."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +131,8 @@ CONFIRM = Confirm(last_offset=10, first_offset=4)
 
 
 def test_a_page_read_ahead() -> None:
-    """The whole order: history, confirmation under the lease, begin of serving, page, failure of the confirmation, record."""
+    """The whole order: history, confirmation under the lease, begin of serving, page, failure of the confirmation,
+    record."""
     shell = Shell()
     request = fetch(after_offset=10, high_water_offset=10, confirm=CONFIRM)
     answer = answer_of(shell.run(CORE.fetch(request, 0)))
@@ -146,7 +148,8 @@ def test_a_page_read_ahead() -> None:
 
 
 def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
-    """Without `after_offset` the page begins at the frontier after the confirmation, so that is durable before anything is read."""
+    """Without `after_offset` the page begins at the frontier after the confirmation, so that is durable before anything
+    is read."""
     shell = Shell()
     shell.run(CORE.fetch(fetch(confirm=CONFIRM), 0))
     assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(BeginServing) < shell.kinds.index(ReadPage)
@@ -192,7 +195,8 @@ def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> No
 
 
 def test_after_the_wait_the_lease_is_looked_at_again() -> None:
-    """Another instance has come while the fetch was parked: the store is asked, and nothing is recorded before it has answered."""
+    """Another instance has come while the fetch was parked: the store is asked, and nothing is recorded before it has
+    answered."""
 
     def taken(_: Park) -> Parked:
         shell.consumer, shell.end_offset = Registered("idmz", STREAM, 10, Lease(4, "two")), 31

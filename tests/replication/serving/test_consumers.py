@@ -1,6 +1,7 @@
 """The shell of FetchFacts, ConfirmReceipt and GetCursor, over a store whose futures the test resolves by hand.
 
-Each test stops a request at one place and looks at what the store has been asked by then and what has not been answered yet.
+Each test stops a request at one place and looks at what the store has been asked by then and what has not been answered
+yet.
 """
 
 import asyncio
@@ -155,7 +156,8 @@ def play(scenario: Scenario) -> None:
 
 
 def test_a_confirmation_is_answered_when_it_is_durable() -> None:
-    """ConfirmReceipt hands the whole range and the lease to the store, and answers after the commit with the frontier it says."""
+    """ConfirmReceipt hands the whole range and the lease to the store, and answers after the commit with the frontier
+    it says."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.confirm(ONE, receipt()))
@@ -259,7 +261,8 @@ def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> No
 
 
 def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
-    """With `after_offset`, and whatever the confirmation comes to later; it went to the store whole, under its lease."""
+    """With `after_offset`, and whatever the confirmation comes to later; it went to the store whole, under its
+    lease."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         answer = page_of(await consumers.fetch(ONE, fetch(confirm=CONFIRM)))

@@ -1,4 +1,5 @@
-"""GetLatest on a real broker: what a peer is told is what a search on the spot finds, of the streams it may read and no others."""
+"""GetLatest on a real broker: what a peer is told is what a search on the spot finds, of the streams it may read and no
+others."""
 
 import asyncio
 import json
@@ -82,7 +83,8 @@ def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
 
 @pytest.mark.system
 def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every kind of value, its quality, times and staleness; tags without a value there, and those of other streams, are not named."""
+    """Every kind of value, its quality, times and staleness; tags without a value there, and those of other streams,
+    are not named."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         answer = await ask(asker)
@@ -102,7 +104,8 @@ def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_p
 @pytest.mark.system
 @pytest.mark.parametrize("limits", [{"limit": 1}, {"limit": 3}, {"bytes_max": 1024}])
 def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits: dict[str, int]) -> None:
-    """Asked on after the last of each page, in small pages by number or by bytes, the values are those of one large page, once."""
+    """Asked on after the last of each page, in small pages by number or by bytes, the values are those of one large
+    page, once."""
 
     async def scenario(_plant: Node, asker: Requester) -> None:
         whole = await ask(asker)
@@ -122,8 +125,8 @@ def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits:
 
 @pytest.mark.system
 def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto, tmp_path: Path) -> None:
-    """A value appended between two pages is not in the second, which names the end of the log as it was; the next first page has it. One
-    that asks for another page of a question never asked is searched for."""
+    """A value appended between two pages is not in the second, which names the end of the log as it was; the next first
+    page has it. One that asks for another page of a question never asked is searched for."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         first = await ask(asker, limit=3)
@@ -141,7 +144,8 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
 
 @pytest.mark.system
 def test_what_is_asked_for_narrows_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
-    """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by name."""
+    """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by
+    name."""
 
     async def scenario(_plant: Node, asker: Requester) -> None:
         named = await ask(asker, subjects=["tag:line1/t3", "tag:line1/t0", "tag:line2/secret"])

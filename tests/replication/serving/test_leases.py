@@ -1,7 +1,7 @@
 """Two receivers under one consumer name, through the real broker: the later one goes on, the other stops and says so.
 
-Seen to catch, with the product broken on purpose: a server that looks at no lease, a receiver that asks again after being fenced
-(the two then take each other's place for ever), one that asks for a new lease at each connection.
+Seen to catch, with the product broken on purpose: a server that looks at no lease, a receiver that asks again after
+being fenced (the two then take each other's place for ever), one that asks for a new lease at each connection.
 """
 
 import asyncio
@@ -51,8 +51,9 @@ async def twins(broker: Mosquitto, folder: Path, facts: int) -> tuple[Node, Node
 
 
 def test_the_later_of_two_clones_goes_on(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A gateway's image is started beside it: the later one gets every fact, once; the earlier one is told, says so once, keeps
-    what it has and asks no more, also while new facts come. Started again, it takes the place back, and goes on where it was."""
+    """A gateway's image is started beside it: the later one gets every fact, once; the earlier one is told, says so
+    once, keeps what it has and asks no more, also while new facts come. Started again, it takes the place back, and
+    goes on where it was."""
     caplog.set_level(logging.WARNING)
 
     async def scenario() -> None:
@@ -92,8 +93,8 @@ def test_the_later_of_two_clones_goes_on(broker: Mosquitto, tmp_path: Path, capl
 
 
 def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path) -> None:
-    """The plant is stopped and started again while one of two clones stands fenced: the other goes on with the lease it has, and
-    neither asks for a new one."""
+    """The plant is stopped and started again while one of two clones stands fenced: the other goes on with the lease it
+    has, and neither asks for a new one."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -126,8 +127,8 @@ def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path) -> N
 
 
 def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
-    """Whoever knows nothing of leases fetches and confirms as ever, until somebody asks for one; then he is fenced, by both
-    operations and also while his fetch waits, until he asks for one himself."""
+    """Whoever knows nothing of leases fetches and confirms as ever, until somebody asks for one; then he is fenced, by
+    both operations and also while his fetch waits, until he asks for one himself."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -168,8 +169,8 @@ def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosquitto, tmp_path: Path) -> None:
-    """One asks for a lease with a fetch that then waits; another asks while it does. The first is told at once that it is fenced,
-    and the second keeps what it got."""
+    """One asks for a lease with a fetch that then waits; another asks while it does. The first is told at once that it
+    is fenced, and the second keeps what it got."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -194,8 +195,9 @@ def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosqui
 
 
 def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """An instance that has died had asked which lease is in force, and for the one after it. Its requests come when its successor has
-    the lease: they are told which one that is, move no cursor, and the successor goes on without noticing."""
+    """An instance that has died had asked which lease is in force, and for the one after it. Its requests come when its
+    successor has the lease: they are told which one that is, move no cursor, and the successor goes on without
+    noticing."""
 
     async def scenario() -> None:
         plant, living = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path / "living")

@@ -101,7 +101,8 @@ def test_operations(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, tmp_path: Path) -> None:
-    """With `after_offset` the page comes while its confirmation is on the way to disk, and tells of none that is not there."""
+    """With `after_offset` the page comes while its confirmation is on the way to disk, and tells of none that is not
+    there."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
@@ -167,7 +168,8 @@ def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> 
 
 
 def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_path: Path) -> None:
-    """Offsets beyond the end are refused; named together with the present epoch, they say that this store is an old copy."""
+    """Offsets beyond the end are refused; named together with the present epoch, they say that this store is an old
+    copy."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         ahead = FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, after_offset=301, epoch=plant.store.epoch.hex())
@@ -306,7 +308,8 @@ def test_confused_deputy(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
-    """No zone can ask as another, read another's answers, or serve as another: the broker says no, or delivers nothing."""
+    """No zone can ask as another, read another's answers, or serve as another: the broker says no, or delivers
+    nothing."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         async with (

@@ -18,7 +18,8 @@
     fenced      nobody confirms in a consumer's name once another instance has its lease
     store       no store ends itself for what a peer says unless it is a copy, or has a twin (looked at by the nodes themselves)
 
-That everything converges within a bound is checked by the network itself. A checker that is not content raises Violation.
+That everything converges within a bound is checked by the network itself. A checker that is not content raises
+Violation.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Violation(AssertionError):
 
 
 class Key(NamedTuple):
-    """A batch for ever: its origin and its first sequence; and its digest, for a store that was put back may write another one."""
+    """A batch for ever: its origin and its first sequence; and its digest, for a store that was put back may write
+    another one."""
 
     origin: Origin
     first_sequence: int
@@ -83,7 +85,8 @@ class Row:
 
 @dataclass
 class Log:
-    """Everything one node's stream was ever seen to hold, in the order of offsets; what a restored image took away is gone."""
+    """Everything one node's stream was ever seen to hold, in the order of offsets; what a restored image took away is
+    gone."""
 
     rows: list[Row] = field(default_factory=list)
     keys: set[Key] = field(default_factory=set)
@@ -105,8 +108,8 @@ class Log:
         self.highest[row.key.origin] = max(row.last_sequence, self.highest.get(row.key.origin, 0))
 
     def contradicts(self, row: Row) -> bool:
-        """Whether a batch cannot be of the history that is here: its sequences are here as other batches, or what it follows is, or what is
-        here behind it follows another."""
+        """Whether a batch cannot be of the history that is here: its sequences are here as other batches, or what it
+        follows is, or what is here behind it follows another."""
         origin, first = row.key.origin, row.key.first_sequence
         if any(
             one.key.origin == origin and one.key.first_sequence <= row.last_sequence and first <= one.last_sequence
@@ -169,7 +172,8 @@ class Checkers:
         self.violation = self.violation or Violation(text)
         return self.violation
 
-    # ---------------------------------------------------------------------------------------------------- after each commit
+    # ---------------------------------------------------------------------------------------------------- after each
+    # commit
 
     def committed(self, node: Node) -> None:
         """A store has committed."""
@@ -200,8 +204,8 @@ class Checkers:
         log.add(row)
 
     def _was_named(self, node: Node, key: Key) -> bool:
-        """Whether somebody has said that a batch is gone; or, where there are two histories of its origin, that what the other one has in its
-        place is, or the node that it passes that over."""
+        """Whether somebody has said that a batch is gone; or, where there are two histories of its origin, that what
+        the other one has in its place is, or the node that it passes that over."""
         if key in self.gone or key.origin not in self.forks:
             return key in self.gone
         named = self._gone_sequences.get(key.origin, set()), self._refused_sequences.get((node.name, key.origin), set())
@@ -221,7 +225,8 @@ class Checkers:
         self._sealed.add(row.key)
         ends.add(row.key.digest)
 
-    # --------------------------------------------------------------------------------------------------------- what happens
+    # --------------------------------------------------------------------------------------------------------- what
+    # happens
 
     def told(self, node: Node, first_offset: int, values: Sequence[object]) -> None:
         """An appender was told that its facts are durable, and where; which they are is seen after the commit."""
@@ -244,7 +249,8 @@ class Checkers:
             raise self.complaint(f"frontier: {asker.name} confirms {offset} to {peer.name}, {durable} is durable")
 
     def leased(self, node: Node, consumer: str, lease: int) -> None:
-        """An instance was given a lease, or shown that its own is in force; told in the order of the store's decisions."""
+        """An instance was given a lease, or shown that its own is in force; told in the order of the store's
+        decisions."""
         leases = self.logs[node.name].leases
         leases[consumer] = max(lease, leases.get(consumer, 0))
 
@@ -257,8 +263,8 @@ class Checkers:
             )
 
     def tells(self, peer: Node, holes: Sequence[tuple[int, int, str]]) -> None:
-        """A peer is about to say that facts of its log are gone. What they were is looked up now: by the time somebody has stored this, the
-        peer's store may have been put back to another log."""
+        """A peer is about to say that facts of its log are gone. What they were is looked up now: by the time somebody
+        has stored this, the peer's store may have been put back to another log."""
         for first, last, _ in holes:
             told = self._told_gone.setdefault((peer.name, peer.life, first, last), [])
             for row in self.logs[peer.name].between(first, last):
@@ -267,11 +273,13 @@ class Checkers:
                 told.append(row)
 
     def offers(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
-        """A page is handed to a store. Should its node die when it is durable and before it says so, it is looked at afterwards."""
+        """A page is handed to a store. Should its node die when it is durable and before it says so, it is looked at
+        afterwards."""
         self._offered.setdefault(pull.node.name, {})[pull, epoch, offset] = page
 
     def _durable_unsaid(self, node: Node) -> None:
-        """Pages that were durable when the node died, by the position that they moved; what it has said of them is in its incidents."""
+        """Pages that were durable when the node died, by the position that they moved; what it has said of them is in
+        its incidents."""
         for (pull, epoch, offset), page in self._offered.pop(node.name, {}).items():
             position = node.running.inbound.peer_position(pull.peer.zone, STREAM)
             if position is None or position.epoch.hex() != epoch or position.offset < offset:
@@ -327,8 +335,8 @@ class Checkers:
             self.uncompared.setdefault(node.name, set()).add(one)
 
     def _has_named(self, node: str, key: Key) -> bool:
-        """Whether a node has said of a batch that it passes it over, or of its sequences that it could not compare them; in which case those
-        of its own are not there to be compared with."""
+        """Whether a node has said of a batch that it passes it over, or of its sequences that it could not compare
+        them; in which case those of its own are not there to be compared with."""
         if key in self.passed_over.get(node, ()):
             return True
         rows = [row for row in self.logs[node].rows if row.key.origin == key.origin]
@@ -341,8 +349,8 @@ class Checkers:
         self._perhaps[node.name] = _rows(node.running, "put", self.logs[node.name].end_offset)
 
     def reopened(self, node: Node, *, is_old: bool) -> None:
-        """A store was opened again: what it held is there, but for what retention has deleted. `is_old`, with files that were restored:
-        what it held since is not."""
+        """A store was opened again: what it held is there, but for what retention has deleted. `is_old`, with files
+        that were restored: what it held since is not."""
         store, released = node.running, node.released_offset
         for statement in _WATCH.strip().split(";\n", 2):
             stepped.writer_of(store).execute(statement)
@@ -371,8 +379,8 @@ class Checkers:
         self.logs[node.name].positions = positions
 
     def _renamed(self, node: Node, found: dict[int, Row]) -> None:
-        """What a store has sealed anew, as the first facts of an epoch that begins, in the same places: nobody else may have it under
-        the name that it had. That it is what it was is seen by what was told of those places."""
+        """What a store has sealed anew, as the first facts of an epoch that begins, in the same places: nobody else may
+        have it under the name that it had. That it is what it was is seen by what was told of those places."""
         before, now = self.logs.get(node.name), node.running.origin
         if before is None or now in before.highest:
             return
@@ -395,7 +403,8 @@ class Checkers:
         self.renamed += len(names)
 
     def cloned(self, node: Node, twin: Node) -> None:
-        """A second machine begins with all that a node's files hold, which is about to be stopped; from then on there may be two histories."""
+        """A second machine begins with all that a node's files hold, which is about to be stopped; from then on there
+        may be two histories."""
         self.forks.add(node.running.origin)
         self.logs[twin.name] = deepcopy(self.logs[node.name])
         self._values[twin.name] = dict(self._values.get(node.name, {}))
@@ -419,7 +428,8 @@ class Checkers:
         values = self._values.get(node.name, {})
         self._values[node.name] = {offset: value for offset, value in values.items() if offset <= log.end_offset}
 
-    # --------------------------------------------------------------------------------------------------------------- the end
+    # ---------------------------------------------------------------------------------------------------------------
+    # the end
 
     def check_end(self, nodes: list[Node]) -> None:
         """Everything has converged: who asked whom has what he had."""
@@ -444,8 +454,8 @@ class Checkers:
                     )
 
     def unequal(self, nodes: list[Node]) -> Iterator[str]:
-        """What a node lacks that a peer of its has whole: everything it was told was gone and is there again, and what its own disk has
-        changed. As the tables have it, bit by bit."""
+        """What a node lacks that a peer of its has whole: everything it was told was gone and is there again, and what
+        its own disk has changed. As the tables have it, bit by bit."""
         whole = {node.name: _whole(node.running) for node in nodes}
         for node in nodes:
             for pull in node.pulls:

@@ -1,9 +1,9 @@
 """Anti-entropy of a node, as `agent.replication.pulling.anti_entropy` does it: the product's own coroutines, stepped by
 the world's events.
 
-`AntiEntropy` asks, decides and repairs; the peer's server answers (`serving`). Nothing of them is rebuilt here: where they wait
-for a message or a commit they are left standing, and go on when its event comes. What stands in the place of asyncio is
-`steps`.
+`AntiEntropy` asks, decides and repairs; the peer's server answers (`serving`). Nothing of them is rebuilt here: where
+they wait for a message or a commit they are left standing, and go on when its event comes. What stands in the place of
+asyncio is `steps`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The named faults: how each bites, and how often it did.
 
-A fault of the network is a probability for each message, or a window in which a link is broken; one of a node or its disk happens
-at a mean interval. A world counts each by name when it is really injected, not when it might have been.
+A fault of the network is a probability for each message, or a window in which a link is broken; one of a node or its
+disk happens at a mean interval. A world counts each by name when it is really injected, not when it might have been.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Which faults a world has. Probabilities are for each message, `_ms` mean intervals or lengths of virtual time; 0: never."""
+    """Which faults a world has. Probabilities are for each message, `_ms` mean intervals or lengths of virtual time; 0:
+    never."""
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -89,11 +90,11 @@ NAMED: dict[str, Faults] = {
         damage_ms=8_000,
     ),
 }
-"""One fault at a time, and nearly all at once. Retention and damage lose nothing unless somebody is late, so they come with what
-makes late."""
+"""One fault at a time, and nearly all at once. Retention and damage lose nothing unless somebody is late, so they come
+with what makes late."""
 COMBINED = frozenset({"restored_grown_full", "everything"})
-"""Those of the named that are several of the others together: what an old copy has dropped before anybody met it can no longer be
-compared."""
+"""Those of the named that are several of the others together: what an old copy has dropped before anybody met it can no
+longer be compared."""
 
 
 def table(injected: Counter[str]) -> str:

@@ -1,8 +1,9 @@
 """Zones, the ways between them and the faults, driven by one heap of events.
 
-A node has a real store (`stepped`) and the real cores; what its shells do is done by `serving` and `pulling`, in the same order,
-without waiting: a request and an answer travel as the bytes they are, a commit ends when its event comes, and a node that dies
-takes with it all that was only in memory. Chance comes from the seed alone, so a world runs again event by event.
+A node has a real store (`stepped`) and the real cores; what its shells do is done by `serving` and `pulling`, in the
+same order, without waiting: a request and an answer travel as the bytes they are, a commit ends when its event comes,
+and a node that dies takes with it all that was only in memory. Chance comes from the seed alone, so a world runs again
+event by event.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class World:
     # --- running
 
     def run(self) -> None:
-        """Until faults have ended and everything has converged; raises Violation where it does not, or something else is wrong."""
+        """Until faults have ended and everything has converged; raises Violation where it does not, or something else
+        is wrong."""
         with stepped.stepped(self.clock, self.chance, self.disks) as patch:
             comparing.install(patch)
             serving.install(patch)
@@ -172,7 +174,8 @@ class World:
             yield self._unequal
 
     def _are_equal(self) -> bool:
-        """Whether comparing has nothing left to do; looked at once between two rounds of it, as it means to read all that there is."""
+        """Whether comparing has nothing left to do; looked at once between two rounds of it, as it means to read all
+        that there is."""
         if (self.now_ms - FAULTS_END_MS) % COMPARE_MS == LOOK_MS * 2:
             self._unequal = next(self.check.unequal(self.nodes), "")
         return not self._unequal
@@ -249,8 +252,8 @@ class World:
             self.injected["version_minor"] += 1
 
     def _begin_twin(self, node: Node) -> None:
-        """A second machine serves, asks and records under a node's name: its clone, or one with a store of its own. Before the faults have
-        ended its people stop one of the two."""
+        """A second machine serves, asks and records under a node's name: its clone, or one with a store of its own.
+        Before the faults have ended its people stop one of the two."""
         if not node.is_up:
             self.at(200, lambda: self._begin_twin(node))
             return

@@ -47,7 +47,8 @@ class Node:
         self.was_put_back = False
         self.is_retired = False
         self.is_copied = False
-        """Whether it was put back to an old copy, or has a twin: nobody else's store may end itself because of what a peer says."""
+        """Whether it was put back to an old copy, or has a twin: nobody else's store may end itself because of what a
+        peer says."""
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -74,7 +75,8 @@ class Node:
         """The clock by which the receiver is patient."""
         return self.world.now_ms
 
-    # ----------------------------------------------------------------------------------------------------------------- life
+    # -----------------------------------------------------------------------------------------------------------------
+    # life
 
     def make(self) -> None:
         """The empty store, for the first start."""
@@ -119,7 +121,8 @@ class Node:
     def _set_wall(self) -> None:
         self.world.clock.wall_jump_ms = self.wall_jump_ms
 
-    # -------------------------------------------------------------------------------------------------------------- writing
+    # --------------------------------------------------------------------------------------------------------------
+    # writing
 
     def _rung(self) -> None:
         if not self.is_writing:
@@ -173,10 +176,12 @@ class Node:
         if future.exception() is None:
             self.world.check.told(self, future.result().first_offset, [row.value for row in rows])
 
-    # --------------------------------------------------------------------------------------------------------------- faults
+    # ---------------------------------------------------------------------------------------------------------------
+    # faults
 
     def kill(self, how: Literal["idle", "committed", "torn"]) -> bool:
-        """The process is gone: before its next commit, after it with nobody told, or within it, together with the power."""
+        """The process is gone: before its next commit, after it with nobody told, or within it, together with the
+        power."""
         if self._store is None:
             return False
         before = stepped.image_of(self._folder)
@@ -190,8 +195,8 @@ class Node:
         return True
 
     def restore(self) -> bool:
-        """An image of the store is taken, and after a while put in the place of what the store has become since. The witness beside
-        it stays, as it lies where the image was not taken."""
+        """An image of the store is taken, and after a while put in the place of what the store has become since. The
+        witness beside it stays, as it lies where the image was not taken."""
         if self._store is None:
             return False
         image = stepped.image_of(self._folder)
@@ -199,8 +204,8 @@ class Node:
         return True
 
     def restore_grown(self) -> bool:
-        """As `restore`, but the witness is put back as well, and the store grows past its former end before anybody sees it again who
-        has read it. Once for each node: a peer's word is believed once a week."""
+        """As `restore`, but the witness is put back as well, and the store grows past its former end before anybody
+        sees it again who has read it. Once for each node: a peer's word is believed once a week."""
         if self._store is None or self.was_put_back:
             return False
         self.was_put_back = True
@@ -244,7 +249,8 @@ class Node:
         self._store = self.serving = None
 
     def clone(self, node: Node) -> None:
-        """Begin as a second machine with what the disk of another holds, which is stopped for that and started again."""
+        """Begin as a second machine with what the disk of another holds, which is stopped for that and started
+        again."""
         self.world.check.cloned(node, self)
         self.is_copied = node.is_copied = True
         node.kill("idle")

@@ -1,4 +1,5 @@
-"""Messages as a newer program would write them: the same with a higher version, and fields that nobody here has heard of."""
+"""Messages as a newer program would write them: the same with a higher version, and fields that nobody here has heard
+of."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Real fact stores under a clock that is moved by hand: the product's own code, but its threads are called instead of started.
+"""Real fact stores under a clock that is moved by hand: the product's own code, but its threads are called instead of
+started.
 
-`stepped` makes every store that is opened inside it one of these. Work is queued as always; it is committed when `step` is called,
-by the code that the writer's thread runs, and its futures are answered there. A store's files lie in memory, so they can be
-copied at any moment: what a process leaves behind when it is killed, and what a disk remembers of the commit that was under way.
+`stepped` makes every store that is opened inside it one of these. Work is queued as always; it is committed when `step`
+is called, by the code that the writer's thread runs, and its futures are answered there. A store's files lie in memory,
+so they can be copied at any moment: what a process leaves behind when it is killed, and what a disk remembers of the
+commit that was under way.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ Image = dict[str, bytes]
 
 
 class Clock:
-    """The time of all nodes, in the place of the module `time`; on the wall each may see another (`wall_jump_ms` is whose turn
-    it is)."""
+    """The time of all nodes, in the place of the module `time`; on the wall each may see another (`wall_jump_ms` is
+    whose turn it is)."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -221,8 +223,8 @@ def write_image(folder: Path, image: Image) -> None:
 
 
 def torn(before: Image, after: Image, chance: random.Random) -> Image:
-    """What a disk may hold when the power goes between two images, before the commit that made the second was synced: its log as it
-    was, and of the sectors that were added any, in any order."""
+    """What a disk may hold when the power goes between two images, before the commit that made the second was synced:
+    its log as it was, and of the sectors that were added any, in any order."""
     log = f"{FILE}-wal"
     old, new = before.get(log, b""), after.get(log, b"")
     if before[FILE] != after[FILE] or not new.startswith(old):
@@ -235,7 +237,8 @@ def torn(before: Image, after: Image, chance: random.Random) -> Image:
 
 
 def flip_bit(store: FactStore, stream: str, first_offset: int, chance: random.Random) -> None:
-    """Change one bit of a stored batch, one that is no longer in memory. The trigger that would refuse it is away meanwhile."""
+    """Change one bit of a stored batch, one that is no longer in memory. The trigger that would refuse it is away
+    meanwhile."""
     execute = writer_of(store).execute
     writer_of(store).catalog.tails.clear()
     (trigger,) = execute("SELECT sql FROM sqlite_master WHERE name = 'batch_update_refused'").fetchone()

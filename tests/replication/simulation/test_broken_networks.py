@@ -1,4 +1,5 @@
-"""Each named fault bites: for each a core or a store broken on purpose, which the checkers of the simulation must catch."""
+"""Each named fault bites: for each a core or a store broken on purpose, which the checkers of the simulation must
+catch."""
 
 import gc
 import sys
@@ -109,7 +110,8 @@ def compares_nothing_it_is_shown(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_what_was_taken_of_it(patch: pytest.MonkeyPatch) -> None:
-    """A store that compares its own facts alone, though its log holds those of others in the order in which they came."""
+    """A store that compares its own facts alone, though its log holds those of others in the order in which they
+    came."""
     compares = store.find_contradiction
     patch.setattr(ServedHighWater, "offset", lambda *_: sys.maxsize)
     patch.setattr(

@@ -1,4 +1,5 @@
-"""Zones in simulation with real stores: chains, the diamond, plants into one zone, both directions and a ring, under every named fault."""
+"""Zones in simulation with real stores: chains, the diamond, plants into one zone, both directions and a ring, under
+every named fault."""
 
 import gc
 import time
@@ -30,8 +31,8 @@ def world_of(seed: int, folder: Path) -> tuple[str, str, World]:
 
 @patient
 def test_networks_keep_their_promises(memory: Path) -> None:
-    """Whatever the network and whatever befalls it: nothing acknowledged is lost, nothing stored twice or out of order, frontiers and
-    chains are whole, gaps are told, and everything converges once the faults stop."""
+    """Whatever the network and whatever befalls it: nothing acknowledged is lost, nothing stored twice or out of order,
+    frontiers and chains are whole, gaps are told, and everything converges once the faults stop."""
     first = first_seed(None if IS_LONG else 0)
     started_by_hand = 0
     injected, schedules, seconds = Counter[str](), Counter[str](), Counter[str]()

@@ -1,4 +1,5 @@
-"""Sender and receiver cores in simulation: hundreds of seeded schedules, and cores broken on purpose that must be caught."""
+"""Sender and receiver cores in simulation: hundreds of seeded schedules, and cores broken on purpose that must be
+caught."""
 
 import itertools
 from collections.abc import Callable
@@ -69,8 +70,8 @@ FAULTS: dict[str, Faults] = {
 @pytest.mark.sim
 @pytest.mark.parametrize("name", FAULTS)
 def test_cores_keep_their_promises_under(name: str) -> None:
-    """Whatever the fault: nothing lost without a word, nothing doubled or reordered, no confirmation ahead of the disk, and it
-    converges."""
+    """Whatever the fault: nothing lost without a word, nothing doubled or reordered, no confirmation ahead of the disk,
+    and it converges."""
     first = first_seed(default=0)
     worlds_with_holes = 0
     for seed in range(first, first + SEEDS):
@@ -199,7 +200,8 @@ def test_checkers_catch(broken: Callable[..., Receiver], fault: str, settings: R
 
 @pytest.mark.sim
 def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
-    """Where the newest batch is damaged, the receiver comes to the end all the same, and the sender's frontier with it."""
+    """Where the newest batch is damaged, the receiver comes to the end all the same, and the sender's frontier with
+    it."""
     for seed in range(SEEDS):
         world = RottenTailWorld(seed, Faults(receiver_crash_ms=10_000, link_cut_ms=10_000))
         world.run()
@@ -209,7 +211,8 @@ def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
 @pytest.mark.sim
 @pytest.mark.parametrize("fault", ["retention_releases_unconfirmed", "batch_damaged"])
 def test_what_a_peer_leaves_out_without_a_word_is_never_skipped(fault: str) -> None:
-    """A receiver whose peer does not name its holes, from the first fetch on, stands still before them and stores nothing wrong."""
+    """A receiver whose peer does not name its holes, from the first fetch on, stands still before them and stores
+    nothing wrong."""
     stood_still = 0
     for seed in range(SEEDS):
         try:

@@ -1,7 +1,8 @@
 """What a node serves: a class for each family of operations, with a method for each operation.
 
-Requests arrive decoded and checked, from a caller whose zone the broker has proven (`server`). A method returns an `Outcome`. Nothing
-outlives a request but the fetches that are parked and the searches that are kept for their next page.
+Requests arrive decoded and checked, from a caller whose zone the broker has proven (`server`). A method returns an
+`Outcome`. Nothing outlives a request but the fetches that are parked and the searches that are kept for their next
+page.
 """
 
 from agent.replication.serving.operations.appends import Appends

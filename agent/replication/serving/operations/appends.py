@@ -1,8 +1,8 @@
 """AppendFact and AcquireLease: facts of producers in other zones, stored once, answered when they are durable.
 
-A request is one append of the store: its messages share a commit and lie one after the other, and one that breaks a rule has
-all of them refused, so that an error means that nothing was stored. An answer that is lost costs nothing but a question more: the
-same messages again are answered with where they lie.
+A request is one append of the store: its messages share a commit and lie one after the other, and one that breaks a
+rule has all of them refused, so that an error means that nothing was stored. An answer that is lost costs nothing but a
+question more: the same messages again are answered with where they lie.
 """
 
 from __future__ import annotations

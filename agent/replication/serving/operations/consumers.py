@@ -1,6 +1,7 @@
 """FetchFacts, ConfirmReceipt and GetCursor: carries out what the consumer core decides.
 
-A fetch that finds nothing is parked until its stream grows or its patience ends; a newer fetch of the same consumer takes its place.
+A fetch that finds nothing is parked until its stream grows or its patience ends; a newer fetch of the same consumer
+takes its place.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Consumers:
         """GetCursor."""
         return await self._run(self._core(caller).get_cursor(request))
 
-    # ---------------------------------------------------------------------------------------------------------- internal
+    # ----------------------------------------------------------------------------------------------------------
+    # internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
         return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.own)
@@ -193,7 +195,8 @@ class Consumers:
 class BootstrapSpans:
     """The bootstrap spans under way: from the fetch that registers a consumer until it has read to the end of the log.
 
-    In memory only: after a restart in the middle of a bootstrap it is not counted further. One for each consumer at most.
+    In memory only: after a restart in the middle of a bootstrap it is not counted further. One for each consumer at
+    most.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -201,7 +204,8 @@ class BootstrapSpans:
         self._open: dict[str, Started] = {}
 
     def began(self, consumer: str, peer: str, stream: str) -> None:
-        """A consumer is registered. A span that is open under its name is discarded: the consumer was removed before its end."""
+        """A consumer is registered. A span that is open under its name is discarded: the consumer was removed before
+        its end."""
         if (before := self._open.pop(consumer, None)) is not None:
             self._telemetry.discard(before, "the consumer was removed")
         self._open[consumer] = self._telemetry.start(

@@ -1,4 +1,5 @@
-"""What every operation works with: the store, which zone may read which streams, the clock, and the threads that wait for the disk."""
+"""What every operation works with: the store, which zone may read which streams, the clock, and the threads that wait
+for the disk."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class StoreName(TypedDict):
 class Context:
     """One link's side of a serving node. `exports`: each peer zone and the streams it may read.
 
-    Everything that operations wait for goes through the methods below, so a simulation can put its own clock and event loop here.
+    Everything that operations wait for goes through the methods below, so a simulation can put its own clock and event
+    loop here.
     """
 
     link: Link

@@ -1,7 +1,7 @@
 """GetLatest: the last known values of an exported stream, looked up when somebody asks.
 
-One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to ask later. The next
-pages of a question are told from the search that answered the first, for as long as it is kept.
+One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to
+ask later. The next pages of a question are told from the search that answered the first, for as long as it is kept.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Latest:
         return Reply(answer, [])
 
     async def _searched(self, request: GetLatest) -> Search:
-        """The search of which a page is asked for: a new one for the first page, and for a later one if it is kept no more."""
+        """The search of which a page is asked for: a new one for the first page, and for a later one if it is kept no
+        more."""
         context, question = self._context, LatestQuery.of(request)
         searched = None if request.after is None else self._kept.get(question, _now_ms())
         if searched is None:

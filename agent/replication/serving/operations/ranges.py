@@ -1,7 +1,8 @@
-"""FetchRange and FetchSequences: facts by offset, or by sequence of an origin, for callers that keep their own position.
+"""FetchRange and FetchSequences: facts by offset, or by sequence of an origin, for callers that keep their own
+position.
 
-Nothing is registered, confirmed or waited for, so any number of tasks may read side by side. A range that ends inside a batch gets a
-slice of it.
+Nothing is registered, confirmed or waited for, so any number of tasks may read side by side. A range that ends inside a
+batch gets a slice of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Ranges:
         self._context = context
 
     async def fetch_sequences(self, caller: Caller, request: FetchSequences) -> Outcome:
-        """The page from `first_sequence` on. Nothing is omitted: a caller that asks for its own facts wants them back."""
+        """The page from `first_sequence` on. Nothing is omitted: a caller that asks for its own facts wants them
+        back."""
         context = self._context
         plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
         if isinstance(plan, Refuse):

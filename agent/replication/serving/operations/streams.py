@@ -1,7 +1,8 @@
 """ListStreams, GetBounds and GetDigests: which streams a zone may read, and what they hold.
 
-Digests let another store be compared with this one without a fact being sent: batches form a chain, so two stores with the same digest
-at one sequence have the same history before it. Bounds and held ranges come from memory, digests inside a range from an index.
+Digests let another store be compared with this one without a fact being sent: batches form a chain, so two stores with
+the same digest at one sequence have the same history before it. Bounds and held ranges come from memory, digests inside
+a range from an index.
 """
 
 from __future__ import annotations
