@@ -37,8 +37,7 @@ def named(kind: str) -> list[Any]:
     return [pytest.param(entry, id=entry["name"]) for entry in vectors()[kind]]
 
 
-# ------------------------------------------------------------------------------------------- a decoder from the page
-# alone
+# ---------------------------------------------------------------------------------------- a decoder from the page alone
 
 
 class Refused(Exception):
@@ -164,8 +163,7 @@ def page_facts(header: dict[str, Any], content: bytes) -> list[Any]:
     return [list(row) for row in zip(tags, times, values, qualities, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# tests
+# ---------------------------------------------------------------------------------------------------------------- tests
 
 
 def value_of(noted: Any) -> Any:

@@ -173,8 +173,7 @@ class AntiEntropy:
             self._count(stream, found)
             return found
 
-    # ----------------------------------------------------------------------------------------------------------
-    # internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     async def _compare(self, stream: str, *, is_repaired: bool, is_scanned: bool) -> Comparison:
         found = Comparison(stream)

@@ -178,8 +178,7 @@ class PullRunner:
         self._io.happened(event)
         return isinstance(event, PageArrived)
 
-    # ----------------------------------------------------------------------------------------------------------
-    # internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     def _origin_head(self, epoch: str | None) -> OriginHead | None:
         """The last of the peer's own facts of this epoch that is held here, whichever peer brought it."""

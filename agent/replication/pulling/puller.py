@@ -191,8 +191,7 @@ class Puller:
         if deadline_ms is not None:
             self._timer = self._loop.call_at(deadline_ms / 1000 + 0.001, self.happened, Tick())
 
-    # ------------------------------------------------------------------------------------------- what the runner asks
-    # for
+    # ----------------------------------------------------------------------------------------- what the runner asks for
 
     def happened(self, event: PullEvent) -> None:
         """Queue an event. Only answers come in numbers that could fill the queue, and those may be lost."""

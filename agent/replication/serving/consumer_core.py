@@ -155,8 +155,7 @@ class ConsumerCore:
         )
         return Reply(answer, [])
 
-    # ----------------------------------------------------------------------------------------------------------
-    # internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     def _find_own(self, name: str) -> _Some[Consumer | Refuse]:
         """The consumer, if the caller's zone may use it."""

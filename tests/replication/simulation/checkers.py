@@ -172,8 +172,7 @@ class Checkers:
         self.violation = self.violation or Violation(text)
         return self.violation
 
-    # ---------------------------------------------------------------------------------------------------- after each
-    # commit
+    # ------------------------------------------------------------------------------------------------ after each commit
 
     def committed(self, node: Node) -> None:
         """A store has committed."""
@@ -225,8 +224,7 @@ class Checkers:
         self._sealed.add(row.key)
         ends.add(row.key.digest)
 
-    # --------------------------------------------------------------------------------------------------------- what
-    # happens
+    # ----------------------------------------------------------------------------------------------------- what happens
 
     def told(self, node: Node, first_offset: int, values: Sequence[object]) -> None:
         """An appender was told that its facts are durable, and where; which they are is seen after the commit."""
@@ -428,8 +426,7 @@ class Checkers:
         values = self._values.get(node.name, {})
         self._values[node.name] = {offset: value for offset, value in values.items() if offset <= log.end_offset}
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # the end
+    # ---------------------------------------------------------------------------------------------------------- the end
 
     def check_end(self, nodes: list[Node]) -> None:
         """Everything has converged: who asked whom has what he had."""

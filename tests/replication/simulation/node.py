@@ -75,8 +75,7 @@ class Node:
         """The clock by which the receiver is patient."""
         return self.world.now_ms
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # life
+    # ------------------------------------------------------------------------------------------------------------- life
 
     def make(self) -> None:
         """The empty store, for the first start."""
@@ -121,8 +120,7 @@ class Node:
     def _set_wall(self) -> None:
         self.world.clock.wall_jump_ms = self.wall_jump_ms
 
-    # --------------------------------------------------------------------------------------------------------------
-    # writing
+    # ---------------------------------------------------------------------------------------------------------- writing
 
     def _rung(self) -> None:
         if not self.is_writing:
@@ -176,8 +174,7 @@ class Node:
         if future.exception() is None:
             self.world.check.told(self, future.result().first_offset, [row.value for row in rows])
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # faults
+    # ----------------------------------------------------------------------------------------------------------- faults
 
     def kill(self, how: Literal["idle", "committed", "torn"]) -> bool:
         """The process is gone: before its next commit, after it with nobody told, or within it, together with the

@@ -117,8 +117,7 @@ class Pull:
     def _consumer_name(self) -> str:
         return f"{self.node.zone}.{STREAM}"
 
-    # ------------------------------------------------------------------------------------------- what the runner asks
-    # for
+    # ----------------------------------------------------------------------------------------- what the runner asks for
 
     def happened(self, event: PullEvent) -> None:
         runner, node = self._runner, self.node

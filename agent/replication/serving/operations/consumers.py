@@ -82,8 +82,7 @@ class Consumers:
         """GetCursor."""
         return await self._run(self._core(caller).get_cursor(request))
 
-    # ----------------------------------------------------------------------------------------------------------
-    # internal
+    # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
         return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.own)
