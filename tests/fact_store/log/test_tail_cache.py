@@ -13,6 +13,7 @@ from agent import batch
 from agent.fact_store import FactStore, StoreReader, StreamSettings
 from agent.fact_store.log.errors import StoreClosed
 from agent.fact_store.log.tail_cache import BYTES_MAX, TailCache
+from agent.pages import StoredBatch
 from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
 from tests.waiting import wait_until
 
@@ -114,3 +115,15 @@ def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
         assert store.read(TELEMETRY, 0, 1, 1).batches
     with pytest.raises(StoreClosed):
         store.read(TELEMETRY, 0, 1, 1)
+
+
+def test_a_tail_answers_nothing_that_begins_before_it() -> None:
+    """What lies before the oldest batch in memory is in the file only: an answer from memory would pass over it."""
+    stored = StoredBatch(11, 20, b"sealed", batch.Origin("plant", bytes(16)), 0)
+    tail = TailCache((stored,))
+    assert tail.page(9, 100, 100, 20) is None
+    for after_offset in (10, 15):
+        page = tail.page(after_offset, 100, 100, 20)
+        assert page is not None
+        assert list(page.batches) == [stored]
+    assert tail.page(20, 100, 100, 20) is None
