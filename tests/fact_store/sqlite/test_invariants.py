@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import open_samples, parse
-from agent.cli.facts.fetch import confirm
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.frontier import Confirmed
+from agent.fact_store.log.frontier import Confirmed, confirm_range
 from agent.pages import PeerPosition, ReceivedDefinition
 from tests.fact_store.making import (
     AT_ONCE,
@@ -38,7 +37,7 @@ def test_invariant_7_the_frontier_never_moves_back(ranges: list[tuple[int, int]]
     """Whatever is confirmed, in whatever order, twice or overlapping: each frontier is at least the one before."""
     confirmed = Confirmed(0)
     for first, more in ranges:
-        after = confirm(confirmed, first, min(first + more, 100), 100)
+        after = confirm_range(confirmed, first, min(first + more, 100), 100)
         assert after.frontier >= confirmed.frontier
         confirmed = after
 

@@ -107,12 +107,12 @@ def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, t
     async def scenario(plant: Node, asker: Requester) -> None:
         await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
         confirm, on_its_way = plant.store.consumers.confirm, Future[int]()
-        plant.store.confirm = lambda *_, **__: on_its_way  # type: ignore[method-assign]
+        plant.store.consumers.confirm = lambda *_, **__: on_its_way  # type: ignore[method-assign]
         ahead = FetchFacts(consumer_name=NAME, limit=100, after_offset=100, confirm=Confirm(last_offset=100))
         page = (await asker.ask(ahead, 5)).answer
         assert isinstance(page, FetchAnswer)
         assert (page.covered(), page.frontier) == ((101, 200), 0)
-        plant.store.confirm = confirm  # type: ignore[method-assign]
+        plant.store.consumers.confirm = confirm  # type: ignore[method-assign]
         on_its_way.set_result(await asyncio.wrap_future(confirm(NAME, 100)))
         page = (await asker.ask(ahead, 5)).answer
         assert isinstance(page, FetchAnswer)
