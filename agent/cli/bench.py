@@ -61,7 +61,9 @@ def append(facts: int, seconds: float, seed: int, folder: Path | None, as_json: 
 
 @bench.command()
 @_facts_option(8_000_000)
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; medians are told.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; the medians are printed."
+)
 @click.option(
     "--batch-facts", type=click.IntRange(1, 16_384), default=2000, show_default=True, help="Facts of a batch."
 )
@@ -180,7 +182,9 @@ def producers(count: int, seconds: float, folder: Path | None, as_json: bool) ->
 
 @bench.command()
 @_facts_option(2_000_000)
-@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds; medians are told.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds; the medians are printed."
+)
 @_seed_option
 @_folder_option
 @json_option

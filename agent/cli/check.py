@@ -28,10 +28,10 @@ def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
     try:
         settings = load(config_file)
     except ConfigError as error:
-        problems, told = [f"{config_file}: {problem}" for problem in error.problems], ""
+        problems, text = [f"{config_file}: {problem}" for problem in error.problems], ""
     else:
         problems = list(problems_of(settings))
-        told = "" if problems else summary(settings)
+        text = "" if problems else summary(settings)
     if as_json:
         click.echo(json.dumps({"file": str(config_file), "problems": problems}))
     elif problems:
@@ -39,7 +39,7 @@ def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
         for problem in problems:
             click.echo(f"  {problem}")
     else:
-        click.echo(f"{config_file}: good; {told}")
+        click.echo(f"{config_file}: good; {text}")
     sys.exit(1 if problems else 0)
 
 

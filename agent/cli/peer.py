@@ -75,8 +75,8 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
             diagnostic = step.diagnostic
             bad += diagnostic.outcome is Outcome.BAD
             if as_json:
-                told = {"broker": at.name, "step": step.name, "outcome": diagnostic.outcome.value}
-                click.echo(json.dumps({**told, "what": diagnostic.what, "hint": diagnostic.hint, **step.figures}))
+                printed = {"broker": at.name, "step": step.name, "outcome": diagnostic.outcome.value}
+                click.echo(json.dumps({**printed, "what": diagnostic.what, "hint": diagnostic.hint, **step.figures}))
                 continue
             hint = f"\n{'':23}-> {diagnostic.hint}" if diagnostic.hint else ""
             word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[diagnostic.outcome]

@@ -37,8 +37,8 @@ class EventFormatter(logging.Formatter):
             time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
             head = {"time": time, "level": record.levelname.lower(), "event": event}
             return json.dumps(head | fields, default=str)
-        told = " ".join(f"{name}={value}" for name, value in fields.items())
-        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():<7} {event} {told}".rstrip()
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():<7} {event} {text}".rstrip()
 
 
 def set_up_logging() -> None:

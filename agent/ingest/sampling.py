@@ -186,7 +186,7 @@ class Sampler:
         overdue = rule.max_interval_ns and elapsed_ns >= rule.max_interval_ns
         if not overdue and rule.deadband is not None and not _exceeds(rule, sample.value, state.value):
             self.counts.unchanged += 1
-            state.held = None  # it came back inside the band: what was held back is history nobody asked for
+            state.held = None  # it came back inside the band: what was held back is not needed
             return None
         if 0 <= elapsed_ns < rule.min_interval_ns:
             self.counts.held_back += 1

@@ -48,19 +48,19 @@ def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
 def comparers(
     settings: NodeSettings,
     store: FactStore,
-    askers: Mapping[str, Requester],
+    requesters: Mapping[str, Requester],
     limits: Mapping[str, TokenBucket],
     telemetry: Telemetry | None = None,
 ) -> dict[str, AntiEntropy]:
     """By zone, for each peer that something is pulled from and that is asked."""
     found = dict[str, AntiEntropy]()
     for peer in settings.peer:
-        if peer.pulls and peer.zone in askers:
+        if peer.pulls and peer.zone in requesters:
             origins = frozenset({peer.zone, *peer.relays})
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = AntiEntropySettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
-            asker = ThrottledRequester(askers[peer.zone], limits.get(peer.zone), Priority.REPAIR, telemetry)
-            found[peer.zone] = AntiEntropy(asker, store, what, COMPARISON_ERRORS, telemetry=telemetry)
+            requester = ThrottledRequester(requesters[peer.zone], limits.get(peer.zone), Priority.REPAIR, telemetry)
+            found[peer.zone] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, telemetry=telemetry)
     return found
 
 

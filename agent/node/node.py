@@ -72,12 +72,12 @@ class Node:
         self._telemetry = Telemetry()
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._latest_seeds: list[LatestSeed] = []
-        self._askers = {
+        self._requesters = {
             peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
-        self._comparers = compare.comparers(settings, store, self._askers, self._bandwidths, self._telemetry)
+        self._comparers = compare.comparers(settings, store, self._requesters, self._bandwidths, self._telemetry)
         self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES)
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
@@ -149,7 +149,7 @@ class Node:
         for peer in self._settings.peer:
             if not peer.pulls:
                 continue
-            asker = self._askers[peer.zone]
+            requester = self._requesters[peer.zone]
             origins = frozenset({peer.zone, *peer.relays})
             bandwidth = self._bandwidths.get(peer.zone)
             for stream in peer.pulls:
@@ -157,11 +157,11 @@ class Node:
                 receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
-                    asker, self._store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry
+                    requester, self._store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry
                 )
                 if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
                     save = partial(save_peer_latest, self._settings.node.state_dir)
-                    within_limit = ThrottledRequester(asker, bandwidth, telemetry=self._telemetry)
+                    within_limit = ThrottledRequester(requester, bandwidth, telemetry=self._telemetry)
                     self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
                 yield puller
 

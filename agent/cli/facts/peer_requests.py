@@ -113,10 +113,10 @@ def literal_prefix(tag_glob: str) -> str:
 def put_object(settings: NodeSettings, zone: str, feed: Feed, digest: str, size: int, answer_s: float) -> None:
     """Store an artifact at the node of `zone`. Raises PeerRefused, MalformedMessage or TransportError."""
 
-    async def talk(asker: Requester, progress: Callable[[], None]) -> None:
+    async def talk(requester: Requester, progress: Callable[[], None]) -> None:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
             request = PutObject(digest=digest, size=size, offset=offset, data=data)
-            answer = (await asker.ask(request, answer_s)).answer
+            answer = (await requester.ask(request, answer_s)).answer
             if not isinstance(answer, PutAnswer):
                 raise MalformedMessage(f"{zone} answered PutObject with another kind of answer")
             if data:
@@ -132,10 +132,10 @@ def get_object(settings: NodeSettings, zone: str, digest: str, write: Callable[[
     """Pass the artifact's bytes from the node of `zone` to `write`; return their count. Raises as `put_object`."""
     offset, size = 0, 1
 
-    async def talk(asker: Requester, progress: Callable[[], None]) -> None:
+    async def talk(requester: Requester, progress: Callable[[], None]) -> None:
         nonlocal offset, size
         while offset < size:
-            reply = await asker.ask(GetObject(digest=digest, offset=offset, bytes_max=CHUNK_BYTES_MAX), answer_s)
+            reply = await requester.ask(GetObject(digest=digest, offset=offset, bytes_max=CHUNK_BYTES_MAX), answer_s)
             answer = reply.answer
             if not isinstance(answer, ObjectAnswer) or answer.offset != offset or not reply.batches:
                 raise MalformedMessage(f"{zone} answered without the bytes at {offset}")
@@ -162,8 +162,8 @@ async def _with_retries(
 
     while True:
         try:
-            async with open_requester(access, zone) as asker:
-                return await talk(asker, progress)
+            async with open_requester(access, zone) as requester:
+                return await talk(requester, progress)
         except (PeerRefused, TransportError) as error:
             failures += 1
             if not error.retryable or failures == ATTEMPTS:

@@ -84,7 +84,7 @@ def ack_terms(settings: StreamSettings, acks: Acks | None = None) -> AckTerms:
     asked, own, name = acks or settings.acks, settings.acks, settings.name
     if settings.write_class == "local" and asked in {"quorum", "all"}:
         raise AcksRefused(
-            f"acks {asked} on {name}: its write class is local, nobody else ever has its facts", "use local"
+            f"acks {asked} on {name}: its write class is local, so no other zone has its facts", "use local"
         )
     promises: tuple[Promise, ...] = () if asked in {"none", "local"} else (asked,)  # type: ignore[assignment]
     if settings.write_class == "strong" and asked != own:

@@ -5,7 +5,7 @@ one unit is silent. All of that is switched off here (`retries=0`, `reconnect_de
 is sent once, is answered or not within `timeout_ms`, and a broken connection is dropped. A new connection is a new
 object.
 
-    SourceLost      the connection is gone; nobody behind it can be asked
+    SourceLost      the connection is gone; no unit behind it can be read
     UnitSilent      this unit gave no answer in time; others may
     ReadRefused     the unit answered that it will not; `quality` says why as an OPC UA status
 """
@@ -57,7 +57,7 @@ class ReadRefused(IngestError):
 
 
 def quiet_library() -> None:
-    """pymodbus logs each unanswered request as an error. What matters is told by our supervisor, once."""
+    """pymodbus logs each unanswered request as an error. The supervisor logs what matters, once."""
     logging.getLogger("pymodbus").setLevel(logging.CRITICAL + 1)
 
 

@@ -119,7 +119,7 @@ def _read(registers: Sequence[Register]) -> Read:
 
 
 def _holes(registers: Sequence[Register]) -> Iterable[tuple[int, int]]:
-    """(first, end) of the addresses inside a read that nobody asked for."""
+    """(first, end) of the addresses inside a read that no tag needs."""
     end = registers[0].end
     for register in registers[1:]:
         if register.address > end:

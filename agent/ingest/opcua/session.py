@@ -77,7 +77,7 @@ class Session:
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
 
     def note_loss(self, why: str) -> None:
-        """The session is over; whoever waits for `lost` learns why."""
+        """End the session: `lost` is resolved with the reason."""
         if not self.lost.done():
             self.lost.set_result(SourceLost(f"{self._settings.url}: {why}"))
 
@@ -245,7 +245,7 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
 
 
 def quiet_library() -> None:
-    """asyncua logs each loss many times over, with tracebacks. What matters is told by our supervisor, once."""
+    """asyncua logs each loss many times over, with tracebacks. The supervisor logs what matters, once."""
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 

@@ -27,7 +27,7 @@ from agent.message import PREDICATE, STREAM, MessageError, TagDefinition, check_
 
 ROWS_MAX = 50_000  # five times the tags a node is measured with; the unit's MemoryMax is made for no more
 FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of the usual length; read whole, so it costs memory
-INTERVAL_MS_MAX = 86_400_000  # a day: a heartbeat slower than that tells nobody anything
+INTERVAL_MS_MAX = 86_400_000  # a day: a slower heartbeat proves nothing
 DEFAULT_STREAM = "facts.telemetry"
 
 

@@ -118,7 +118,7 @@ class SqlSession:
             )
 
     def _allowed(self, action: int, *_: str | None) -> int:
-        """Reading, calculating, and nothing else. load_extension is off in apsw unless somebody asks for it."""
+        """Reading, calculating, and nothing else. load_extension is off in apsw by default."""
         apsw = self._apsw
         reading = {apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
         allowed: int = apsw.SQLITE_OK if action in reading else apsw.SQLITE_DENY

@@ -107,7 +107,7 @@ class ArrivedPage(Generic[Content]):
     definitions: Mapping[str, int] = field(default_factory=dict)
     lease: int = 0
     lease_in_force: int | None = None
-    """The asker holds no lease yet, and the page has nothing else: the lease in force, after which to ask."""
+    """The requester holds no lease yet, and the page has nothing else: the lease in force, after which to ask."""
     last_batch: LastBatch | None = None
     content: Content = field(kw_only=True)
 

@@ -108,11 +108,11 @@ class AntiEntropyStatistics:
 
 
 class AntiEntropy:
-    """Compares with one peer, one stream at a time. Made before the asker's link runs."""
+    """Compares with one peer, one stream at a time. Made before the requester's link runs."""
 
     def __init__(
         self,
-        asker: ThrottledRequester,
+        requester: ThrottledRequester,
         store: ReceivingStore,
         settings: AntiEntropySettings,
         store_errors: tuple[type[Exception], ...],
@@ -121,12 +121,12 @@ class AntiEntropy:
         telemetry: Telemetry | None = None,
     ) -> None:
         self._telemetry = telemetry or Telemetry()
-        self._asker, self._store, self._settings, self._store_errors = asker, store, settings, store_errors
+        self._requester, self._store, self._settings, self._store_errors = requester, store, settings, store_errors
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self._chance = chance
         self._counted = {stream: AntiEntropyStatistics(settings.peer_zone, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
-        self._artifacts = ArtifactPull(asker, store.artifacts, store_errors)
+        self._artifacts = ArtifactPull(requester, store.artifacts, store_errors)
 
     @property
     def settings(self) -> AntiEntropySettings:
@@ -337,7 +337,7 @@ class AntiEntropy:
         return await asyncio.to_thread(read)
 
     async def _digests(self, found: Comparison, request: GetDigests) -> DigestsAnswer:
-        reply = await self._asker.ask(request, ANSWER_S)
+        reply = await self._requester.ask(request, ANSWER_S)
         found.exchanges += 1
         found.bytes += reply.bytes
         if not isinstance(reply.answer, DigestsAnswer) or reply.answer.store_zone != self._settings.peer_zone:
@@ -391,10 +391,10 @@ class AntiEntropy:
                 first_sequence=first,
                 last_sequence=last,
                 limit=LIMIT,
-                bytes_max=self._asker.page_bytes(BYTES_MAX_DEFAULT),
+                bytes_max=self._requester.page_bytes(BYTES_MAX_DEFAULT),
                 definitions_known={str(origin): known},
             )
-            reply = await self._asker.ask(request, ANSWER_S)
+            reply = await self._requester.ask(request, ANSWER_S)
             found.exchanges += 1
             found.bytes += reply.bytes
             allowed = self._settings.origins | {self._store.zone}

@@ -38,13 +38,13 @@ class ArtifactPull:
     """Artifacts of one peer."""
 
     def __init__(
-        self, asker: ThrottledRequester, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]
+        self, requester: ThrottledRequester, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]
     ) -> None:
-        self._asker = asker
+        self._requester = requester
         self._artifacts = artifacts
         self._store_errors = store_errors
-        self._chunk_bytes = asker.page_bytes(CHUNK_BYTES_MAX)
-        self._chunks_ahead = asker.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
+        self._chunk_bytes = requester.page_bytes(CHUNK_BYTES_MAX)
+        self._chunks_ahead = requester.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
 
     async def fetch(self, batches: Sequence[Batch]) -> None:
         """Return when everything to which the facts refer is here, or known to be unavailable. Raises TransportError
@@ -54,7 +54,7 @@ class ArtifactPull:
             for reference in missing:  # then all are looked at again: a large one may have taken days
                 if (why := await self._fetch_or_why(reference)) is not None:
                     lost.add(reference)
-                    self._artifacts.unavailable(self._asker.peer_zone, reference.digest, why)
+                    self._artifacts.unavailable(self._requester.peer_zone, reference.digest, why)
 
     async def fetch_absent(self, stream: str) -> tuple[int, int]:
         """Fetch the artifacts to which held facts of a stream refer and that are not here, as far as the peer has them
@@ -72,7 +72,7 @@ class ArtifactPull:
 
     async def _fetch_or_why(self, reference: ArtifactReference) -> str | None:
         """Fetch one; returns the reason where it is unavailable, else None."""
-        fields = {"peer": self._asker.peer_zone, "digest": reference.digest, "bytes": reference.size}
+        fields = {"peer": self._requester.peer_zone, "digest": reference.digest, "bytes": reference.size}
         try:
             await self._fetch(reference)
         except ArtifactUnavailable as error:
@@ -135,7 +135,7 @@ class ArtifactPull:
         answer, data = await self._ask(GetObject(digest=reference.digest, offset=offset, bytes_max=size))
         if (answer.size, answer.offset) != (reference.size, offset) or not data:
             raise ArtifactUnavailable(
-                f"{self._asker.peer_zone} has other bytes than the {reference.size} that the fact names"
+                f"{self._requester.peer_zone} has other bytes than the {reference.size} that the fact names"
             )
         return data
 
@@ -143,15 +143,15 @@ class ArtifactPull:
         """The answer and what is attached. ArtifactUnavailable for what is final; TransportError for what may pass, or
         was spoilt on its way."""
         try:
-            reply = await self._asker.ask(request, ANSWER_S)
+            reply = await self._requester.ask(request, ANSWER_S)
         except PeerRefused as error:
             if error.retryable:
                 raise TransportError(error.zone, error.message, error.hint) from error
             raise ArtifactUnavailable(str(error)) from error
         except MalformedMessage as error:
-            raise TransportError(self._asker.peer_zone, f"unreadable answer: {error.why}") from error
+            raise TransportError(self._requester.peer_zone, f"unreadable answer: {error.why}") from error
         if not isinstance(reply.answer, ObjectAnswer):
-            raise ArtifactUnavailable(f"{self._asker.peer_zone} gave another answer than an artifact")
+            raise ArtifactUnavailable(f"{self._requester.peer_zone} gave another answer than an artifact")
         return reply.answer, b"".join(reply.batches)
 
     async def _put(self, reference: ArtifactReference, offset: int, data: bytes) -> ArtifactProgress:

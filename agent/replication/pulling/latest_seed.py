@@ -43,14 +43,14 @@ class LatestSeed:
 
     def __init__(
         self,
-        asker: ThrottledRequester,
+        requester: ThrottledRequester,
         stream: str,
         zones: frozenset[str],
         begun: asyncio.Event,
         keep: Callable[[PeerLatest], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._asker = asker
+        self._requester = requester
         self._stream = stream
         self._zones = zones
         self._begun = begun
@@ -61,7 +61,7 @@ class LatestSeed:
         """Return when they are kept. `keep` writes to disk: it is called in a thread, and again after an OSError."""
         await self._begun.wait()
         failures, logged_why = 0, ""
-        fields = {"peer": self._asker.peer_zone, "stream": self._stream}
+        fields = {"peer": self._requester.peer_zone, "stream": self._stream}
         while True:
             try:
                 latest = await self._ask()
@@ -84,15 +84,15 @@ class LatestSeed:
                 stream=self._stream,
                 after=after,
                 limit=VALUES_MAX,
-                bytes_max=self._asker.page_bytes(VALUES_BYTES_MAX),
+                bytes_max=self._requester.page_bytes(VALUES_BYTES_MAX),
                 depth_facts=DEPTH_FACTS_MAX,
             )
-            answer = (await self._asker.ask(request, ANSWER_S)).answer
+            answer = (await self._requester.ask(request, ANSWER_S)).answer
             if not isinstance(answer, LatestAnswer):
                 raise MalformedMessage("an answer to another operation than GetLatest", operation="GetLatest")
             values += [each for each in answer.values if each.zone in self._zones]
             if len(values) > VALUES_KEPT_MAX:
                 raise MalformedMessage(f"more than {VALUES_KEPT_MAX} last values", operation="GetLatest")
             if not answer.more:
-                return PeerLatest(self._asker.peer_zone, answer.epoch, self._stream, asked_unix_ms, values)
+                return PeerLatest(self._requester.peer_zone, answer.epoch, self._stream, asked_unix_ms, values)
             after = answer.last_after(after)

@@ -149,9 +149,9 @@ class PullRunner:
         effects = self.core.handle(event, now_ms, chance)
         self.spans.after(event, self.core, self.peer_end_offset)
         if isinstance(event, Appended | PageArrived):  # before the effects: a page is stored as backlog or not
-            told = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
-            if told is not None:
-                self._io.caught_up(told)
+            progress = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
+            if progress is not None:
+                self._io.caught_up(progress)
         for effect in effects:
             self.spans.carried_out(effect)
             match effect:

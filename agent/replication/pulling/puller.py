@@ -95,12 +95,12 @@ class PullStatistics:
 
 
 class Puller:
-    """One stream of one peer. Made before the asker's link runs; the pullers of one peer share its `bandwidth`, if it
+    """One stream of one peer. Made before the requester's link runs; the pullers of one peer share its `bandwidth`, if it
     is limited."""
 
     def __init__(
         self,
-        asker: Requester,
+        requester: Requester,
         store: ReceivingStore,
         settings: PullSettings,
         store_errors: tuple[type[Exception], ...],
@@ -109,7 +109,7 @@ class Puller:
         telemetry: Telemetry | None = None,
     ) -> None:
         self._bandwidth = bandwidth
-        self._asker = asker
+        self._requester = requester
         self._telemetry = telemetry or Telemetry()
         self._store = store
         self._settings = settings
@@ -126,7 +126,7 @@ class Puller:
         self._uncompared = set[OriginRange]()
         self._last_answer_ms: int | None = None
         self._artifacts = ArtifactPull(
-            ThrottledRequester(asker, bandwidth, telemetry=self._telemetry), store.artifacts, store_errors
+            ThrottledRequester(requester, bandwidth, telemetry=self._telemetry), store.artifacts, store_errors
         )
         self.begun = asyncio.Event()
         """The peer has answered for the first time in this life, so our consumer is registered there."""
@@ -174,7 +174,9 @@ class Puller:
         )
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
-                self._asker.link.watch(lambda: self.happened(LinkUp()), lambda reason: self.happened(LinkDown(reason)))
+                self._requester.link.watch(
+                    lambda: self.happened(LinkUp()), lambda reason: self.happened(LinkDown(reason))
+                )
                 async with asyncio.TaskGroup() as self._group:
                     while True:
                         runner.handle(await self._events.get(), _now_ms(), self._chance())
@@ -209,7 +211,7 @@ class Puller:
                 runner.send_failed(fetch_id, error)
 
         try:
-            sending = self._asker.send(request, lambda payload: self._answered(fetch_id, payload), expiry_s)
+            sending = self._requester.send(request, lambda payload: self._answered(fetch_id, payload), expiry_s)
         except TransportError as error:
             runner.send_failed(fetch_id, error)
         else:

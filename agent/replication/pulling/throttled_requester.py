@@ -17,24 +17,24 @@ from agent.telemetry import Side, Span, Telemetry
 
 
 class ThrottledRequester:
-    """Asks as `asker` does. `bandwidth` is shared by all requests to this peer; without one nothing waits."""
+    """Asks as `requester` does. `bandwidth` is shared by all requests to this peer; without one nothing waits."""
 
     def __init__(
         self,
-        asker: Requester,
+        requester: Requester,
         bandwidth: TokenBucket | None = None,
         priority: Priority = Priority.BACKLOG,
         telemetry: Telemetry | None = None,
     ) -> None:
         self._telemetry = telemetry or Telemetry()
-        self._asker = asker
+        self._requester = requester
         self._bandwidth = bandwidth
         self._priority = priority
 
     @property
     def peer_zone(self) -> str:
         """The zone that is asked."""
-        return self._asker.peer_zone
+        return self._requester.peer_zone
 
     def page_bytes(self, bytes_max: int) -> int:
         """How much to ask for at once, where without a limit it would be `bytes_max`."""
@@ -49,7 +49,7 @@ class ThrottledRequester:
         await self._wait_for_bandwidth()
         span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_zone)
         try:
-            reply = await self._asker.ask(request, timeout_s)
+            reply = await self._requester.ask(request, timeout_s)
         except ReplicationError as error:
             self._telemetry.fail(span, str(error))
             raise

@@ -2,7 +2,7 @@
 out.
 
 Where values come from is not known here: whoever puts the node together hands in a way to look them up (`LookUp`). Only
-tags with a value are told: what a store has heard of besides may belong to streams that the asker may not read.
+tags with a value are told: what a store has heard of besides may belong to streams that the requester may not read.
 
 The pages of one question are pages of one search. A search may open a batch for each thousand facts it may look
 through, and does where a single tag is not found; done anew for each page, ten thousand tags of four pages cost four of

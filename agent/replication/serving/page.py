@@ -2,13 +2,13 @@
 
 - A batch goes out whole. Only the first one is sliced, where the limit falls inside it or a range begins or ends inside it. A node asks
   with a limit above the largest batch and never receives a slice.
-- A batch goes out only when each definition it needs is known to the asker or in the same page. Definitions that do not fit beside
+- A batch goes out only when each definition it needs is known to the requester or in the same page. Definitions that do not fit beside
   batches make pages of their own, so a plant with ten thousand tags starts like one with ten.
 - A page with offsets brings only the definitions that its batches need: the receiver stores a definition only where a batch in the page
   vouches for it, and would take the others for stored.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
 - Facts whose origin is the asking zone are left out and named as omitted.
-- A page stays within the asker's `bytes_max` and within the broker's packet size.
+- A page stays within the requester's `bytes_max` and within the broker's packet size.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def select_page(
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 
-    `offered` holds, by origin, the definitions beyond the number that is `known` to the asker. The first batch may
+    `offered` holds, by origin, the definitions beyond the number that is `known` to the requester. The first batch may
     exceed `plan.bytes_max`, or the reader would never advance, but not the packet.
     """
     selection = _Selection(plan, min(plan.bytes_max, packet_bytes_max - ANSWER_OVERHEAD_BYTES))
@@ -138,7 +138,7 @@ class _Selection:
         return not self._pieces and not self._definitions
 
     def omit(self, batch: StoredBatch) -> None:
-        """Leave out a batch of the asker's own facts; neighbours are joined."""
+        """Leave out a batch of the requester's own facts; neighbours are joined."""
         first, last = max(batch.first_offset, self._plan.after_offset + 1), self._plan.until(batch.last_offset)
         if self._omitted and self._omitted[-1][1] == first - 1:
             first = self._omitted.pop()[0]

@@ -94,7 +94,7 @@ def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
 
 
 def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> PageRead | Refuse:
-    """As `read_page`, of one origin, by its sequences. Whole batches whatever the limit: the asker stores them."""
+    """As `read_page`, of one origin, by its sequences. Whole batches whatever the limit: the requester stores them."""
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
     page = store.read_sequences(plan.stream, origin, first, last, plan.limit, plan.bytes_max)
@@ -143,7 +143,7 @@ def _digest_at(batches: Sequence[StoredBatch], last_offset: int) -> bytes | None
 def _read_definitions(
     store: ServingStore, batches: Sequence[StoredBatch], asked: PageQuery
 ) -> dict[Origin, Sequence[bytes]]:
-    """By origin, the definitions its batches need beyond those the asker knows."""
+    """By origin, the definitions its batches need beyond those the requester knows."""
     wanted: dict[Origin, int] = {}
     for each in batches:
         if each.origin.zone != asked.asking_zone:

@@ -1,4 +1,4 @@
-"""The serving shell: takes the requests of peers from the broker and answers each as its own task, waiting for nobody.
+"""The serving shell: receives the requests of peers from the broker and answers each in a task of its own.
 
 A request that names a wrong response topic, or comes from a stranger, gets no answer and is counted; everything else
 gets one, be it an error of the table. What is answered is decided in `operations`. Killed and started again, the server
@@ -235,7 +235,7 @@ class Server:
         return True
 
     def _not_sent(self, caller: Caller, error: TransportError) -> None:
-        """The asker will ask again."""
+        """The requester will ask again."""
         self._drops["answer_not_sent"] += 1
         _log.debug("answer_not_sent", extra={"peer": caller.zone, "reason": str(error)})
 

@@ -512,7 +512,7 @@ def test_artifacts_come_before_the_facts() -> None:
                 asked.set()
                 raise await brought
 
-            scene.puller._artifacts._asker.ask = ask
+            scene.puller._artifacts._requester.ask = ask
             await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
             await asyncio.wait_for(asked.wait(), 20)
             assert scene.store.put == []

@@ -94,9 +94,9 @@ def test_all_who_ask_a_peer_of_a_node_share_its_allowance(tmp_path: Path) -> Non
             node = Node(settings, store, {})
             shared = node._bandwidths["plant-a"]
             assert [puller._bandwidth for puller in node._pullers] == [shared, shared, None]
-            compared = node._comparers["plant-a"]._asker
+            compared = node._comparers["plant-a"]._requester
             assert (compared._bandwidth, compared._priority) == (shared, Priority.REPAIR)
-            assert node._comparers["plant-b"]._asker._bandwidth is None
+            assert node._comparers["plant-b"]._requester._bandwidth is None
         assert compare.bandwidths(settings)["plant-a"].bytes_per_second_max == RATE
 
     asyncio.run(scenario())

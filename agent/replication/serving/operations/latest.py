@@ -1,4 +1,4 @@
-"""GetLatest: the last known values of an exported stream, looked up when somebody asks.
+"""GetLatest: the latest values of an exported stream, searched for on request.
 
 One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to
 ask later. The next pages of a question are told from the search that answered the first, for as long as it is kept.

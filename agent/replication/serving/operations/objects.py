@@ -1,7 +1,7 @@
 """GetObject and PutObject: artifacts, chunk by chunk, in the reader threads.
 
 Who may read the facts that refer to an artifact may read it, and nobody learns of others; who may append may put. The
-bytes are compared with the digest by whoever has the last of them: the asker of a read, the store of a write.
+The side that receives the last bytes compares the digest: the requester of a read, the store of a write.
 """
 
 from __future__ import annotations
