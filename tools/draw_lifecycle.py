@@ -1,7 +1,7 @@
-"""Draws the life of a consumer from the table in the code into docs/reference/consumers.md; prints nothing when it
-already is so.
+"""Draws the states of a consumer from the table in the code into docs/operate/consumers.md. Prints nothing when the page
+is up to date.
 
-A Mermaid state diagram, which forges draw and everybody else can read as text. Run it after changing the table.
+The output is a Mermaid state diagram, which code hosts render and which reads as text. Run it after changing the table.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from agent.fact_store.log.lifecycle import TRANSITIONS, Lifecycle
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/reference/consumers.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/operate/consumers.md"
 _MARKED = re.compile(r"(<!-- lifecycle: from agent/fact_store/log/lifecycle.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def diagram() -> str:
-    """The table as a diagram: a state for each, an arrow for each row."""
+    """The diagram: one state for each Lifecycle, one arrow for each row."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {_name(Lifecycle.NEW)}: registered"]
     lines += [f"    {_name(state)}: {state.value}" for state in Lifecycle if _name(state) != state.value]
     lines += [
@@ -40,4 +40,4 @@ if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
     if (new := drawn(text)) != text:
         PAGE.write_text(new, encoding="utf-8")
-        print(f"{PAGE} drawn anew")
+        print(f"updated {PAGE}")
