@@ -1,5 +1,5 @@
-# One door for whoever works on bsfg. Every target sets up what it needs by itself, in .venv and with Debian's packages
-# (tools/setup), and is quiet unless something is wrong.
+# The commands for developers. Every target sets up what it needs, in .venv and with Debian's packages (tools/setup),
+# and prints nothing unless a check fails.
 
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
@@ -11,9 +11,9 @@ VENV := .venv/bin
 export PYTHON
 # Debian keeps mosquitto in /usr/sbin, out of a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
-# Coroutines never awaited, loops blocked, calls from the wrong thread: asyncio says so only in debug mode.
+# Only in debug mode does asyncio report coroutines never awaited, a blocked loop and calls from the wrong thread.
 test: export PYTHONASYNCIODEBUG = 1
-# Our own mistakes are asserts; an interpreter without them is refused, so none may be inherited.
+# The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
 
 .PHONY: help demo test sim fuzz mutants style types pytest format bench lock clean venv system
@@ -22,12 +22,12 @@ help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
 	echo 'make test           style, types and every test'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
-	echo 'make fuzz           every decoder of a peer'"'"'s bytes, a million inputs each, some 20 minutes; NAME=batch for one, RUNS=n'
-	echo 'make mutants        breaks the product on purpose, bug by bug: each must be caught; GROUP=store, ID=name for some'
-	echo 'make style types    those alone; "make format" repairs what it can'
-	echo 'make bench          the benchmarks, a JSON object each; NAME=append for one'
-	echo 'make lock           requirements.lock anew from the ranges in pyproject.toml'
-	echo 'make clean          removes what set-up and tools made'
+	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, some 20 minutes; NAME=batch, RUNS=n'
+	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
+	echo 'make style types    only these; "make format" repairs what it can'
+	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
+	echo 'make lock           updates requirements.lock from the ranges in pyproject.toml'
+	echo 'make clean          removes generated files'
 
 demo: system
 	$(VENV)/bsfg demo $(if $(KEEP),--keep)
@@ -42,21 +42,23 @@ style: venv
 types: venv
 	$(VENV)/mypy --no-error-summary
 
-# Half of the time tests wait for a disk, a broker or a clock: two processes share the files. PYTEST=-n0 runs them in one.
+# Tests wait half of the time for a disk, a broker or a clock, so two processes share the files. PYTEST=-n0: only one.
 pytest: system
 	$(VENV)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
-# No limit of time for one test; what each printed (its seed, its figures) is shown at the end.
+# Without a time limit for a test; the output of each (seed, figures) is shown at the end.
 sim: system
 	SIM=1 $(VENV)/python -m pytest -q -rP -m sim -o timeout=0 -o faulthandler_timeout=0 $(PYTEST)
 
-# Coverage-guided; the corpus and whatever broke a decoder stay in build/fuzz. What is printed on the way goes to a log beside them.
+# Coverage-guided. The corpus, inputs that break a decoder and the log stay in build/fuzz.
 fuzz: venv
-	$(VENV)/python -c 'import atheris' 2>/dev/null || $(VENV)/python -m pip install --quiet --no-build-isolation -c requirements.lock -e '.[fuzz]'
+	$(VENV)/python -c 'import atheris' 2>/dev/null || \
+		$(VENV)/python -m pip install --quiet --no-build-isolation -c requirements.lock -e '.[fuzz]'
 	for name in $(or $(NAME),request answer publish batch columns definition json); do \
 		mkdir -p build/fuzz/$$name; echo "$$name: $(or $(RUNS),1000000) inputs"; \
-		$(VENV)/python -m tests.fuzz.harness $$name build/fuzz/$$name -runs=$(or $(RUNS),1000000) $(if $(SEED),-seed=$(SEED)) \
-			>build/fuzz/$$name/log 2>&1 || { tail -n 40 build/fuzz/$$name/log; exit 1; }; \
+		$(VENV)/python -m tests.fuzz.harness $$name build/fuzz/$$name \
+			-runs=$(or $(RUNS),1000000) $(if $(SEED),-seed=$(SEED)) >build/fuzz/$$name/log 2>&1 \
+			|| { tail -n 40 build/fuzz/$$name/log; exit 1; }; \
 		grep -h 'stat::' build/fuzz/$$name/log; \
 	done
 
@@ -68,9 +70,11 @@ format: venv
 	$(VENV)/ruff check --quiet --fix
 	$(VENV)/ruff format --quiet
 
-# A tenth of a day is drained here; NAME=drain for the whole one.
+# Drains a tenth of a day; NAME=drain drains a whole day.
 bench: system
-	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' growth ids producers retention sql); do $(VENV)/bsfg bench $$name --json || exit 1; done
+	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' growth ids producers retention sql); do \
+		$(VENV)/bsfg bench $$name --json || exit 1; \
+	done
 
 lock:
 	tools/lock

@@ -1,5 +1,5 @@
-"""Draws the states of a consumer from the table in the code into docs/operate/consumers.md. Prints nothing when the page
-is up to date.
+"""Draws the states of a consumer from the table in the code into docs/operate/consumers.md. Prints nothing when the
+page is up to date.
 
 The output is a Mermaid state diagram, which code hosts render and which reads as text. Run it after changing the table.
 """
