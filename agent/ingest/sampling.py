@@ -53,6 +53,7 @@ class SamplingCounts:
 
 
 _NEVER, _LIVE, _LOST = 0, 1, 2
+_BAD_BIT = 0x8000_0000  # of an OPC UA StatusCode
 
 
 class _State:
@@ -158,6 +159,14 @@ class Sampler:
             state.condition = _LOST
             found.append(lost)
         return found
+
+    def mark_lost(self, tags: Iterable[int]) -> None:
+        """These tags are lost, and their source has said so itself: what was recorded last is bad. The next value is
+        then recorded as a return, whatever its time."""
+        for tag in tags:
+            state = self._states[tag]
+            if state.condition == _LIVE and state.quality & _BAD_BIT:
+                state.condition = _LOST
 
     def last_time_ns(self, tag: int) -> int:
         """Source time of the last sample of a tag, 0 before the first."""
