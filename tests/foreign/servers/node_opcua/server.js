@@ -140,6 +140,7 @@ class Program {
                 id: subscription.id,
                 items: subscription.monitoredItemCount,
                 handles: [...subscription.monitoredItems.values()].map((item) => item.clientHandle),
+                queue_sizes: [...subscription.monitoredItems.values()].map((item) => item.queueSize),
                 publishing_interval_ms: subscription.publishingInterval,
             })),
             publish_requests: this.sessions().map((session) => session.publishEngine.pendingPublishRequestCount),
