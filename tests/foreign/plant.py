@@ -132,8 +132,7 @@ async def running_node(
     config = folder / "node.toml"
     config.write_text(
         f'[node]\nzone = "plant-a"\nstate_dir = {json.dumps(str(folder / "state"))}\n\n[health]\nlisten_port = 0\n\n'
-        + "[[opcua]]\n"
-        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
+        "[[opcua]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
     )
     with (folder / "node.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*bsfg_command("run", "--config", config), stderr=log)

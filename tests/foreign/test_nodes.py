@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,6 @@ pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 BAD_SENSOR_FAILURE = 0x808C_0000
 BAD_NODE_ID_UNKNOWN = 0x8034_0000
 STALL_MS = 10_000  # what a default queue has room for
-
-
-@pytest.fixture(name="server", scope="module")
-def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServer]:
-    """One server for these tests; each adds variables of its own."""
-    server = ForeignServer(tmp_path_factory.mktemp("server"))
-    asyncio.run(server.start())
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("pause", ["noticed", "at once"])

@@ -37,13 +37,14 @@ async def test_a_server_that_does_not_trust_us_is_named(tmp_path: Path, caplog: 
     When the server's side has trusted that file, values come by themselves. A server that then goes away is another
     reason, and in the log as one."""
     caplog.set_level(logging.INFO, "agent.ingest")
-    async with foreign_server(tmp_path / "server", variables=[COUNT], policies=["Basic256Sha256"]) as server:
-        async with ingesting(secured(server, tmp_path)) as run:
+    options = {"variables": [COUNT], "policies": ["Basic256Sha256"]}
+    async with foreign_server(tmp_path / "server", **options) as server:
+        source = secured(server, tmp_path)
+        async with ingesting(source) as run:
             await wait_until_async(lambda: run.source("plc").errors_total >= 2, "refusals")
             told = run.source("plc").last_error
             file = Path(re.search(r"\S+\.der\b", told)[0])  # type: ignore[index]
-            certificate = x509.load_der_x509_certificate(file.read_bytes())
-            thumbprint = hashlib.sha1(certificate.public_bytes(Encoding.DER), usedforsecurity=False).hexdigest()
+            thumbprint = thumbprint_of(file)
             assert server.url in told
             assert thumbprint in told.lower().replace(":", "")
             assert "trust" in told
@@ -54,6 +55,12 @@ async def test_a_server_that_does_not_trust_us_is_named(tmp_path: Path, caplog: 
             await server.start()
             await server.trust(file)
             await run.wait_good("f/count", 5)
+
+
+def thumbprint_of(der: Path) -> str:
+    """The SHA-1 of a certificate, which must be DER: what servers show."""
+    certificate = x509.load_der_x509_certificate(der.read_bytes())
+    return hashlib.sha1(certificate.public_bytes(Encoding.DER), usedforsecurity=False).hexdigest()
 
 
 def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
