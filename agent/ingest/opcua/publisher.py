@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import DecodeError, Publication, decode_publication
+from agent.ingest.opcua.decode import DecodeError
 from agent.ingest.opcua.publishing import Arrived, Header, Missing, Sequencer, read_header
 from agent.ingest.opcua.session import PublishRefused, Session
-from agent.ingest.opcua.variant import decode_other
 
 BAD_NO_SUBSCRIPTION, BAD_TOO_MANY_PUBLISH_REQUESTS = 0x8079_0000, 0x8078_0000
 REPUBLISH_MAX = 20  # of one break; a longer one is beyond what servers hold for us
@@ -28,13 +27,8 @@ REFUSED_PAUSE_S = 0.25  # after a Publish that was refused although it is the on
 class Route(NamedTuple):
     """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that."""
 
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes], Awaitable[Any]]
     take: Callable[[Header, Any], Awaitable[None]]
-
-
-def decode_values(body: bytes) -> Publication:
-    """The values of a publication."""
-    return decode_publication(body, 0, decode_other)
 
 
 class Publisher:
@@ -88,7 +82,7 @@ class Publisher:
             try:
                 body = await self._session.publish(acks)
                 header = read_header(body, 0)
-                content = self._routes.get(header.subscription_id, self._values).decode(body)
+                content = await self._routes.get(header.subscription_id, self._values).decode(body)
             except PublishRefused as error:
                 self._sequencer.failed(request, acks)
                 if error.status == BAD_TOO_MANY_PUBLISH_REQUESTS and self._requests > 1:
@@ -127,7 +121,7 @@ class Publisher:
             self._sequencer.give_up(missing)
             return
         try:
-            content = self._routes.get(missing.subscription_id, self._values).decode(body)
+            content = await self._routes.get(missing.subscription_id, self._values).decode(body)
             self._sequencer.settle(read_header(body, 0), content)
         except DecodeError as error:
             raise SourceLost(f"a publication cannot be read: {error}") from error

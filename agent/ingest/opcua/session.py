@@ -31,10 +31,12 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.decode import Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
+from agent.ingest.opcua.variant import decode_other
 from agent.ingest.settings import OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -210,6 +212,10 @@ class Session:
             raise PublishRefused(error.code) from error
         except (UaError, OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} ended publishing: {_text(error)}") from error
+
+    async def decode(self, body: bytes) -> Publication:
+        """The values in the parameters of a PublishResponse. Raises DecodeError."""
+        return decode_publication(body, 0, decode_other)
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         """A notification that was sent before, as the parameters of a PublishResponse; None if it is not held any

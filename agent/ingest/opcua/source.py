@@ -28,7 +28,7 @@ from agent.ingest.opcua.decode import Change, Publication
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.monitoring import discarded
-from agent.ingest.opcua.publisher import Publisher, Route, decode_values
+from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
@@ -123,7 +123,7 @@ class OpcuaSource:
         self._subscriptions, self._by_id, self._ended = [], {}, []
         self._limits = limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
-        values = Route(decode_values, self._take)
+        values = Route(session.decode, self._take)
         self._publisher = Publisher(
             *(session, self._settings.publish_requests, values, self._note_missing, self._note_none_left)
         )

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import FILETIME_EPOCH
+from agent.ingest.opcua.decode import FILETIME_EPOCH, Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest, PublishRefused
+from agent.ingest.opcua.variant import decode_other
 
 
 def answer(
@@ -106,6 +107,9 @@ class FakeSession:
         if isinstance(found, Exception):
             raise found
         return found
+
+    async def decode(self, body: bytes) -> Publication:
+        return decode_publication(body, 0, decode_other)
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         return self.held.get((subscription_id, number))

@@ -14,7 +14,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
-from agent.ingest.opcua.publisher import Publisher, Route, decode_values
+from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _new_client, _request_of
 from agent.ingest.settings import OpcuaSourceSettings
@@ -69,7 +69,7 @@ async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: 
     session, _ = session_with(monkeypatch, response, uaerrors.BadMessageNotAvailable())
     body = await session.republish(7, 5)
     assert body is not None
-    found = decode_values(body)
+    found = await session.decode(body)
     assert (found.subscription_id, found.sequence_number) == (7, 5)
     assert await session.republish(7, 6) is None
 
@@ -122,7 +122,7 @@ async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
     async def missing(_: Missing) -> None:
         raise AssertionError("nothing is missing")
 
-    publisher = Publisher(session, 1, Route(decode_values, take), missing, lambda: None)  # type: ignore[arg-type]
+    publisher = Publisher(session, 1, Route(session.decode, take), missing, lambda: None)  # type: ignore[arg-type]
     publisher.begin(1)
     with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="cannot be read")):
         await publisher.run()
