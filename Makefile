@@ -16,7 +16,7 @@ test: export PYTHONASYNCIODEBUG = 1
 # The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test sim fuzz mutants style types pytest format bench lock clean venv system
+.PHONY: help demo test sim fuzz mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -43,11 +43,11 @@ types: venv
 	$(VENV)/mypy --no-error-summary
 
 # Tests wait half of the time for a disk, a broker or a clock, so two processes share the files. PYTEST=-n0: only one.
-pytest: system
+pytest: foreign
 	$(VENV)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # Without a time limit for a test; the output of each (seed, figures) is shown at the end.
-sim: system
+sim: foreign
 	SIM=1 $(VENV)/python -m pytest -q -rP -m sim -o timeout=0 -o faulthandler_timeout=0 $(PYTEST)
 
 # Coverage-guided. The corpus, inputs that break a decoder and the log stay in build/fuzz.
@@ -88,3 +88,6 @@ venv:
 
 system:
 	tools/setup system
+
+foreign:
+	tools/setup foreign
