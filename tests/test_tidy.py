@@ -176,6 +176,8 @@ CORES: tuple[str, ...] = (
             "address",
             "decode",
             "plan",
+            "structures",
+            "variant",
         )
     ),
     *(
