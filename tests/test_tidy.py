@@ -175,6 +175,7 @@ CORES: tuple[str, ...] = (
         for name in (
             "address",
             "decode",
+            "liveness",
             "plan",
             "structures",
             "variant",

@@ -36,7 +36,10 @@ from agent.ingest.opcua.type_reader import decode_learning
 from agent.ingest.opcua.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
 
-HEARTBEAT_HANDLE = 2**32 - 1  # the item on the server's own clock; tag numbers stay far below
+HEARTBEAT_HANDLE = 2**31 - 1
+"""The item on the server's own clock. The other handles are the tags' numbers, which the store counts up from 1: they
+stay far below. A handle of 2^32 - 1 (or 0) means "none" to node-opcua, and one above 2^31 - 1 is negative to a server
+that keeps it in a signed number."""
 HEARTBEAT_INTERVAL_MS = 1_000
 SESSION_TIMEOUT_MS = 60_000  # a server keeps a dead session this long, and many servers have few
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000

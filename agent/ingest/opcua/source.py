@@ -4,9 +4,9 @@ Client, session, subscription and items are built anew at every connect; nothing
 bounded buffer that one task drains. When the store refuses samples the buffer fills, the next Publish waits, and the
 values queue at the server. Where its queues overflow, the status of the values says so, and that becomes a gap fact.
 
-The server's own clock, an item of the same subscription, proves that the server is alive: if it stands still for
-`liveness_timeout_ms` the life ends, whatever the state of the connection. Nodes that the server refuses are parked and
-retried apart.
+Values and the server's own clock, an item of the same subscription, prove that the server is alive: without a proof for
+`liveness_timeout_ms` the life ends, whatever the state of the connection (`liveness`). Nodes that the server refuses,
+or whose status says that they are gone, are parked and retried apart.
 
 A new tag map is taken over in the running subscription: items are added and deleted, all others stay untouched.
 """
@@ -23,6 +23,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
 from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.liveness import Liveness, ServerClock
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 
 MS = 1_000_000  # nanoseconds
 TICK_S = 0.25  # how often time alone is looked at: values held back, heartbeats, parked nodes, life
-CLOCK_JUMP_NS = 2_000_000_000  # a server clock that differs by more than publishing explains was set
 
 
 class OpcuaSource:
@@ -51,30 +51,38 @@ class OpcuaSource:
         self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
         self._unbuffered: Publication | None = None  # one that was waiting for room when the session ended
         self._created_ns: int | None = None  # when items were last created: what comes then stood so at that time
-        self._offset_ns = 0  # the server's clock minus ours, as last seen
-        self._heartbeat: object = None
-        self._has_heartbeat = False
-        self._alive_s = 0.0
+        self._clock = ServerClock()
+        self._liveness = Liveness(0.0)
+        self._alive_before_ns = 0  # the last proof of life of the sessions before this one
         self._plan = ItemPlan((), 1, 1)
         self._refused: dict[int, int] = {}  # nodes newly refused and why, not recorded yet
         self.polls_missed_total = 0  # nothing is polled here; the field is there for whoever reads statistics
 
     @property
-    def tags_bad(self) -> int:
-        """Tags the server refuses at present."""
-        return len(self._plan.parked)
+    def alive_s(self) -> float:
+        """When this server last proved its life, on our monotonic clock."""
+        return self._liveness.alive_s
+
+    @property
+    def alive_ns(self) -> int:
+        """The same on the server's clock; 0: never."""
+        return self._liveness.alive_ns or self._alive_before_ns
+
+    def retry(self) -> None:
+        """Ask for the parked nodes at once."""
+        self._plan.retry()
 
     def now_ns(self) -> int:
         """The time of this source's samples: the server's clock, as far as we know it."""
-        return time.time_ns() + self._offset_ns
+        return time.time_ns() + self._clock.offset_ns
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, subscribe, deliver until something breaks. Ends only by an exception."""
         settings = self._settings
         await self._retag()
         async with open_session(settings) as session:
-            self._alive_s = time.monotonic()
-            self._heartbeat = None
+            self._alive_before_ns = self.alive_ns
+            self._liveness = Liveness(time.monotonic())
             self._plan = ItemPlan(self._delivery.points, settings.items_per_call_max, settings.parked_retry_ms * MS)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._drain(), name=f"{settings.name} drain")
@@ -94,11 +102,13 @@ class OpcuaSource:
 
     async def _take(self, publication: Publication) -> None:
         """Called for each publication; the server gets its acknowledgement when this returns."""
-        if not self._has_heartbeat:
-            self._alive_s = time.monotonic()  # this server lets nobody watch its clock; any answer must do
+        values, clock_moved = len(publication.changes), False
         for change in publication.changes:
             if change.handle == HEARTBEAT_HANDLE:
-                self._see_heartbeat(change)
+                values -= 1
+                clock_moved |= self._see_clock(change)
+        sent_ns = self._clock.proof_time_ns(0, time.time_ns())
+        self._liveness.see(time.monotonic(), sent_ns, is_proof=values > 0 or clock_moved)
         if not publication.changes:
             return
         try:
@@ -137,13 +147,16 @@ class OpcuaSource:
         now_ns = self.now_ns()
         wanted = self._delivery.points  # the heartbeat is not among them, nor is what was on its way from a removed tag
         changes = [change for change in publication.changes if change.handle in wanted]
-        if any(change.quality & quality.OVERFLOW_BITS for change in changes):
-            self._note_overflow(changes)
+        marked = [change for change in changes if change.quality]
+        if marked:
+            self._note_overflow(marked)
         samples = [
             Sample(handle, source or server or now_ns, value, status)
             for handle, value, status, source, server in changes
         ]
         await self._delivery.deliver(samples, now_ns, self._created_ns)
+        if marked:
+            self._note_gone(marked)
 
     async def _deliver_due(self) -> None:
         now_ns = self.now_ns()
@@ -154,18 +167,20 @@ class OpcuaSource:
             await self._delivery.lose(status, now_ns, [tag], corrects=True)
         await self._delivery.deliver_due(now_ns)
 
-    def _see_heartbeat(self, change: Change) -> None:
-        """Note that the server's clock moves, and how far it is from ours."""
-        if change.value == self._heartbeat:
-            return
-        self._heartbeat = change.value
-        self._alive_s = time.monotonic()
-        server_ns = change.source_time_ns or change.server_time_ns
-        if server_ns:
-            # Publishing delays make the offset look smaller than it is, never larger: the largest seen is the best.
-            offset_ns = server_ns - time.time_ns()
-            if offset_ns > self._offset_ns or self._offset_ns - offset_ns > CLOCK_JUMP_NS:
-                self._offset_ns = offset_ns
+    def _see_clock(self, change: Change) -> bool:
+        """Take in the server's clock; True if it moved."""
+        if not self._liveness.see_clock(change.value):
+            return False
+        if server_ns := change.source_time_ns or change.server_time_ns:
+            self._clock.see(server_ns, time.time_ns())
+        return True
+
+    def _note_gone(self, changes: Iterable[Change]) -> None:
+        """Nodes that do not exist any more: their items give no value again, so new ones are to be created."""
+        gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
+        news = self._plan.died(gone, time.monotonic_ns())
+        self._delivery.sampler.mark_lost(news)  # the bad samples are recorded as the server sent them
+        self._log_parked(news)
 
     def _note_overflow(self, changes: Iterable[Change]) -> None:
         """The server's word that it discarded values before these: between the last one we had and this one."""
@@ -182,20 +197,20 @@ class OpcuaSource:
 
     async def _tend(self, session: Session, on_up: Callable[[], None]) -> None:
         """Build the subscription, then look after it: parked nodes, signs of life."""
-        self._has_heartbeat = True  # until the server says otherwise
         await session.subscribe(self._take)
         self._plan.limit(await session.items_per_call_max())
-        self._has_heartbeat = not quality.is_bad(await session.create_heartbeat())
+        self._liveness.has_clock = not quality.is_bad(await session.create_heartbeat())
         await self._create_due(session)
         on_up()
         while True:
             await asyncio.sleep(TICK_S)
             if self._buffer.full():
-                self._alive_s = time.monotonic()  # it is we who hold the server back
-            silent_s = time.monotonic() - self._alive_s
+                self._liveness.excuse(time.monotonic())  # this side holds the server back
+            silent_s = self._liveness.silent_s(time.monotonic())
             if silent_s * 1000 > self._settings.liveness_timeout_ms:
                 raise SourceLost(
-                    f"{self._settings.url} is connected but its clock has stood still for {silent_s:.0f} s"
+                    f"{self._settings.url} is connected, but for {silent_s:.0f} s it has sent no value and its clock has "
+                    "not moved"
                 )
             await self._delete_due(session)
             await self._create_due(session)
@@ -235,7 +250,11 @@ class OpcuaSource:
             self._note_parked(news)
 
     def _note_parked(self, news: dict[int, int]) -> None:
-        """Say once that nodes are refused, in the log and as bad samples."""
+        """Nodes newly refused: once in the log, and as bad samples."""
+        self._log_parked(news)
+        self._refused.update(news)  # recorded by the draining task: only one task records
+
+    def _log_parked(self, news: dict[int, int]) -> None:
         if not news:
             return
         extra = {
@@ -245,4 +264,3 @@ class OpcuaSource:
             "statuses": sorted({f"0x{status:08X}" for status in news.values()}),
         }
         log.warning("nodes are refused by their server and parked", extra=extra)
-        self._refused.update(news)  # recorded by the draining task: only one task records

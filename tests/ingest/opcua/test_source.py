@@ -10,6 +10,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.source import OpcuaSource
@@ -141,9 +142,9 @@ async def test_a_connection_that_stands_and_says_nothing_is_given_up() -> None:
     it."""
     source, _ = await made(FakeStore(), liveness_timeout_ms=1)
     source._plan = ItemPlan(source._delivery.points, 10, S)
-    source._alive_s = time.monotonic()
+    source._liveness = Liveness(time.monotonic())
     came_up: list[bool] = []
-    with pytest.raises(SourceLost, match="its clock has stood still"):
+    with pytest.raises(SourceLost, match="it has sent no value and its clock has not moved"):
         await source._tend(MuteSession(), lambda: came_up.append(True))  # type: ignore[arg-type]
     assert came_up == [True]
     assert source._plan.live == {1, 2}
@@ -157,3 +158,33 @@ def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("asyncua.client.ua_client").error("traceback")
     assert not caplog.records
+
+
+@in_loop
+async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
+    """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold)."""
+    source, _ = await made(FakeStore())
+    await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
+    assert source._liveness.alive_ns > 0
+    source._liveness = Liveness(0.0)
+    await source._take(publication())
+    assert source._liveness.alive_ns == 0
+
+
+@in_loop
+async def test_an_item_whose_node_is_gone_is_created_anew() -> None:
+    """The bad sample is recorded as it came; the item is deleted and its tag parked; the value of the node that comes
+    back is recorded, with the time of its return, even if the node gives it an old time."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    source._plan = ItemPlan(source._delivery.points, 10, S)
+    source._plan.answered([1, 2], [Created(0, 11), Created(0, 12)], 0)
+    await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S)))
+    await source._take(publication(Change(1, None, 0x8034_0000, 20 * S, 20 * S)))
+    await source.finish()
+    assert (source._plan.parked, source._plan.next_deletion()) == ({1}, [11])
+    source._created_ns = 30 * S
+    await source._take(publication(Change(1, 2.0, 0, 5 * S, 5 * S)))
+    await source.finish()
+    await recorder.drain()
+    assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, None, 0x8034_0000), Sample(1, 30 * S, 2.0)]
