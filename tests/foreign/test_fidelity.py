@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asyncua.client.client import Client
 
+from agent.ingest.opcua.type_reader import enumeration_text
 from agent.message import Json
 from tests.foreign.plant import opcua
 from tests.foreign.server import foreign_server
@@ -65,8 +67,20 @@ async def test_values_of_a_foreign_server_arrive_exactly(tmp_path: Path) -> None
             (own_uri,) = run.store.good("f/own_uri")
     assert isinstance(own_uri.value, Json)
     server_uri = own_uri.value.data.decode().strip('[]"')
-    for name, expected in EXPECTED.items():
-        if isinstance(expected, str):
-            expected = expected.replace("{server}", server_uri)
+    for name, given in EXPECTED.items():
+        expected = given.replace("{server}", server_uri) if isinstance(given, str) else given
         exact = Json.of(expected) if isinstance(expected, list | dict) else expected
         assert (found[name], repr(found[name])) == (exact, repr(exact)), name  # repr: -0.0 equals 0.0
+
+
+@in_loop
+async def test_the_names_of_an_enumeration_are_read_for_a_tag_file(tmp_path: Path) -> None:
+    """As the column `enumeration` wants them, from the server's description; nothing for a type without names."""
+    async with foreign_server(tmp_path / "server", every_type=True) as server, Client(server.url) as client:
+        index = (await client.get_namespace_array()).index("urn:bsfg:foreign:types")
+        session = client.uaclient.session
+        assert await enumeration_text(session, (index, 3001)) == "0=Off|1=Manual|7=Automatic"
+        assert await enumeration_text(session, (0, 852)) == (
+            "0=Running|1=Failed|2=NoConfiguration|3=Suspended|4=Shutdown|5=Test|6=CommunicationFault|7=Unknown"
+        )
+        assert await enumeration_text(session, (0, 11)) == ""

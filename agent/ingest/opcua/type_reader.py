@@ -8,6 +8,7 @@ clients of the process, where the types of one server would decode the values of
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from typing import Any
 
@@ -99,6 +100,18 @@ class TypeReader:
         except _NO_ANSWER:
             return None
         return answer.Value.Value if answer.Value is not None else None
+
+
+async def enumeration_text(session: UaSession, data_type: TypeKey) -> str:
+    """The names of a data type's numbers as the column `enumeration` of a tag file has them; empty if it has none."""
+    described = await TypeReader(session).definition(data_type)
+    if not isinstance(described, EnumType):
+        return ""
+    named = ((value, _WORD.sub(" ", text).strip()) for value, text in sorted(described.texts.items()))
+    return "|".join(f"{value}={text}" for value, text in named if text)
+
+
+_WORD = re.compile(r"[|\x00-\x1f\x7f]+")  # what a name in a tag file cannot hold
 
 
 def described_type(definition: object) -> StructureType | EnumType | None:
