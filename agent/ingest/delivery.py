@@ -12,10 +12,12 @@ value would look current for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Any
 
+from agent.columns import SampleColumns
 from agent.ingest import quality as status
-from agent.ingest.gap import TAGS_NAMED_MAX, Gap
+from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
@@ -35,6 +37,7 @@ class Delivery:
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
+        self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
 
@@ -56,8 +59,8 @@ class Delivery:
         subjects = {tag.definition.subject for tag in wanted.values()}
         gone = [n for n in self.points if n not in wanted and self._subjects[n] not in subjects]
         ruled = [n for n in self.points if n not in wanted or wanted[n].rule != self.sampler.rule(n)]
-        self._hand_in(self.sampler.release(ruled, now_ns))
-        self._hand_in(self.sampler.lose(status.BAD_OUT_OF_SERVICE, now_ns, gone, corrects=True))
+        self._hand_in(SampleColumns.of(self.sampler.release(ruled, now_ns)))
+        self._hand_in(SampleColumns.of(self.sampler.lose(status.BAD_OUT_OF_SERVICE, now_ns, gone, corrects=True)))
         self._assign(wanted)
         return True
 
@@ -76,11 +79,19 @@ class Delivery:
 
     async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        rows = self.sampler.select(samples, now_ns, returned_ns)
-        if self._on_value is not None and not all(status.is_bad(row.quality) for row in rows):
+        await self._deliver(SampleColumns.of(self.sampler.select(samples, now_ns, returned_ns)), now_ns)
+
+    async def deliver_columns(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
+        """As `deliver`, for columns."""
+        await self._deliver(self.sampler.select_columns(samples, now_ns, returned_ns), now_ns)
+
+    async def _deliver(self, columns: SampleColumns, now_ns: int) -> None:
+        if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):
             on_value, self._on_value = self._on_value, None
             on_value(now_ns)
-        await self._record(rows)
+        if columns.tags:
+            self._hand_in(columns)
+            await self.recorder.settle()
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due by time alone."""
@@ -100,27 +111,46 @@ class Delivery:
         """Record once that these tags, by default all, have no value now, or since then (see `Sampler.lose`)."""
         await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects, since_ns=since_ns))
 
+    def on_gap(self, listener: Callable[[TagGap], None]) -> None:
+        """Call this for each gap whose end is known."""
+        self._gap_listeners.append(listener)
+
     def add_gap(
-        self, reason: str, first_ns: int, last_ns: int, count: int, tags: Iterable[int], *, exact: bool
+        self,
+        reason: str,
+        first_ns: int,
+        last_ns: int,
+        count: int,
+        tags: Iterable[int],
+        *,
+        exact: bool,
+        is_over: bool = True,
     ) -> None:
-        """Note lost values, which become a gap fact. Times in ns since 1970."""
-        named = tuple(self._subjects[tag] for tag, _ in zip(tags, range(TAGS_NAMED_MAX), strict=False))
-        self.recorder.add_gap(Gap(self.source, reason, first_ns, max(first_ns, last_ns), count, exact, named))
+        """Note lost values, which become a gap fact. Times in ns since 1970. `is_over`: the end of the gap is known."""
+        hit = tuple(tags)
+        last_ns = max(first_ns, last_ns)
+        named = tuple(self.subjects(hit[:TAGS_NAMED_MAX]))
+        self.recorder.add_gap(Gap(self.source, reason, first_ns, last_ns, count, exact, named))
+        for listener in self._gap_listeners if is_over else ():
+            listener(TagGap(reason, first_ns, last_ns, hit))
+
+    def subjects(self, tags: Iterable[int]) -> list[str]:
+        """What these tags are called."""
+        return [self._subjects[tag] for tag in tags if tag in self._subjects]
 
     async def _record(self, rows: list[Sample]) -> None:
         if rows:
-            self._hand_in(rows)
+            self._hand_in(SampleColumns.of(rows))
             await self.recorder.settle()
 
-    def _hand_in(self, rows: list[Sample]) -> None:
+    def _hand_in(self, columns: SampleColumns) -> None:
         if self._one_stream is not None:
-            self.recorder.hand_in(self._one_stream, rows)
+            self.recorder.hand_in(self._one_stream, columns)
             return
-        by_stream: dict[str, list[Sample]] = {}
-        for row in rows:
-            by_stream.setdefault(self._streams[row.tag], []).append(row)
-        for stream, part in by_stream.items():
-            self.recorder.hand_in(stream, part)
+        streams = [self._streams[tag] for tag in columns.tags]
+        for stream in dict.fromkeys(streams):
+            is_here = [one == stream for one in streams]
+            self.recorder.hand_in(stream, SampleColumns._make(list(compress(column, is_here)) for column in columns))
 
     def _assign(self, wanted: dict[int, Tag]) -> None:
         self.points = {n: tag.point for n, tag in wanted.items()}

@@ -1,0 +1,1 @@
+"""Benchmarks of ingest: a source's values from the socket to the committed store."""
