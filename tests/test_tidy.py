@@ -95,7 +95,7 @@ OPEN = {
     *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
-    *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags"),
+    *("agent.ingest.opcua", "agent.ingest.opcua.values", "agent.ingest.modbus", "agent.ingest.tags"),
     "agent.demo.plant",
 }
 
@@ -189,10 +189,9 @@ CORES: tuple[str, ...] = (
             "monitoring",
             "plan",
             "publishing",
-            "structures",
-            "variant",
         )
     ),
+    *(f"agent/ingest/opcua/values/{name}.py" for name in ("structures", "variant")),
     *(
         f"agent/ingest/tags/{name}.py"
         for name in (

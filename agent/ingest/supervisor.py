@@ -100,10 +100,11 @@ def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
         line.quiet_library()
         return partial(ModbusSource, settings)
     from agent.ingest.opcua import session
+    from agent.ingest.opcua.poll_source import OpcuaPollSource
     from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()
-    return partial(OpcuaSource, settings)
+    return partial(OpcuaPollSource if settings.mode == "poll" else OpcuaSource, settings)
 
 
 class SourceSupervisor:

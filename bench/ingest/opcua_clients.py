@@ -18,6 +18,7 @@ from typing import Any
 from asyncua import ua
 from asyncua.client.client import Client
 from asyncua.common.node import Node
+from asyncua.ua.attribute_ids import AttributeIds
 
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
 from agent.ingest import Ingest, OpcuaSourceSettings, load_tag_maps
@@ -117,7 +118,7 @@ async def _monitor(client: Client, nodes: list[ua.NodeId], take: Callable[[Any],
     for cut in range(0, len(nodes), CALL_ITEMS):
         items = [
             ua.MonitoredItemCreateRequest(
-                ItemToMonitor=ua.ReadValueId(NodeId=node, AttributeId=ua.AttributeIds.Value),
+                ItemToMonitor=ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value),
                 RequestedParameters=ua.MonitoringParameters(ClientHandle=cut + place, QueueSize=10),
             )
             for place, node in enumerate(nodes[cut : cut + CALL_ITEMS], 1)

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from asyncua import ua
+from asyncua.crypto.cert_gen import setup_self_signed_certificate
 from asyncua.server import binary_server_asyncio
 from asyncua.server.server import Server
 from asyncua.server.uaprocessor import UaProcessor
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.ua_binary import struct_from_binary
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.ingest.opcua.decode import FILETIME_EPOCH
 from bench.common.measuring import peak_rss_mib
 from bench.common.worker_io import Options, emit
 from bench.ingest.opcua_clients import NAMESPACE
@@ -36,7 +37,9 @@ HEARTBEAT_S = 1.0
 JITTER_100NS = 10_000  # each value's own source time, within a millisecond
 PUBLISH_RESPONSE = 829
 SUBSCRIPTION_ID = 1
+APPLICATION_URI = "urn:bsfg:bench:server"
 CLOCK = ua.NodeId(ObjectIds.Server_ServerStatus_CurrentTime)  # type: ignore[arg-type] # its identifier is an int
+FILETIME_EPOCH = 116_444_736_000_000_000  # 1970-01-01 in 100 ns since 1601-01-01
 MASK = 0x0F  # value, status, both times
 
 KINDS = ((11, "d"),) * 8 + ((6, "i"), (1, "?"))  # variant type and struct letter, by the last digit of an item
@@ -176,15 +179,15 @@ class Processor(UaProcessor):
                 created.Parameters.RevisedPublishingInterval = asked.RequestedPublishingInterval
                 created.Parameters.RevisedLifetimeCount = asked.RequestedLifetimeCount
                 created.Parameters.RevisedMaxKeepAliveCount = asked.RequestedMaxKeepAliveCount
-                self.send_response(requesthdr.RequestHandle, seqhdr, created)
+                self._answer(requesthdr, seqhdr, created)
             case ObjectIds.CreateMonitoredItemsRequest_Encoding_DefaultBinary:
                 monitored = ua.CreateMonitoredItemsResponse()
                 monitored.Results = GENERATOR.monitor(struct_from_binary(ua.CreateMonitoredItemsParameters, body))
-                self.send_response(requesthdr.RequestHandle, seqhdr, monitored)
+                self._answer(requesthdr, seqhdr, monitored)
             case ObjectIds.DeleteSubscriptionsRequest_Encoding_DefaultBinary:
                 deleted = ua.DeleteSubscriptionsResponse()
                 deleted.Results = [ua.StatusCode()]
-                self.send_response(requesthdr.RequestHandle, seqhdr, deleted)
+                self._answer(requesthdr, seqhdr, deleted)
             case ObjectIds.PublishRequest_Encoding_DefaultBinary:
                 if self.session is not None:
                     self.session.touch()
@@ -192,8 +195,11 @@ class Processor(UaProcessor):
                 answer = (requesthdr.RequestHandle, seqhdr.RequestId, len(acknowledged or ()))
                 asyncio.get_running_loop().call_later(max(0.0, GENERATOR.due_s()), self._publish, *answer)
             case _:
-                await super()._process_message(typeid, requesthdr, seqhdr, body)
+                await super()._process_message(typeid, requesthdr, seqhdr, body)  # type: ignore[no-untyped-call]
         return True
+
+    def _answer(self, requesthdr: Any, seqhdr: Any, response: Any) -> None:
+        self.send_response(requesthdr.RequestHandle, seqhdr, response)  # type: ignore[no-untyped-call]
 
     def _publish(self, request_handle: int, request_id: int, acknowledgements: int) -> None:
         if self._transport.is_closing():
@@ -204,14 +210,15 @@ class Processor(UaProcessor):
 
 
 def serve(options: Options) -> None:
-    """Serve on `port` at `rate` values/s (0: as fast as asked), encrypted with `certificate_file` if that is given."""
+    """Serve on `port` at `rate` values/s (0: as fast as asked), also encrypted if `certificate_file` and
+    `private_key_file` say where its new certificate is to be."""
     asyncio.run(_serve(options))
 
 
 async def _serve(options: Options) -> None:
     global GENERATOR  # noqa: PLW0603 the library makes the processors, and gives them no argument of ours
     GENERATOR = Generator(options["rate"])
-    binary_server_asyncio.UaProcessor = Processor  # type: ignore[misc] # asyncua has no hook for it
+    vars(binary_server_asyncio)["UaProcessor"] = Processor  # asyncua has no hook for it
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     server = Server()
@@ -220,6 +227,10 @@ async def _serve(options: Options) -> None:
     policies = [ua.SecurityPolicyType.NoSecurity]
     if options.get("certificate_file"):
         policies.append(ua.SecurityPolicyType.Basic256Sha256_SignAndEncrypt)
+        files = Path(options["private_key_file"]), Path(options["certificate_file"])
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH]
+        await setup_self_signed_certificate(*files, APPLICATION_URI, "localhost", uses, {"commonName": "bench"})
+        await server.set_application_uri(APPLICATION_URI)
         await server.load_certificate(options["certificate_file"])
         await server.load_private_key(Path(options["private_key_file"]))
     server.set_security_policy(policies)

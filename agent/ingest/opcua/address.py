@@ -22,7 +22,7 @@ from agent.ingest.tags.tag_map import CellError, Cells, Dialect
 
 NODE_ID = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>\d+);)?(?P<kind>[isgb])=(?P<text>.+)", re.DOTALL)
 STANDARD_URI = "http://opcfoundation.org/UA/"
-INDEX = re.compile(r"(?P<node>.+)\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
+INDEX = re.compile(r"(?P<node>.*[^=])\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
 SAMPLING_INTERVAL_MS_MAX = 3_600_000
 COLUMNS = ("address", "sampling_interval_ms", "queue_size", "server_deadband", "trigger")
 

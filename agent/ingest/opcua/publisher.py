@@ -20,19 +20,15 @@ from agent.ingest.opcua.publishing import Arrived, Header, Missing, Sequencer, r
 from agent.ingest.opcua.session import PublishRefused, Session
 
 BAD_NO_SUBSCRIPTION, BAD_TOO_MANY_PUBLISH_REQUESTS = 0x8079_0000, 0x8078_0000
-LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
 REPUBLISH_MAX = 20  # of one break; a longer one is beyond what servers hold for us
 REFUSED_PAUSE_S = 0.25  # after a Publish that was refused although it is the only one
 
 
 class Route(NamedTuple):
-    """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that.
+    """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that."""
 
-    `learn` asks the server for what `decode` was lacking; True: decode again."""
-
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes], Awaitable[Any]]
     take: Callable[[Header, Any], Awaitable[None]]
-    learn: Callable[[], Awaitable[bool]] | None = None
 
 
 class Publisher:
@@ -86,7 +82,7 @@ class Publisher:
             try:
                 body = await self._session.publish(acks)
                 header = read_header(body, 0)
-                content = await self._decoded(header.subscription_id, body)
+                content = await self._routes.get(header.subscription_id, self._values).decode(body)
             except PublishRefused as error:
                 self._sequencer.failed(request, acks)
                 if error.status == BAD_TOO_MANY_PUBLISH_REQUESTS and self._requests > 1:
@@ -102,17 +98,6 @@ class Publisher:
             self._sequencer.answered(request, header, content)
             async with self._handing_on:
                 await self._hand_on()
-
-    async def _decoded(self, subscription_id: int, body: bytes) -> Any:
-        """What a publication holds, with what has to be learnt for it."""
-        route = self._routes.get(subscription_id, self._values)
-        content = route.decode(body)
-        for _ in range(LEARN_ROUNDS_MAX if route.learn is not None else 0):
-            assert route.learn is not None, "checked above"
-            if not await route.learn():
-                break
-            content = route.decode(body)
-        return content
 
     async def _hand_on(self) -> None:
         """Everything whose turn it is. A cancellation leaves what was not taken in the sequencer (`leftover`)."""
@@ -136,7 +121,7 @@ class Publisher:
             self._sequencer.give_up(missing)
             return
         try:
-            content = await self._decoded(missing.subscription_id, body)
+            content = await self._routes.get(missing.subscription_id, self._values).decode(body)
             self._sequencer.settle(read_header(body, 0), content)
         except DecodeError as error:
             raise SourceLost(f"a publication cannot be read: {error}") from error

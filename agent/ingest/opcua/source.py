@@ -29,11 +29,10 @@ from agent.ingest.gap import (
     NOTIFICATIONS_MISSING,
     SERVER_QUEUE_OVERFLOW,
     SUBSCRIPTION_LOST,
-    TAGS_NAMED_MAX,
     VALUES_UNREADABLE,
     TagGap,
 )
-from agent.ingest.opcua.decode import Change, Publication, Reader, decode_publication
+from agent.ingest.opcua.decode import Change, Publication
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.monitoring import discarded
@@ -45,7 +44,7 @@ from agent.ingest.opcua.session import (
     Session,
     open_session,
 )
-from agent.ingest.opcua.subscription import Subscription
+from agent.ingest.opcua.subscription import Subscription, log_parked
 from agent.ingest.settings import OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -131,7 +130,7 @@ class OpcuaSource:
         self._subscriptions, self._by_id, self._ended = [], {}, []
         self._limits = limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
-        values = Route(partial(self._decode, session.reader), self._take, session.learn_types)
+        values = Route(partial(self._decode, session), self._take)
         self._publisher = Publisher(
             *(session, self._settings.publish_requests, values, self._note_missing, self._note_none_left)
         )
@@ -147,10 +146,10 @@ class OpcuaSource:
         await self._deliver_due()
         await self._retag()
 
-    def _decode(self, reader: Reader, body: bytes) -> Publication:
+    async def _decode(self, session: Session, body: bytes) -> Publication:
         """The values of a publication."""
         subscription = self._by_id.get(subscription_of(body))
-        return decode_publication(body, 0, reader, () if subscription is None else subscription.elements)
+        return await session.decode(body, () if subscription is None else subscription.elements)
 
     async def _take(self, header: Header, publication: Publication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
@@ -259,7 +258,7 @@ class OpcuaSource:
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
         news = subscription.plan.died(gone, time.monotonic_ns())
         self._delivery.sampler.mark_lost(news)  # the bad samples are recorded as the server sent them
-        self._log_parked(news)
+        log_parked(self._delivery, news)
 
     def _note_overflow(self, subscription: Subscription, marked: Iterable[Change], changes: Sequence[Change]) -> None:
         """The server's word that it discarded values before these: between the last one we had and this one."""
@@ -377,22 +376,5 @@ class OpcuaSource:
 
     def _note_parked(self, news: dict[int, int]) -> None:
         """Nodes newly refused: once in the log, and as bad samples."""
-        self._log_parked(news)
+        log_parked(self._delivery, news)
         self._refused.update(news)  # recorded by the draining task: only one task records
-
-    def _log_parked(self, news: dict[int, int]) -> None:
-        """One line for each status, with the first tags that it hits."""
-        by_status: dict[int, list[int]] = {}
-        for tag, status in news.items():
-            by_status.setdefault(status, []).append(tag)
-        for status, tags in by_status.items():
-            names = [name.removeprefix("tag:") for name in self._delivery.subjects(tags[:TAGS_NAMED_MAX])]
-            more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
-            extra = {
-                "action": "tags_parked",
-                "source": self._settings.name,
-                "count": len(tags),
-                "status": status_name(status),
-                "tags": ", ".join(names) + more,
-            }
-            log.warning("tags are refused by their server and tried again later", extra=extra)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import FILETIME_EPOCH
+from agent.ingest.opcua.address import Reading
+from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest, PublishRefused
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, PublishRefused
+from agent.ingest.opcua.values.variant import ValueReader
 
 
 def answer(
@@ -55,7 +57,6 @@ class FakeSession:
 
     def __init__(self, limits: ServerLimits = ServerLimits()) -> None:  # noqa: B008 frozen
         self.told_limits = limits
-        self.reader = ValueReader()
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self.answers: asyncio.Queue[bytes | Exception] = asyncio.Queue(maxsize=1_000)
         self.acks: list[tuple[int, int]] = []
@@ -68,10 +69,10 @@ class FakeSession:
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
         self.has_clock = True
+        self.values: dict[Any, tuple[Any, int, int, int]] = {}  # what a Read gives: value, status, both times
+        self.reads: list[int] = []
+        self.nodes_per_read = 1_000
         self._number = 0
-
-    async def learn_types(self) -> bool:
-        return False
 
     async def limits(self) -> ServerLimits:
         return self.told_limits
@@ -120,8 +121,20 @@ class FakeSession:
             raise found
         return found
 
+    async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
+        return decode_publication(body, 0, ValueReader(), elements)
+
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         return self.held.get((subscription_id, number))
+
+    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
+        self.reads.append(len(readings))
+        if len(readings) > self.nodes_per_read:
+            raise CallTooLarge("too many")
+        clock, *values = readings
+        assert clock.address.identifier == 2258
+        found = [self.values[one.address.identifier, one.index_range] for one in values]
+        return [Change(n, *found) for n, found in enumerate([("now", 0, 0, time.time_ns()), *found])]
 
     def handles(self, subscription_id: int) -> set[int]:
         """What is monitored in a subscription."""

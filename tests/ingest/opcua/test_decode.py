@@ -18,9 +18,10 @@ from agent.ingest.opcua.decode import (
     DecodeError,
     Publication,
     decode_publication,
+    decode_read_values,
     filetime_ns,
 )
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.variant import ValueReader
 from agent.message import Json, check_value
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -190,6 +191,34 @@ def test_every_other_shape(value: Any, kind: str, expected: Any) -> None:
     assert (found[1].handle, found[1].quality, found[2].value) == (2, 0x40, 2.0)
 
 
+@pytest.mark.parametrize(
+    "sent, kind, value",
+    [
+        ([1.5], "Double", 1.5),
+        ([-0.0], "Double", -0.0),
+        ([math.inf], "Double", math.inf),
+        (["NaN"], "String", "NaN"),
+        ([2**60], "Int64", 2**60),
+        ([True], "Boolean", True),
+        ([[7]], "Int32", 7),
+        ([1, 2], "Int32", Json.of([1, 2])),
+        ([START], "DateTime", "2026-01-02T03:04:05.678901Z"),
+        ([ua.LocalizedText("ja", "de")], "LocalizedText", Json.of({"locale": "de", "text": "ja"})),
+        ("xy", "String", "x"),
+        (None, "Null", None),
+    ],
+)
+def test_one_element_is_a_value_in_its_own_type(sent: Any, kind: str, value: Any) -> None:
+    """The server cuts an array of one out of the node's; what is more than one stays as it is. Of a text, which is no
+    array, a range is a character."""
+    items = [(n, data_value(sent, kind)) for n in (1, 2)]
+    found = decode_publication(encoded(items), 0, READER, {2}).changes
+    assert found[1].value == value
+    assert repr(found[1].value) == repr(value)
+    if isinstance(sent, list):
+        assert isinstance(found[0].value, Json)
+
+
 def test_a_structure_nobody_can_read_costs_only_itself() -> None:
     """A node with a broken or unknown structure keeps its bytes; the values beside it are read as ever."""
     inside = b"\xff\xff\xff\x7f garbage"
@@ -331,3 +360,16 @@ def _ns(moment: datetime | None) -> int:
     if moment is None:
         return 0
     return ((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)) * 1000
+
+
+def test_the_values_of_a_read() -> None:
+    """As a publication's, without handles: they count from 0. A bad value has its status, an element its own type; short
+    bytes are refused."""
+    array = data_value([2**60], "Int64")
+    results = data_value(1.5, "Double"), ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), array, array
+    data = struct.pack("<i", 4) + b"".join(struct_to_binary(one) for one in results) + struct.pack("<i", 0)
+    found = decode_read_values(data, READER, {3})
+    assert found[:2] == [Change(0, 1.5, 0, START_NS, START_NS), Change(1, None, 0x8034_0000, 0, 0)]
+    assert [change.value for change in found[2:]] == [Json.of([str(2**60)]), 2**60]
+    with pytest.raises(DecodeError, match="answer to a Read"):
+        decode_read_values(data[:20], READER)

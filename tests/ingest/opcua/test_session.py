@@ -18,7 +18,7 @@ from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigge
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _new_client, _request_of
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import in_loop
 from tests.ingest.opcua.fake_session import FakeSession
@@ -76,7 +76,7 @@ async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: 
     session, _ = session_with(monkeypatch, response, uaerrors.BadMessageNotAvailable())
     body = await session.republish(7, 5)
     assert body is not None
-    found = decode_values(body)
+    found = await session.decode(body)
     assert (found.subscription_id, found.sequence_number) == (7, 5)
     assert await session.republish(7, 6) is None
 
@@ -129,7 +129,7 @@ async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
     async def missing(_: Missing) -> None:
         raise AssertionError("nothing is missing")
 
-    publisher = Publisher(session, 1, Route(decode_values, take), missing, lambda: None)  # type: ignore[arg-type]
+    publisher = Publisher(session, 1, Route(session.decode, take), missing, lambda: None)  # type: ignore[arg-type]
     publisher.begin(1)
     with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="cannot be read")):
         await publisher.run()

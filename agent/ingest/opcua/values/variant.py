@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from agent.ingest.opcua.decode import DecodeError, time_text_of
-from agent.ingest.opcua.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
+from agent.ingest.opcua.values.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
 from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
 
 DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least this many levels are to be supported

@@ -18,7 +18,16 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
-from agent.ingest.opcua.structures import FIELDS_MAX, EnumType, Field, Shape, StructureType, TypeKey, Types, learn
+from agent.ingest.opcua.values.structures import (
+    FIELDS_MAX,
+    EnumType,
+    Field,
+    Shape,
+    StructureType,
+    TypeKey,
+    Types,
+    learn,
+)
 
 REFERENCES_MAX = 100  # of one data type: a property with names is among the first few
 LEARN_S = 10.0  # for all that one publication needs; meanwhile no other is taken
