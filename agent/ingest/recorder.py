@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from agent.columns import SampleColumns
 from agent.ingest.gap import STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
-from agent.message import Sample, TagDefinition
+from agent.message import TagDefinition
 
 ResultT = TypeVar("ResultT")
 
@@ -31,11 +32,12 @@ GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 class _Flight:
     """Samples that are not known to be committed. Without a future they have to be appended (again)."""
 
-    __slots__ = ("failures", "future", "rows", "stream")
+    __slots__ = ("columns", "count", "failures", "future", "stream")
 
-    def __init__(self, stream: str, rows: Sequence[Sample], future: Future[Any] | None) -> None:
+    def __init__(self, stream: str, columns: SampleColumns, future: Future[Any] | None) -> None:
         self.stream = stream
-        self.rows = rows
+        self.columns = columns
+        self.count = len(columns.tags)
         self.future = future
         self.failures = 0
 
@@ -60,18 +62,18 @@ class Recorder:
         """The numbers of tag definitions. Waits while the store refuses."""
         return await self._insist(lambda: self._store.define(definitions))
 
-    async def record(self, stream: str, rows: Sequence[Sample]) -> None:
+    async def record(self, stream: str, columns: SampleColumns) -> None:
         """Append samples; returns once the store has queued them and the number of uncommitted samples is within its
         limit."""
-        self.hand_in(stream, rows)
+        self.hand_in(stream, columns)
         await self.settle()
 
-    def hand_in(self, stream: str, rows: Sequence[Sample]) -> None:
+    def hand_in(self, stream: str, columns: SampleColumns) -> None:
         """Take samples over without waiting: a caller that is cancelled afterwards loses none. The caller then awaits
         `settle`."""
-        if rows:
-            self._flights.append(_Flight(stream, rows, None))
-            self._in_flight += len(rows)
+        if columns.tags:
+            self._flights.append(_Flight(stream, columns, None))
+            self._in_flight += len(columns.tags)
 
     async def settle(self) -> None:
         """Append what was handed in; returns once the number of uncommitted samples is within its limit."""
@@ -117,7 +119,7 @@ class Recorder:
         for flight in list(self._flights):
             while flight.future is None:
                 try:
-                    flight.future = self._store.append_samples(flight.stream, flight.rows)
+                    flight.future = self._store.append_columns(flight.stream, flight.columns)
                 except self._refusals:
                     self.refused_total += 1
                     await asyncio.sleep(wait_s)
@@ -134,8 +136,8 @@ class Recorder:
         if flight.failures < FAILURES_MAX:
             return
         self._flights.remove(flight)
-        self._in_flight -= len(flight.rows)
-        times = [row.source_time_ns for row in flight.rows]
+        self._in_flight -= flight.count
+        times = flight.columns.source_times_ns
         gap = Gap(self._source, STORE_REJECTED, min(times), max(times), len(times), count_exact=True)
         self.add_gap(gap)
 
@@ -162,9 +164,9 @@ class Recorder:
             self._failed(flight)
             raise
         self._flights.popleft()
-        self._in_flight -= len(flight.rows)
-        self.samples_total += len(flight.rows)
-        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.rows[-1].source_time_ns // 1_000_000)
+        self._in_flight -= flight.count
+        self.samples_total += flight.count
+        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.columns.source_times_ns[-1] // 1_000_000)
 
     async def _insist(self, ask: Callable[[], Future[ResultT]]) -> ResultT:
         wait_s = REFUSED_WAIT_S

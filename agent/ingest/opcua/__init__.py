@@ -2,6 +2,7 @@
 
 Cores: `address` reads node ids from the tag map, `plan` cuts work to the server's limits, `groups` spreads items over
 subscriptions, `monitoring` sizes queues, `publishing` orders notifications, `liveness` judges signs of life, `decode`
-turns bytes into values. `session`, `security` and `variant` speak to asyncua, and only they; `publisher` and
-`subscription` drive a session; `source` puts them together, and `poll_source` does without subscriptions.
+turns notifications into samples. `values` reads what is no plain number. `session`, `security` and `values/type_reader`
+speak to asyncua, and only they; `publisher` and `subscription` drive a session; `source` puts them together, and
+`poll_source` does without subscriptions.
 """

@@ -60,6 +60,11 @@ def read_header(data: bytes, position: int) -> Header:
     return Header(subscription_id, sequence_number, filetime_ns(publish_time), parts > 0)
 
 
+def subscription_of(data: bytes) -> int:
+    """The subscription that PublishResponse parameters, whose header could be read, are of."""
+    return _START.unpack_from(data)[0]  # type: ignore[no-any-return] # a struct gives anything
+
+
 class _Order:
     """What is known of one subscription."""
 
