@@ -30,9 +30,14 @@ READS_PER_TAG_FAILED_MAX = 3  # a node that fails as often is given up; a server
 
 
 class Window(NamedTuple):
-    """The source times between which values of a tag are missing, in ns since 1970; both ends are excluded."""
+    """Where values of a tag are missing, in ns of source time since 1970.
+
+    `after_ns` is the time of its last value and `before_ns` that of the first one after the gap, both excluded.
+    `lost_ns` is when the gap began: a tag whose value stood still has its last value long before.
+    """
 
     after_ns: int
+    lost_ns: int
     before_ns: int
 
 
@@ -98,20 +103,18 @@ class _Cursor:
 
 
 class GapFill:
-    """Fills the windows of one gap, which began at `first_ns`. `nodes_max` nodes in one call, `values_max` values of
-    each."""
+    """Fills the windows of one gap. `nodes_max` nodes in one call, `values_max` values of each."""
 
     def __init__(
         self,
         windows: Mapping[int, Window],
-        first_ns: int,
         nodes_max: int,
         values_max: int,
         stored: Mapping[int, Collection[int]] | None = None,
     ) -> None:
         assert nodes_max >= 1 <= values_max, "a call reads something"
         self._open = {
-            tag: _Cursor(window, max(window.after_ns, first_ns - SEAM_NS))
+            tag: _Cursor(window, max(window.after_ns, window.lost_ns - SEAM_NS))
             for tag, window in windows.items()
             if window.before_ns - window.after_ns > 1
         }
@@ -173,9 +176,11 @@ class GapFill:
             read_before = cursor.start_ns, len(cursor.last)
             missing += self._missing(asked.tag, cursor, page)
             cursor.continuation_point = page.continuation_point or None
-            if cursor.continuation_point is not None:
+            # One call has one end for all its nodes: values behind the window fill pages too.
+            is_behind = any(value.source_time_ns >= cursor.window.before_ns for value in page.values)
+            if cursor.continuation_point is not None and not is_behind:
                 continue
-            if len(page.values) < self.values_max:
+            if is_behind or len(page.values) < self.values_max:
                 self._end(asked.tag, Outcome.FILLED)
             elif (cursor.start_ns, len(cursor.last)) == read_before:
                 # A full page without a continuation point: this server pages by time, and one instant filled the page.

@@ -76,14 +76,14 @@ def test_each_missing_value_is_returned_once(
     length: int,
     nodes_max: int,
     values_max: int,
-    has_points: bool,
+    has_points: bool,  # noqa: FBT001 drawn by name
     cut_every: int,
 ) -> None:
     """For any history, window, page size and loss of continuation points: exactly the values strictly inside the
     windows come back, each once, each tag in the order of time."""
-    windows = {tag: Window((after + tag % 3) * S, (after + tag % 3 + length) * S) for tag in times}
+    windows = {tag: Window((after + tag % 3) * S, (after + 1) * S, (after + tag % 3 + length) * S) for tag in times}
     history = {tag: [HistoryValue(t * S, float(t), 0) for t in sorted(found)] for tag, found in times.items()}
-    gap = GapFill(windows, after * S, nodes_max, values_max)
+    gap = GapFill(windows, nodes_max, values_max)
     server = HistoryServer(history, has_points=has_points, values_max=values_max)
     found: list[tuple[int, HistoryValue]] = []
     for turn in range(10_000):
@@ -103,7 +103,7 @@ def test_each_missing_value_is_returned_once(
 def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -> None:
     """A server that pages by time repeats the last instant; its values are told apart, NaN among them."""
     history = {1: [HistoryValue(t * S, v, 0) for t, v in ((1, 1.0), (2, 2.0), (2, math.nan), (3, 4.0))]}
-    gap = GapFill({1: Window(0, 9 * S)}, 0, 1, 3)
+    gap = GapFill({1: Window(0, 0, 9 * S)}, 1, 3)
     found = fill(gap, HistoryServer(history, has_points=False, values_max=3))
     assert [repr(value.value) for _, value in found] == ["1.0", "2.0", "nan", "4.0"]
 
@@ -111,7 +111,7 @@ def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -
 def test_what_the_store_has_is_not_returned_again() -> None:
     """After a restart the window begins before the last stored value; its time is known from the store."""
     history = {1: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)]}
-    gap = GapFill({1: Window(0, 9 * S)}, 0, 1, 2, stored={1: {1 * S, 2 * S, 3 * S, 4 * S}})
+    gap = GapFill({1: Window(0, 0, 9 * S)}, 1, 2, stored={1: {1 * S, 2 * S, 3 * S, 4 * S}})
     found = fill(gap, HistoryServer(history, has_points=True))
     assert [value.source_time_ns // S for _, value in found] == [5, 6, 7]
 
@@ -120,13 +120,15 @@ def test_a_node_without_history_is_told_apart_from_one_that_fails() -> None:
     """Unsupported ends at once as no history; another refusal ends after some attempts as failed; the rest goes on."""
     history = {1: [HistoryValue(5 * S, 1.0, 0)], 2: [], 3: []}
     server = HistoryServer(history, has_points=True)
-    gap = GapFill({tag: Window(0, 9 * S) for tag in history}, 0, 10, 10)
+    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in history}, 10, 10)
     calls = 0
     while call := gap.next_call():
         calls += 1
         pages = server.read(call, 10)
         statuses = {2: UNSUPPORTED, 3: BUSY}
-        gap.answered(call, [HistoryPage(statuses[r.tag]) if r.tag in statuses else p for r, p in zip(call, pages)])
+        gap.answered(
+            call, [HistoryPage(statuses[r.tag]) if r.tag in statuses else p for r, p in zip(call, pages, strict=True)]
+        )
     assert gap.outcomes == {1: Outcome.FILLED, 2: Outcome.NO_HISTORY, 3: Outcome.FAILED}
     assert calls == READS_PER_TAG_FAILED_MAX
     assert gap.values_total == 1
@@ -134,7 +136,7 @@ def test_a_node_without_history_is_told_apart_from_one_that_fails() -> None:
 
 def test_a_call_that_is_too_large_is_halved_down_to_one_value_of_one_node() -> None:
     """First fewer nodes, then fewer values, then the truth."""
-    gap = GapFill({tag: Window(0, 9 * S) for tag in (1, 2, 3)}, 0, 3, 4)
+    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in (1, 2, 3)}, 3, 4)
     sizes = []
     while gap.call_too_large():
         sizes.append((len(gap.next_call()), gap.values_max))
@@ -143,5 +145,5 @@ def test_a_call_that_is_too_large_is_halved_down_to_one_value_of_one_node() -> N
 
 def test_tags_whose_pages_differ_in_time_are_not_read_in_one_call() -> None:
     """A call has one start: a tag that is far ahead would read again all that it has, with those behind."""
-    gap = GapFill({1: Window(0, 900 * S), 2: Window(500 * S, 900 * S)}, 0, 10, 10)
+    gap = GapFill({1: Window(0, 0, 900 * S), 2: Window(500 * S, 500 * S, 900 * S)}, 10, 10)
     assert [one.tag for one in gap.next_call()] == [1]

@@ -1,0 +1,319 @@
+"""Fills the gaps of one source from the history of its server, beside the live values and slower than they.
+
+A gap is filled in three cases. After an outage: for each tag, the time between the last value before and the first one
+after. After a restart of the process: from the newest value in the store to now, and every outage that was declared
+and not filled before the process ended. By hand: any time. In the last two cases the store says which values it has.
+
+One call is on its way at a time, and its values are committed before the next call: a backfill of hours holds one page
+in memory, and live values never queue behind it. What is read is recorded under definitions of its own, marked as
+acquired from history. When a gap is filled a fact says so, `history_backfilled`, and what could not be read.
+
+The work outlives a session: it goes on in the next one where it stood. A refused or slow history never ends a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.ingest.delivery import Delivery
+from agent.ingest.errors import HistoryRefused
+from agent.ingest.gap import TAGS_NAMED_MAX
+from agent.ingest.opcua.history.gap_fill import (
+    SEAM_NS,
+    GapFill,
+    HistoryPage,
+    HistoryRange,
+    Outcome,
+    Window,
+)
+from agent.ingest.ports import StoredFacts
+from agent.ingest.recorder import Recorder
+from agent.ingest.sampling import Return, Sampler
+from agent.message import Sample, time_text
+
+log = logging.getLogger(__name__)
+
+PREDICATE = "history_backfilled"
+ACQUISITION = "history"
+TICK_S = 0.5  # how often returns are looked for, when there is nothing to fill
+SETTLE_TICKS = 4  # tags return call by call; those of one outage are read together
+JOBS_MAX = 100  # gaps that wait; beyond, the newest two become one
+SLICE_TAGS = 100  # a slice's times in the store are held in memory: 100 tags at 1 Hz for an hour are 360,000
+SLICE_NS = 3_600 * 1_000_000_000
+STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
+RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
+CALLS_FAILED_MAX = 8  # some four minutes of failing calls
+
+ReadHistory = Callable[[Sequence[HistoryRange], int], Awaitable[Sequence[HistoryPage]]]
+"""Reads ranges, so many values of each at most. Raises HistoryRefused if the call as a whole is refused."""
+
+
+@dataclass(slots=True)
+class _Slice:
+    """Some tags for some time whose stored values are not known yet."""
+
+    tags: Sequence[int]
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(slots=True)
+class _Job:
+    """One gap to fill: slices to look up in the store, then what is read now."""
+
+    cause: str  # outage, restart, or request
+    first_ns: int
+    last_ns: int
+    outages: tuple[int, ...] = ()  # their first times; the fact that closes this job closes them
+    slices: deque[_Slice] = field(default_factory=deque)  # bounded by tags and time
+    fill: GapFill | None = None
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    not_filled: list[int] = field(default_factory=list)
+    values: int = 0
+
+
+class Backfill:
+    """The gaps of one source and their filling. `nodes_max` and `values_max`: of one call."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        recorder: Recorder,
+        stored: StoredFacts,
+        *,
+        nodes_max: int,
+        values_max: int,
+        values_per_s_max: int,
+    ) -> None:
+        self._delivery, self._recorder, self._stored = delivery, recorder, stored
+        self._nodes_max, self._values_max, self._rate = nodes_max, values_max, values_per_s_max
+        self._jobs: deque[_Job] = deque()  # bounded by JOBS_MAX through `_add`
+        self._returns: dict[int, Return] = {}
+        self._returns_ticks = 0
+        self._outages: list[int] = []
+        self._sampler = Sampler(())
+        self._numbers: dict[int, int] = {}
+        self._has_looked_back = False
+        self._now_ns: Callable[[], int] = time.time_ns
+        delivery.sampler.note_returns()
+
+    @property
+    def gaps_open(self) -> int:
+        """Gaps that are known and not filled."""
+        return len(self._jobs) + bool(self._returns)
+
+    @property
+    def values_total(self) -> int:
+        """Values recorded from history since the start of the process."""
+        return self._recorder.samples_total
+
+    def note_outage(self, first_ns: int) -> None:
+        """An outage of the whole source is over, which was declared with this first time."""
+        self._outages.append(first_ns)
+
+    def request(self, first_ns: int, last_ns: int) -> None:
+        """Fill what is missing between these times, for all tags."""
+        self._add(self._sliced("request", first_ns, last_ns))
+
+    async def run(self, read: ReadHistory, now_ns: Callable[[], int]) -> None:
+        """Fill gaps for the length of a session. `now_ns` is the server's time."""
+        self._now_ns = now_ns
+        for job in self._jobs:
+            if job.fill is not None:
+                job.fill.forget_continuation_points()
+        if not self._has_looked_back:
+            await self._look_back()
+        failures = 0
+        while True:
+            self._take_returns()
+            if not self._jobs:
+                await asyncio.sleep(TICK_S)
+                continue
+            try:
+                values = await self._step(self._jobs[0], read)
+                failures = 0
+            except HistoryRefused as error:
+                failures += 1
+                self._refused(self._jobs[0], error, failures)
+                await asyncio.sleep(min(RETRY_S * 2 ** (failures - 1), RETRY_MAX_S))
+                continue
+            await asyncio.sleep(values / self._rate)
+
+    async def _look_back(self) -> None:
+        """At the start of the process: what happened since the newest value in the store, and outages never filled."""
+        streams = self._by_stream(self._delivery.tags)
+        numbers = {stream: [*tags, *await self._history_numbers(tags)] for stream, tags in streams.items()}
+        newest_ns = await asyncio.to_thread(self._stored.newest_sample_ns, numbers)
+        outages = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
+        self._has_looked_back = True
+        if newest_ns or outages:
+            first_ns = min((first for first in (newest_ns, *outages) if first), default=0)
+            self._add(replace(self._sliced("restart", first_ns, self._now_ns()), outages=outages))
+        self._returns.clear()  # first values of this process: the slices reach up to now
+
+    def _take_returns(self) -> None:
+        """Make a job of the tags that have returned, once no more of them come."""
+        returned = self._delivery.sampler.take_returns()
+        if returned:
+            for tag, one in returned:
+                if tag in self._returns:  # came, went and came again: two gaps, not one
+                    self._close_returns()
+                self._returns[tag] = one
+            self._returns_ticks = SETTLE_TICKS
+        elif self._returns:
+            self._returns_ticks -= 1
+            if self._returns_ticks <= 0:
+                self._close_returns()
+
+    def _close_returns(self) -> None:
+        windows = {tag: Window(*one) for tag, one in self._returns.items()}
+        self._returns = {}
+        outages, self._outages = tuple(self._outages), []
+        first_ns = min(one.lost_ns for one in windows.values())
+        last_ns = max(one.before_ns for one in windows.values())
+        fill = GapFill(windows, self._nodes_max, self._values_max)
+        self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
+
+    def _sliced(self, cause: str, first_ns: int, last_ns: int) -> _Job:
+        """A job for all tags, cut into pieces whose times in the store fit into memory."""
+        tags = list(self._delivery.tags)
+        slices = deque(
+            _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, last_ns))
+            for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
+            for at in range(0, len(tags), SLICE_TAGS)
+        )
+        return _Job(cause, first_ns, last_ns, slices=slices)
+
+    def _add(self, job: _Job) -> None:
+        if len(self._jobs) >= JOBS_MAX:
+            known = self._jobs.pop()
+            first_ns, last_ns = min(known.first_ns, job.first_ns), max(known.last_ns, job.last_ns)
+            outages = known.outages + job.outages
+            job = replace(self._sliced(job.cause, first_ns, last_ns), outages=outages, values=known.values)
+        self._jobs.append(job)
+
+    async def _step(self, job: _Job, read: ReadHistory) -> int:
+        """One call of a job, or its end. Returns how many values were read."""
+        if job.fill is None:
+            if not job.slices:
+                await self._conclude(job)
+                return 0
+            job.fill = await self._slice_fill(job.slices)
+            if job.fill is None:
+                return 0
+        call = job.fill.next_call()
+        if not call:
+            self._count(job, job.fill)
+            job.fill = None
+            return 0
+        pages = await read(call, job.fill.values_max)
+        missing = job.fill.answered(call, pages)
+        await self._record(missing)
+        job.values += len(missing)
+        return sum(len(page.values) for page in pages)
+
+    async def _slice_fill(self, slices: deque[_Slice]) -> GapFill | None:
+        """The next slice, with what the store has of it; None if it had to be halved."""
+        piece = slices[0]
+        live = [tag for tag in piece.tags if tag in self._delivery.tags]
+        windows, stored = {}, dict[int, set[int]]()
+        for stream, tags in self._by_stream(live).items():
+            numbers = dict(zip(await self._history_numbers(tags), tags, strict=True)) | {tag: tag for tag in tags}
+            first_ns, last_ns = piece.first_ns - 2 * SEAM_NS, piece.last_ns + 2 * SEAM_NS
+            found = await asyncio.to_thread(
+                self._stored.sample_times, stream, list(numbers), first_ns, last_ns, STORED_TIMES_MAX
+            )
+            if found is None and len(piece.tags) > 1:
+                slices.popleft()
+                half = len(piece.tags) // 2
+                slices.extendleft(
+                    _Slice(part, piece.first_ns, piece.last_ns) for part in (piece.tags[half:], piece.tags[:half])
+                )
+                return None
+            for number, times in (found or {}).items():
+                stored.setdefault(numbers[number], set()).update(times)
+            windows.update({tag: Window(piece.first_ns - SEAM_NS, piece.first_ns, piece.last_ns) for tag in tags})
+        slices.popleft()
+        return GapFill(windows, self._nodes_max, self._values_max, stored)
+
+    def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
+        """A call failed as a whole: ask for less, later; or give up what is asked."""
+        assert job.fill is not None, "only a call is refused"
+        if error.is_final:
+            self._give_up(job, Outcome.NO_HISTORY)
+        elif failures >= CALLS_FAILED_MAX and not job.fill.call_too_large():
+            self._give_up(job, Outcome.FAILED)
+        else:
+            job.fill.forget_continuation_points()
+            job.fill.call_too_large()
+
+    def _give_up(self, job: _Job, outcome: Outcome) -> None:
+        """End the whole job: what the server refuses for one slice it refuses for all."""
+        assert job.fill is not None, "as above"
+        job.fill.give_up(outcome)
+        self._count(job, job.fill)
+        job.fill = None
+        job.slices.clear()
+
+    def _count(self, job: _Job, fill: GapFill) -> None:
+        job.outcomes.update(fill.outcomes.values())
+        short = (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED)
+        job.not_filled += [tag for tag in short if tag not in job.not_filled][: TAGS_NAMED_MAX - len(job.not_filled)]
+
+    async def _record(self, samples: Sequence[Sample]) -> None:
+        """Record what the rules of the tags let through; committed when this returns."""
+        tags = self._delivery.tags
+        wanted = [sample for sample in samples if sample.tag in tags]
+        if not wanted:
+            return
+        asked = list(dict.fromkeys(sample.tag for sample in wanted))
+        numbers = dict(zip(asked, await self._history_numbers(asked), strict=True))
+        self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
+        by_stream: dict[str, list[Sample]] = {}
+        for kept in self._sampler.select(wanted, self._now_ns()):
+            row = kept._replace(tag=numbers[kept.tag])
+            by_stream.setdefault(tags[kept.tag].stream, []).append(row)
+        for stream, rows in by_stream.items():
+            self._recorder.hand_in(stream, rows)
+        await self._recorder.drain()
+
+    async def _history_numbers(self, tags: Sequence[int]) -> list[int]:
+        """The numbers under which values from history are recorded, in the order of these tags."""
+        new = [tag for tag in tags if tag not in self._numbers]
+        if new:
+            marked = [replace(self._delivery.tags[tag].definition, acquisition=ACQUISITION) for tag in new]
+            self._numbers.update(zip(new, await self._recorder.define(marked), strict=True))
+        return [self._numbers[tag] for tag in tags]
+
+    def _by_stream(self, tags: Sequence[int] | Mapping[int, object]) -> dict[str, list[int]]:
+        streams: dict[str, list[int]] = {}
+        for tag in tags:
+            streams.setdefault(self._delivery.tags[tag].stream, []).append(tag)
+        return streams
+
+    async def _conclude(self, job: _Job) -> None:
+        """Say what became of a gap, as a fact and in the log."""
+        filled, none, failed = (job.outcomes[one] for one in Outcome)
+        content = {
+            "cause": job.cause,
+            "first_time": time_text(job.first_ns),
+            "last_time": time_text(job.last_ns),
+            "outages": [time_text(first_ns) for first_ns in job.outages],
+            "values": job.values,
+            "tags_filled": filled,
+            "tags_without_history": none,
+            "tags_failed": failed,
+            "tags": [self._delivery.tags[tag].definition.subject for tag in self._named(job)],
+        }
+        await self._recorder.append_fact(self._delivery.source, PREDICATE, content)
+        self._jobs.popleft()
+        extra = {"action": "history_backfilled", "source": self._delivery.source, **content}
+        log.info("history backfilled", extra=extra)
+
+    def _named(self, job: _Job) -> Iterator[int]:
+        return (tag for tag in job.not_filled if tag in self._delivery.tags)
