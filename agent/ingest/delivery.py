@@ -11,7 +11,7 @@ value would look current for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agent.ingest import quality as status
@@ -34,6 +34,7 @@ class Delivery:
         self._subjects: dict[int, str] = {}
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
+        self._on_value: Callable[[int], None] | None = None
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
 
@@ -64,9 +65,22 @@ class Delivery:
         """Append what `retag` has handed in."""
         await self.recorder.settle()
 
+    def expect_value(self, on_value: Callable[[int], None]) -> None:
+        """Call this once, with the time, when the next good value is delivered."""
+        self._on_value = on_value
+
+    @property
+    def is_value_expected(self) -> bool:
+        """Whether no good value has come since `expect_value`."""
+        return self._on_value is not None
+
     async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        await self._record(self.sampler.select(samples, now_ns, returned_ns))
+        rows = self.sampler.select(samples, now_ns, returned_ns)
+        if self._on_value is not None and not all(status.is_bad(row.quality) for row in rows):
+            on_value, self._on_value = self._on_value, None
+            on_value(now_ns)
+        await self._record(rows)
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due by time alone."""
@@ -75,10 +89,16 @@ class Delivery:
         await self.recorder.flush_gaps()
 
     async def lose(
-        self, quality: int, now_ns: int, tags: Iterable[int] | None = None, *, corrects: bool = False
+        self,
+        quality: int,
+        now_ns: int,
+        tags: Iterable[int] | None = None,
+        *,
+        corrects: bool = False,
+        since_ns: int | None = None,
     ) -> None:
-        """Record once that these tags, by default all, have no value now."""
-        await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects))
+        """Record once that these tags, by default all, have no value now, or since then (see `Sampler.lose`)."""
+        await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects, since_ns=since_ns))
 
     def add_gap(
         self, reason: str, first_ns: int, last_ns: int, count: int, tags: Iterable[int], *, exact: bool

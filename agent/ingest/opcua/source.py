@@ -53,14 +53,24 @@ class OpcuaSource:
         self._created_ns: int | None = None  # when items were last created: what comes then stood so at that time
         self._clock = ServerClock()
         self._liveness = Liveness(0.0)
+        self._alive_before_ns = 0  # the last proof of life of the sessions before this one
         self._plan = ItemPlan((), 1, 1)
         self._refused: dict[int, int] = {}  # nodes newly refused and why, not recorded yet
         self.polls_missed_total = 0  # nothing is polled here; the field is there for whoever reads statistics
 
     @property
-    def tags_bad(self) -> int:
-        """Tags the server refuses at present."""
-        return len(self._plan.parked)
+    def alive_s(self) -> float:
+        """When this server last proved its life, on our monotonic clock."""
+        return self._liveness.alive_s
+
+    @property
+    def alive_ns(self) -> int:
+        """The same on the server's clock; 0: never."""
+        return self._liveness.alive_ns or self._alive_before_ns
+
+    def retry(self) -> None:
+        """Ask for the parked nodes at once."""
+        self._plan.retry()
 
     def now_ns(self) -> int:
         """The time of this source's samples: the server's clock, as far as we know it."""
@@ -71,6 +81,7 @@ class OpcuaSource:
         settings = self._settings
         await self._retag()
         async with open_session(settings) as session:
+            self._alive_before_ns = self.alive_ns
             self._liveness = Liveness(time.monotonic())
             self._plan = ItemPlan(self._delivery.points, settings.items_per_call_max, settings.parked_retry_ms * MS)
             async with asyncio.TaskGroup() as group:
