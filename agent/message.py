@@ -85,8 +85,8 @@ class Json:
 
 
 Value = bool | int | float | str | bytes | Json | None
-"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None only with a bad
-quality."""
+"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None beside a bad quality
+or for a null of the source."""
 
 
 class Sample(NamedTuple):
