@@ -103,7 +103,8 @@ class TagDefinition:
     """The meaning of a tag number. Immutable: a changed definition gets a new number.
 
     `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value is read; `data_type` is the name of the
-    type at the source.
+    type at the source. `acquisition` says how the values came: empty as they happened, `history` if they were read
+    later from the records of the source, to fill a gap.
     """
 
     subject: str
@@ -113,6 +114,7 @@ class TagDefinition:
     address: str = ""
     data_type: str = ""
     description: str = ""
+    acquisition: str = ""
 
     def to_json(self) -> bytes:
         """Canonical JSON without empty fields, so that a field added later changes no old definition's bytes."""
@@ -227,7 +229,7 @@ def check_definition(definition: TagDefinition) -> None:
     check_text("definition.subject", definition.subject, SUBJECT_BYTES_MAX)
     check_name("definition.subject", definition.subject, SUBJECT)
     check_name("definition.predicate", definition.predicate, PREDICATE)
-    for name in ("unit", "source", "address", "data_type", "description"):
+    for name in ("unit", "source", "address", "data_type", "description", "acquisition"):
         if text := getattr(definition, name):
             check_text(f"definition.{name}", text, 1024)
 
@@ -296,8 +298,8 @@ def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> st
 def sample_message(definition: TagDefinition, sample: Sample, message_id: str, from_zone: str) -> Message:
     """A sample presented as a message.
 
-    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, and `unit`
-    where the tag has one. For values without a JSON form see `json_value`. A source time before 1970 gives
+    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, `unit`
+    where the tag has one, and `acquisition` where the value did not come as it happened. For values without a JSON form see `json_value`. A source time before 1970 gives
     `produced_at_unix_ms` 0, which cannot be negative.
     """
     content = {
@@ -307,6 +309,8 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
     }
     if definition.unit:
         content["unit"] = definition.unit
+    if definition.acquisition:
+        content["acquisition"] = definition.acquisition
     produced_at_unix_ms = max(sample.source_time_ns // 1_000_000, 0)
     envelope = Envelope(
         message_id=message_id, from_zone=from_zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms

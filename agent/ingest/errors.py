@@ -66,6 +66,14 @@ class SourceLost(SourceError):
     """The connection to a source broke, fell silent or was never established."""
 
 
+class HistoryRefused(IngestError):
+    """A server does not answer a HistoryRead as a whole. Its session goes on."""
+
+    def __init__(self, why: str, *, is_final: bool) -> None:
+        super().__init__(why)
+        self.is_final = is_final  # it has no history service, so asking again changes nothing
+
+
 class SourceRefused(SourceError):
     """The source refused us, or we refuse it. Retrying does not help until somebody changes something; it is done,
     slowly."""

@@ -21,7 +21,10 @@ PREDICATE = "samples_lost"
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
 STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want of room
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
+AGENT_STOPPED = "agent_stopped"  # what happened at the source while no process of this node ran
 SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
+OUTAGE_REASONS = frozenset({AGENT_STOPPED, SOURCE_LOST})
+FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
 
 
 @dataclass(frozen=True, slots=True)

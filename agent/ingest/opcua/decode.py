@@ -219,6 +219,12 @@ def _item(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Change
     return Change(handle, value, *columns), position
 
 
+def decode_data_value(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Change, int]:
+    """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which is 4 or more, and the position after it. Its handle
+    means nothing. Raises what malformed bytes raise: DecodeError, struct.error, IndexError, OverflowError."""
+    return _item(data, position - 4, decode_other)  # an item is a handle of four bytes and a DataValue
+
+
 def _is_too_long(value: Value) -> bool:
     if isinstance(value, str):
         return len(value.encode()) > VALUE_BYTES_MAX

@@ -27,9 +27,11 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
-from agent.ingest.errors import SourceError, SourceLost, SourceRefused
+from agent.ingest.errors import HistoryRefused, SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.decode import DecodeError, Publication
+from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange
+from agent.ingest.opcua.history.history_read import decode_history, history_request
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
 from agent.ingest.opcua.type_reader import decode_learning
@@ -52,6 +54,12 @@ _TOO_MUCH = (  # the call was too large, not wrong
     uaerrors.BadRequestTooLarge,
     uaerrors.BadResponseTooLarge,
     uaerrors.BadTcpMessageTooLarge,
+)
+_NO_HISTORY = (  # of a whole call: the service is not there
+    uaerrors.BadServiceUnsupported,
+    uaerrors.BadHistoryOperationUnsupported,
+    uaerrors.BadHistoryOperationInvalid,
+    uaerrors.BadNotSupported,
 )
 _REFUSALS = (  # trying again unchanged will not help
     uaerrors.BadCertificateInvalid,
@@ -141,6 +149,20 @@ class Session:
             SubscriptionId=self._subscription_id, MonitoredItemIds=list(items)
         )
         await self._call(self._session.delete_monitored_items(parameters))
+
+    async def read_history(
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+    ) -> list[HistoryPage]:
+        """Raw values of nodes, given as (address, namespace index), one for each range. Raises HistoryRefused for what
+        concerns the call as a whole, a time-out included: the session goes on without it."""
+        node_ids = [_node_id(address.identifier, index) for address, index in nodes]
+        try:
+            body = await self._session._send_request(history_request(ranges, node_ids, values_max))  # noqa: SLF001 as in `publish`
+            return decode_history(body, self.reader)
+        except _NO_HISTORY as error:
+            raise HistoryRefused(_text(error), is_final=True) from error
+        except (UaError, OSError, TimeoutError, DecodeError) as error:
+            raise HistoryRefused(_text(error), is_final=False) from error
 
     async def _create(self, nodes: Sequence[tuple[int, ua.NodeId]], sampling_ms: int, queue_size: int) -> list[Created]:
         parameters = ua.CreateMonitoredItemsParameters(

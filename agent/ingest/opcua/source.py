@@ -16,13 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
 from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.history.backfill import HistoryBackfill
+from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange
 from agent.ingest.opcua.liveness import Liveness, ServerClock
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import (
@@ -45,8 +48,11 @@ class OpcuaSource:
     """One server. The object outlives its connections; what it keeps between them is the time offset, nothing of the
     session."""
 
-    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery) -> None:
+    def __init__(
+        self, settings: OpcuaSourceSettings, delivery: Delivery, backfill: HistoryBackfill | None = None
+    ) -> None:
         self._settings, self._delivery = settings, delivery
+        self.backfill = backfill
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
         self._unbuffered: Publication | None = None  # one that was waiting for room when the session ended
@@ -87,6 +93,9 @@ class OpcuaSource:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._drain(), name=f"{settings.name} drain")
                 group.create_task(self._tend(session, on_up), name=f"{settings.name} tend")
+                if self.backfill is not None:
+                    read = partial(self._read_history, session)
+                    group.create_task(self.backfill.run(read, self.now_ns), name=f"{settings.name} backfill")
                 raise await session.lost
 
     async def finish(self) -> None:
@@ -214,6 +223,18 @@ class OpcuaSource:
                 )
             await self._delete_due(session)
             await self._create_due(session)
+
+    async def _read_history(
+        self, session: Session, ranges: Sequence[HistoryRange], values_max: int
+    ) -> Sequence[HistoryPage]:
+        """One HistoryRead; a tag that the server or the tag map lacks has no history."""
+        points, namespaces = self._delivery.points, await session.namespaces()
+        indexes = {one.tag: points[one.tag].index(namespaces) for one in ranges if one.tag in points}
+        known = [one for one in ranges if indexes.get(one.tag) is not None]
+        nodes = [(points[one.tag], indexes[one.tag] or 0) for one in known]
+        found = await session.read_history(known, nodes, values_max) if known else []
+        pages = dict(zip((one.tag for one in known), found, strict=True))
+        return [pages.get(one.tag, HistoryPage(quality.BAD_NODE_ID_UNKNOWN)) for one in ranges]
 
     async def _delete_due(self, session: Session) -> None:
         """Delete the items of removed tags, in calls the server takes."""

@@ -1,8 +1,8 @@
 """Fills the gaps of one source from the history of its server, beside the live values and slower than they.
 
-A gap is filled in three cases. After an outage: for each tag, the time between the last value before and the first one
-after. After a restart of the process: from the newest value in the store to now, and every outage that was declared
-and not filled before the process ended. By hand: any time. In the last two cases the store says which values it has.
+A gap is filled in three cases. After an outage, of the source or of this process: for each tag, the time between its
+last value before and its first one after. After a restart: every outage that was declared and not filled before the
+process ended. By hand: any time. In the last two cases the store says which values it has.
 
 One call is on its way at a time, and its values are committed before the next call: a backfill of hours holds one page
 in memory, and live values never queue behind it. What is read is recorded under definitions of its own, marked as
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused
-from agent.ingest.gap import TAGS_NAMED_MAX
+from agent.ingest.gap import FILL_PREDICATE, TAGS_NAMED_MAX
 from agent.ingest.opcua.history.gap_fill import (
     SEAM_NS,
     GapFill,
@@ -34,14 +34,16 @@ from agent.ingest.opcua.history.gap_fill import (
 from agent.ingest.ports import StoredFacts
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Return, Sampler
-from agent.message import Sample, time_text
+from agent.ingest.tags.tag_map import Tag
+from agent.message import Envelope, Fact, Message, Sample, canonical_json, time_text
 
 log = logging.getLogger(__name__)
 
-PREDICATE = "history_backfilled"
 ACQUISITION = "history"
 TICK_S = 0.5  # how often returns are looked for, when there is nothing to fill
 SETTLE_TICKS = 4  # tags return call by call; those of one outage are read together
+NODES_PER_READ_MAX = 20  # a server's own limit shows in its refusal; the call is halved then
+VALUES_PER_READ_MAX = 1_000  # of one node: with 20 nodes a page of some 500 kB
 JOBS_MAX = 100  # gaps that wait; beyond, the newest two become one
 SLICE_TAGS = 100  # a slice's times in the store are held in memory: 100 tags at 1 Hz for an hour are 360,000
 SLICE_NS = 3_600 * 1_000_000_000
@@ -77,26 +79,20 @@ class _Job:
     values: int = 0
 
 
-class Backfill:
-    """The gaps of one source and their filling. `nodes_max` and `values_max`: of one call."""
+class HistoryBackfill:
+    """The gaps of one source and their filling."""
 
-    def __init__(
-        self,
-        delivery: Delivery,
-        recorder: Recorder,
-        stored: StoredFacts,
-        *,
-        nodes_max: int,
-        values_max: int,
-        values_per_s_max: int,
-    ) -> None:
+    def __init__(self, delivery: Delivery, recorder: Recorder, stored: StoredFacts, values_per_s_max: int) -> None:
+        assert values_per_s_max > 0, "0 is for a source without backfill"
         self._delivery, self._recorder, self._stored = delivery, recorder, stored
-        self._nodes_max, self._values_max, self._rate = nodes_max, values_max, values_per_s_max
+        self._rate = values_per_s_max
         self._jobs: deque[_Job] = deque()  # bounded by JOBS_MAX through `_add`
         self._returns: dict[int, Return] = {}
         self._returns_ticks = 0
-        self._outages: list[int] = []
+        self._has_returned = False
+        self._outages: list[int] = []  # bounded by what one settling time holds
         self._sampler = Sampler(())
+        self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
         self._numbers: dict[int, int] = {}
         self._has_looked_back = False
         self._now_ns: Callable[[], int] = time.time_ns
@@ -113,12 +109,12 @@ class Backfill:
         return self._recorder.samples_total
 
     def note_outage(self, first_ns: int) -> None:
-        """An outage of the whole source is over, which was declared with this first time."""
+        """An outage of the source or of this node is over, which was declared with this first time."""
         self._outages.append(first_ns)
 
     def request(self, first_ns: int, last_ns: int) -> None:
-        """Fill what is missing between these times, for all tags."""
-        self._add(self._sliced("request", first_ns, last_ns))
+        """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
+        self._add(self._sliced("request", first_ns, min(last_ns, self._now_ns() - SEAM_NS)))
 
     async def run(self, read: ReadHistory, now_ns: Callable[[], int]) -> None:
         """Fill gaps for the length of a session. `now_ns` is the server's time."""
@@ -126,12 +122,12 @@ class Backfill:
         for job in self._jobs:
             if job.fill is not None:
                 job.fill.forget_continuation_points()
-        if not self._has_looked_back:
-            await self._look_back()
         failures = 0
         while True:
             self._take_returns()
             if not self._jobs:
+                if self._is_settled and not self._has_looked_back:
+                    await self._look_back()
                 await asyncio.sleep(TICK_S)
                 continue
             try:
@@ -145,16 +141,18 @@ class Backfill:
             await asyncio.sleep(values / self._rate)
 
     async def _look_back(self) -> None:
-        """At the start of the process: what happened since the newest value in the store, and outages never filled."""
-        streams = self._by_stream(self._delivery.tags)
-        numbers = {stream: [*tags, *await self._history_numbers(tags)] for stream, tags in streams.items()}
-        newest_ns = await asyncio.to_thread(self._stored.newest_sample_ns, numbers)
-        outages = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
+        """After a restart: outages that an earlier process declared and did not fill, but for those known by now."""
         self._has_looked_back = True
-        if newest_ns or outages:
-            first_ns = min((first for first in (newest_ns, *outages) if first), default=0)
-            self._add(replace(self._sliced("restart", first_ns, self._now_ns()), outages=outages))
-        self._returns.clear()  # first values of this process: the slices reach up to now
+        found = await asyncio.to_thread(self._stored.open_outages, self._delivery.source)
+        known = {first_ns for job in self._jobs for first_ns in job.outages}
+        if outages := tuple(first_ns for first_ns in found if first_ns not in known):
+            job = self._sliced("restart", min(outages), self._now_ns() - SEAM_NS)
+            self._add(replace(job, outages=outages))
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether tags have returned to this process, and no more of them come."""
+        return self._has_returned and not self._returns
 
     def _take_returns(self) -> None:
         """Make a job of the tags that have returned, once no more of them come."""
@@ -164,20 +162,27 @@ class Backfill:
                 if tag in self._returns:  # came, went and came again: two gaps, not one
                     self._close_returns()
                 self._returns[tag] = one
-            self._returns_ticks = SETTLE_TICKS
+            self._returns_ticks, self._has_returned = SETTLE_TICKS, True
         elif self._returns:
             self._returns_ticks -= 1
             if self._returns_ticks <= 0:
                 self._close_returns()
 
     def _close_returns(self) -> None:
-        windows = {tag: Window(*one) for tag, one in self._returns.items()}
-        self._returns = {}
+        """A job for what is missing of these tags. A tag that is new in the tag map has no past to fill."""
         outages, self._outages = tuple(self._outages), []
-        first_ns = min(one.lost_ns for one in windows.values())
-        last_ns = max(one.before_ns for one in windows.values())
-        fill = GapFill(windows, self._nodes_max, self._values_max)
-        self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
+        began_ns = min(outages, default=0)  # of tags that no loss is recorded of: this node was stopped
+        windows = {
+            tag: Window(one.after_ns, one.lost_ns or began_ns, one.before_ns)
+            for tag, one in self._returns.items()
+            if one.lost_ns or began_ns
+        }
+        self._returns = {}
+        if windows:
+            first_ns = min(one.lost_ns for one in windows.values())
+            last_ns = max(one.before_ns for one in windows.values())
+            fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
+            self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int) -> _Job:
         """A job for all tags, cut into pieces whose times in the store fit into memory."""
@@ -239,7 +244,7 @@ class Backfill:
                 stored.setdefault(numbers[number], set()).update(times)
             windows.update({tag: Window(piece.first_ns - SEAM_NS, piece.first_ns, piece.last_ns) for tag in tags})
         slices.popleft()
-        return GapFill(windows, self._nodes_max, self._values_max, stored)
+        return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
         """A call failed as a whole: ask for less, later; or give up what is asked."""
@@ -273,7 +278,9 @@ class Backfill:
             return
         asked = list(dict.fromkeys(sample.tag for sample in wanted))
         numbers = dict(zip(asked, await self._history_numbers(asked), strict=True))
-        self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
+        if tags is not self._ruled:
+            self._ruled = tags
+            self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
         by_stream: dict[str, list[Sample]] = {}
         for kept in self._sampler.select(wanted, self._now_ns()):
             row = kept._replace(tag=numbers[kept.tag])
@@ -310,10 +317,21 @@ class Backfill:
             "tags_failed": failed,
             "tags": [self._delivery.tags[tag].definition.subject for tag in self._named(job)],
         }
-        await self._recorder.append_fact(self._delivery.source, PREDICATE, content)
+        await self._recorder.append_fact(self._message(job, canonical_json(content)))
         self._jobs.popleft()
         extra = {"action": "history_backfilled", "source": self._delivery.source, **content}
         log.info("history backfilled", extra=extra)
+
+    def _message(self, job: _Job, content: bytes) -> Message:
+        """The fact of a filled gap. Its id comes from what it says, so that a repeated append is stored once."""
+        source = self._delivery.source
+        identity = (
+            f"{self._recorder.zone}/{FILL_PREDICATE}/{source}/{job.cause}/{job.first_ns}-{job.last_ns}/{job.values}"
+        )
+        envelope = Envelope(
+            identity, from_zone=self._recorder.zone, to_zone="*", produced_at_unix_ms=time.time_ns() // 1_000_000
+        )
+        return Message(envelope, Fact(f"source:{source}", FILL_PREDICATE, content))
 
     def _named(self, job: _Job) -> Iterator[int]:
         return (tag for tag in job.not_filled if tag in self._delivery.tags)

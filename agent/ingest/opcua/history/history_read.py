@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from asyncua import ua
+from asyncua.common.utils import Buffer
 from asyncua.ua import ua_binary
 
-from agent.ingest.opcua.decode import DecodeError, DecodeOther, data_value
+from agent.ingest.opcua.decode import DecodeError, DecodeOther, decode_data_value
 from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange, HistoryValue
 
 HISTORY_DATA = 658  # node id of the binary encoding of HistoryData, namespace 0
@@ -53,7 +54,7 @@ def history_request(
     )
 
 
-def decode_history(body: ua_binary.Buffer, decode_other: DecodeOther) -> list[HistoryPage]:
+def decode_history(body: Buffer, decode_other: DecodeOther) -> list[HistoryPage]:
     """The pages of a HistoryReadResponse. Raises the library's error for a refused call, DecodeError for bytes that
     make no answer."""
     ua_binary.nodeid_from_binary(body)
@@ -88,7 +89,7 @@ def _page(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Histor
 def _history_data(data: bytes, position: int) -> tuple[int, int, int]:
     """(type number in namespace 0 or -1, start of the body, position after it) of an extension object that may be
     empty."""
-    buffer = ua_binary.Buffer(data, position)
+    buffer = Buffer(data, position)
     node = ua_binary.nodeid_from_binary(buffer)
     position = buffer.cur_pos
     if data[position] == 0:
@@ -108,7 +109,7 @@ def _values(data: bytes, position: int, decode_other: DecodeOther) -> list[Histo
     position += 4
     values = []
     for _ in range(max(0, count)):
-        (value, quality, source_ns, server_ns), position = data_value(data, position, decode_other)
+        (_, value, quality, source_ns, server_ns), position = decode_data_value(data, position, decode_other)
         values.append(HistoryValue(source_ns or server_ns, value, quality))
     return values
 
