@@ -94,7 +94,7 @@ class HistoryBackfill:
         self._sampler = Sampler(())
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
         self._numbers: dict[int, int] = {}
-        self._has_looked_back = False
+        self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not looked up yet
         self._now_ns: Callable[[], int] = time.time_ns
         delivery.sampler.note_returns()
 
@@ -122,12 +122,14 @@ class HistoryBackfill:
         for job in self._jobs:
             if job.fill is not None:
                 job.fill.forget_continuation_points()
+        if self._unfilled is None:
+            await self._look_back()
         failures = 0
         while True:
             self._take_returns()
+            if self._unfilled and self._is_settled:
+                self._add_unfilled()
             if not self._jobs:
-                if self._is_settled and not self._has_looked_back:
-                    await self._look_back()
                 await asyncio.sleep(TICK_S)
                 continue
             try:
@@ -141,11 +143,15 @@ class HistoryBackfill:
             await asyncio.sleep(values / self._rate)
 
     async def _look_back(self) -> None:
-        """After a restart: outages that an earlier process declared and did not fill, but for those known by now."""
-        self._has_looked_back = True
-        found = await asyncio.to_thread(self._stored.open_outages, self._delivery.source)
+        """After a restart: the outages that earlier processes declared and did not fill."""
+        self._unfilled = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
+
+    def _add_unfilled(self) -> None:
+        """A job for those outages, behind the one for the stop of this node, which is known by now."""
         known = {first_ns for job in self._jobs for first_ns in job.outages}
-        if outages := tuple(first_ns for first_ns in found if first_ns not in known):
+        outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
+        self._unfilled = ()
+        if outages:
             job = self._sliced("restart", min(outages), self._now_ns() - SEAM_NS)
             self._add(replace(job, outages=outages))
 
@@ -170,7 +176,7 @@ class HistoryBackfill:
 
     def _close_returns(self) -> None:
         """A job for what is missing of these tags. A tag that is new in the tag map has no past to fill."""
-        outages, self._outages = tuple(self._outages), []
+        outages = tuple(self._outages)
         began_ns = min(outages, default=0)  # of tags that no loss is recorded of: this node was stopped
         windows = {
             tag: Window(one.after_ns, one.lost_ns or began_ns, one.before_ns)
@@ -179,6 +185,7 @@ class HistoryBackfill:
         }
         self._returns = {}
         if windows:
+            self._outages = []
             first_ns = min(one.lost_ns for one in windows.values())
             last_ns = max(one.before_ns for one in windows.values())
             fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
