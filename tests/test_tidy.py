@@ -175,6 +175,7 @@ CORES: tuple[str, ...] = (
         for name in (
             "address",
             "decode",
+            "history/gap_fill",
             "liveness",
             "plan",
             "structures",

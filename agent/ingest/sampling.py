@@ -248,12 +248,16 @@ class Sampler:
             sample, is_first = self._return(state, seen, sample, returned_ns)
             if is_first:
                 return sample
+            assert seen is not None, "seeded"
+            if sample.source_time_ns <= seen.source_time_ns and _is_repeated(sample, seen):
+                self.counts.duplicates += 1  # it stood still; after an outage it was recorded under a later time
+                return None
         assert seen is not None, "a live tag has been seen"
         if sample.source_time_ns <= seen.source_time_ns:
             if sample.source_time_ns < seen.source_time_ns:
                 self.counts.out_of_order += 1
                 return sample
-            if sample.quality == seen.quality and _same(sample.value, seen.value):
+            if _is_repeated(sample, seen):
                 self.counts.duplicates += 1
                 return None
         rule = state.rule
@@ -288,6 +292,10 @@ class Sampler:
         state.recorded_seen_ns = now_ns
         state.held = None
         self.counts.recorded += 1
+
+
+def _is_repeated(sample: Sample, seen: Sample) -> bool:
+    return sample.quality == seen.quality and _same(sample.value, seen.value)
 
 
 def _same(left: Value, right: Value) -> bool:

@@ -124,7 +124,7 @@ def source_maker(
         line.quiet_library()
         return partial(ModbusSource, settings)
     from agent.ingest.opcua import session
-    from agent.ingest.opcua.history.backfill import HistoryBackfill
+    from agent.ingest.opcua.history import HistoryBackfill
     from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()

@@ -30,8 +30,7 @@ from asyncua.ua.uaerrors import UaError
 from agent.ingest.errors import HistoryRefused, SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.decode import DecodeError, Publication
-from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange
-from agent.ingest.opcua.history.history_read import decode_history, history_request
+from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
 from agent.ingest.opcua.type_reader import decode_learning

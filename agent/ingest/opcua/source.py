@@ -24,8 +24,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
 from agent.ingest.opcua.decode import Change, Publication
-from agent.ingest.opcua.history.backfill import HistoryBackfill
-from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange
+from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange
 from agent.ingest.opcua.liveness import Liveness, ServerClock
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import (

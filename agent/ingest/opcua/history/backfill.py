@@ -194,7 +194,7 @@ class HistoryBackfill:
     def _sliced(self, cause: str, first_ns: int, last_ns: int) -> _Job:
         """A job for all tags, cut into pieces whose times in the store fit into memory."""
         tags = list(self._delivery.tags)
-        slices = deque(
+        slices = deque(  # bounded by tags and time
             _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, last_ns))
             for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
             for at in range(0, len(tags), SLICE_TAGS)
