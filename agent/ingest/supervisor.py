@@ -81,6 +81,8 @@ class Backfill(Protocol):
     def values_total(self) -> int:
         """Values recorded from history since the start of the process."""
 
+    def note_stop(self, first_ns: int) -> None: ...
+
     def note_outage(self, first_ns: int) -> None: ...
 
     def request(self, first_ns: int, last_ns: int) -> None: ...
@@ -296,7 +298,10 @@ class SourceSupervisor:
         self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder)
         if self._stored is not None:
             await self._resume(self._delivery, self._stored)
-        return self._source_from(self._delivery)
+        source = self._source_from(self._delivery)
+        if self._outage is not None and self._outage.first_ns and source.backfill is not None:
+            source.backfill.note_stop(self._outage.first_ns)
+        return source
 
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:
         """Go on where an earlier process of this node ended: what happened at the source since then is not known."""
@@ -364,7 +369,8 @@ class SourceSupervisor:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
         if outage.first_ns and self._delivery is not None:
             self._delivery.add_gap(outage.reason, outage.first_ns, now_ns, 0, self._delivery.points, exact=False)
-            if self._source is not None and self._source.backfill is not None:
+            is_known = outage.reason == AGENT_STOPPED  # since the source was made
+            if self._source is not None and self._source.backfill is not None and not is_known:
                 self._source.backfill.note_outage(outage.first_ns)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:

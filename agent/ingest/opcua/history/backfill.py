@@ -91,6 +91,7 @@ class HistoryBackfill:
         self._returns_ticks = 0
         self._has_returned = False
         self._outages: list[int] = []  # bounded by what one settling time holds
+        self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
         self._sampler = Sampler(())
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
         self._numbers: dict[int, int] = {}
@@ -108,8 +109,13 @@ class HistoryBackfill:
         """Values recorded from history since the start of the process."""
         return self._recorder.samples_total
 
+    def note_stop(self, first_ns: int) -> None:
+        """No process of this node ran since then, which was declared with this first time."""
+        self._outages.append(first_ns)
+        self._stopped = dict.fromkeys(self._delivery.tags, first_ns)
+
     def note_outage(self, first_ns: int) -> None:
-        """An outage of the source or of this node is over, which was declared with this first time."""
+        """An outage of the source is over, which was declared with this first time."""
         self._outages.append(first_ns)
 
     def request(self, first_ns: int, last_ns: int) -> None:
@@ -152,7 +158,7 @@ class HistoryBackfill:
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()
         if outages:
-            job = self._sliced("restart", min(outages), self._now_ns() - SEAM_NS)
+            job = self._sliced("restart", min(outages) - SEAM_NS, self._now_ns() - SEAM_NS)
             self._add(replace(job, outages=outages))
 
     @property
@@ -175,17 +181,15 @@ class HistoryBackfill:
                 self._close_returns()
 
     def _close_returns(self) -> None:
-        """A job for what is missing of these tags. A tag that is new in the tag map has no past to fill."""
-        outages = tuple(self._outages)
-        began_ns = min(outages, default=0)  # of tags that no loss is recorded of: this node was stopped
-        windows = {
-            tag: Window(one.after_ns, one.lost_ns or began_ns, one.before_ns)
-            for tag, one in self._returns.items()
-            if one.lost_ns or began_ns
-        }
+        """A job for what is missing of these tags. One that is new in the tag map has no past to fill."""
+        windows = {}
+        for tag, one in self._returns.items():
+            began_ns = self._stopped.pop(tag, 0)
+            if lost_ns := min(filter(None, (began_ns, one.lost_ns)), default=0):
+                windows[tag] = Window(one.after_ns, lost_ns, one.before_ns)
         self._returns = {}
         if windows:
-            self._outages = []
+            outages, self._outages = tuple(self._outages), []
             first_ns = min(one.lost_ns for one in windows.values())
             last_ns = max(one.before_ns for one in windows.values())
             fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
@@ -236,9 +240,8 @@ class HistoryBackfill:
         windows, stored = {}, dict[int, set[int]]()
         for stream, tags in self._by_stream(live).items():
             numbers = dict(zip(await self._history_numbers(tags), tags, strict=True)) | {tag: tag for tag in tags}
-            first_ns, last_ns = piece.first_ns - 2 * SEAM_NS, piece.last_ns + 2 * SEAM_NS
             found = await asyncio.to_thread(
-                self._stored.sample_times, stream, list(numbers), first_ns, last_ns, STORED_TIMES_MAX
+                self._stored.sample_times, stream, list(numbers), piece.first_ns, piece.last_ns, STORED_TIMES_MAX
             )
             if found is None and len(piece.tags) > 1:
                 slices.popleft()
@@ -249,7 +252,7 @@ class HistoryBackfill:
                 return None
             for number, times in (found or {}).items():
                 stored.setdefault(numbers[number], set()).update(times)
-            windows.update({tag: Window(piece.first_ns - SEAM_NS, piece.first_ns, piece.last_ns) for tag in tags})
+            windows.update({tag: Window(piece.first_ns - 1, piece.first_ns, piece.last_ns) for tag in tags})
         slices.popleft()
         return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
 
