@@ -87,7 +87,7 @@ def test_an_outage_is_filled(tmp_path: Path) -> None:
                     said = await wait_filled(run, outage)
                     assert (said["cause"], said["tags_without_history"], said["tags"]) == ("outage", 1, ["tag:f/plain"])
                     assert said["values"] > 100
-                    assert run.source("plc").gaps_open == 0
+                    await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open")
                 await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
             check_complete(server, tmp_path, *KEPT, STILL)
             assert account(server, tmp_path, "plain").lost
