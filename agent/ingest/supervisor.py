@@ -81,9 +81,8 @@ class Backfill(Protocol):
     def values_total(self) -> int:
         """Values recorded from history since the start of the process."""
 
-    def note_stop(self, first_ns: int) -> None: ...
-
-    def note_outage(self, first_ns: int) -> None: ...
+    def note_stop(self, first_ns: int) -> None:
+        """No process of this node ran since then."""
 
     def request(self, first_ns: int, last_ns: int) -> None: ...
 
@@ -135,7 +134,8 @@ def source_maker(
     def make(delivery: Delivery) -> OpcuaSource:
         if stored is None or not rate:
             return OpcuaSource(settings, delivery)
-        return OpcuaSource(settings, delivery, HistoryBackfill(delivery, history_recorder, stored, rate))
+        backfill = HistoryBackfill(delivery, history_recorder, stored, rate)
+        return OpcuaSource(settings, delivery, [backfill], backfill)
 
     return make
 
@@ -342,7 +342,8 @@ class SourceSupervisor:
         if outage.first_ns is None:  # only now, for what `finish` delivers are signs of life too
             outage.first_ns = min(source.alive_ns, now_ns)
             if outage.first_ns:
-                delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, delivery.points, exact=False)
+                tags = delivery.points
+                delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, tags, exact=False, is_over=False)
         await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, since_ns=outage.first_ns or None)
         await self._recorder.flush_gaps(at_once=True)
 
@@ -369,9 +370,6 @@ class SourceSupervisor:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
         if outage.first_ns and self._delivery is not None:
             self._delivery.add_gap(outage.reason, outage.first_ns, now_ns, 0, self._delivery.points, exact=False)
-            is_known = outage.reason == AGENT_STOPPED  # since the source was made
-            if self._source is not None and self._source.backfill is not None and not is_known:
-                self._source.backfill.note_outage(outage.first_ns)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:
         """One line for each reason of an outage."""

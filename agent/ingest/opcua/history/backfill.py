@@ -1,8 +1,9 @@
 """Fills the gaps of one source from the history of its server, beside the live values and slower than they.
 
-A gap is filled in three cases. After an outage, of the source or of this process: for each tag, the time between its
-last value before and its first one after. After a restart: every outage that was declared and not filled before the
-process ended. By hand: any time. In the last two cases the store says which values it has.
+A gap is filled in four cases. After an outage, of the source or of this process: for each tag, the time between its
+last value before and its first one after. When values are missing between others: the time of the gap fact. After a
+restart: every outage that was declared and not filled before the process ended. By hand: any time. In the last three
+cases the store says which values it has.
 
 One call is on its way at a time, and its values are committed before the next call: a backfill of hours holds one page
 in memory, and live values never queue behind it. What is read is recorded under definitions of its own, marked as
@@ -17,12 +18,22 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused
-from agent.ingest.gap import FILL_PREDICATE, TAGS_NAMED_MAX
+from agent.ingest.gap import (
+    FILL_PREDICATE,
+    NOTIFICATIONS_MISSING,
+    OUTAGE_REASONS,
+    SERVER_QUEUE_OVERFLOW,
+    TAGS_NAMED_MAX,
+    TagGap,
+)
+from agent.ingest.opcua.address import NodeAddress, Reading
 from agent.ingest.opcua.history.gap_fill import (
     SEAM_NS,
     GapFill,
@@ -51,8 +62,19 @@ STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
 CALLS_FAILED_MAX = 8  # some four minutes of failing calls
 
-ReadHistory = Callable[[Sequence[HistoryRange], int], Awaitable[Sequence[HistoryPage]]]
-"""Reads ranges, so many values of each at most. Raises HistoryRefused if the call as a whole is refused."""
+_WITHOUT_RETURN = frozenset({SERVER_QUEUE_OVERFLOW, NOTIFICATIONS_MISSING})  # values are missing between others
+
+
+class HistorySession(Protocol):
+    """What is asked of a session."""
+
+    async def namespaces(self) -> list[str]:
+        """The server's namespace URIs, by index."""
+
+    async def read_history(
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+    ) -> list[HistoryPage]:
+        """Raw values of nodes. Raises HistoryRefused if the call as a whole is refused."""
 
 
 @dataclass(slots=True)
@@ -68,7 +90,7 @@ class _Slice:
 class _Job:
     """One gap to fill: slices to look up in the store, then what is read now."""
 
-    cause: str  # outage, restart, or request
+    cause: str  # outage, gap (in a connected source), restart, or request
     first_ns: int
     last_ns: int
     outages: tuple[int, ...] = ()  # their first times; the fact that closes this job closes them
@@ -95,14 +117,15 @@ class HistoryBackfill:
         self._sampler = Sampler(())
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
         self._numbers: dict[int, int] = {}
+        self._hole: tuple[int, int, set[int]] | None = None  # first and last time and tags of values lost in between
         self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not looked up yet
-        self._now_ns: Callable[[], int] = time.time_ns
+        self.now_ns: Callable[[], int] = time.time_ns  # until its source sets the server's clock
         delivery.sampler.note_returns()
 
     @property
     def gaps_open(self) -> int:
         """Gaps that are known and not filled."""
-        return len(self._jobs) + bool(self._returns)
+        return len(self._jobs) + bool(self._returns) + (self._hole is not None)
 
     @property
     def values_total(self) -> int:
@@ -114,17 +137,21 @@ class HistoryBackfill:
         self._outages.append(first_ns)
         self._stopped = dict.fromkeys(self._delivery.tags, first_ns)
 
-    def note_outage(self, first_ns: int) -> None:
-        """An outage of the source is over, which was declared with this first time."""
-        self._outages.append(first_ns)
+    def note_gap(self, gap: TagGap) -> None:
+        """A gap is known. Tags that were lost in it show by their return; of others the store says what is missing."""
+        if gap.reason in OUTAGE_REASONS:
+            if gap.first_time_ns not in self._outages:
+                self._outages.append(gap.first_time_ns)
+        elif gap.reason in _WITHOUT_RETURN:
+            first_ns, last_ns, tags = self._hole or (gap.first_time_ns, gap.last_time_ns, set[int]())
+            self._hole = min(first_ns, gap.first_time_ns), max(last_ns, gap.last_time_ns), tags | set(gap.tags)
 
     def request(self, first_ns: int, last_ns: int) -> None:
         """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
-        self._add(self._sliced("request", first_ns, min(last_ns, self._now_ns() - SEAM_NS)))
+        self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - SEAM_NS)))
 
-    async def run(self, read: ReadHistory, now_ns: Callable[[], int]) -> None:
-        """Fill gaps for the length of a session. `now_ns` is the server's time."""
-        self._now_ns = now_ns
+    async def run(self, session: HistorySession, _: object) -> None:
+        """Fill gaps for the length of a session."""
         for job in self._jobs:
             if job.fill is not None:
                 job.fill.forget_continuation_points()
@@ -135,11 +162,15 @@ class HistoryBackfill:
             self._take_returns()
             if self._unfilled and self._is_settled:
                 self._add_unfilled()
+            if self._hole is not None and self.now_ns() > self._hole[1] + SEAM_NS:  # what came after it is committed
+                first_ns, last_ns, tags = self._hole
+                self._hole = None
+                self._add(self._sliced("gap", first_ns, last_ns + 1, tags))
             if not self._jobs:
                 await asyncio.sleep(TICK_S)
                 continue
             try:
-                values = await self._step(self._jobs[0], read)
+                values = await self._step(self._jobs[0], session)
                 failures = 0
             except HistoryRefused as error:
                 failures += 1
@@ -158,7 +189,7 @@ class HistoryBackfill:
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()
         if outages:
-            job = self._sliced("restart", min(outages) - SEAM_NS, self._now_ns() - SEAM_NS)
+            job = self._sliced("restart", min(outages) - SEAM_NS, self.now_ns() - SEAM_NS)
             self._add(replace(job, outages=outages))
 
     @property
@@ -195,9 +226,9 @@ class HistoryBackfill:
             fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
             self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
 
-    def _sliced(self, cause: str, first_ns: int, last_ns: int) -> _Job:
-        """A job for all tags, cut into pieces whose times in the store fit into memory."""
-        tags = list(self._delivery.tags)
+    def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
+        """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
+        tags = [tag for tag in self._delivery.tags if wanted is None or tag in wanted]
         slices = deque(  # bounded by tags and time
             _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, last_ns))
             for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
@@ -213,7 +244,7 @@ class HistoryBackfill:
             job = replace(self._sliced(job.cause, first_ns, last_ns), outages=outages, values=known.values)
         self._jobs.append(job)
 
-    async def _step(self, job: _Job, read: ReadHistory) -> int:
+    async def _step(self, job: _Job, session: HistorySession) -> int:
         """One call of a job, or its end. Returns how many values were read."""
         if job.fill is None:
             if not job.slices:
@@ -227,11 +258,26 @@ class HistoryBackfill:
             self._count(job, job.fill)
             job.fill = None
             return 0
-        pages = await read(call, job.fill.values_max)
+        pages = await self._read(session, call, job.fill.values_max)
         missing = job.fill.answered(call, pages)
         await self._record(missing)
         job.values += len(missing)
         return sum(len(page.values) for page in pages)
+
+    async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
+        """One HistoryRead. A tag that the server or the tag map lacks has no history; elements of arrays have none
+        either, because servers differ in whether their history takes an index range."""
+        points, namespaces = self._delivery.points, await session.namespaces()
+        nodes: dict[HistoryRange, tuple[NodeAddress, int]] = {}
+        for asked in call:
+            readings: Sequence[Reading] = points[asked.tag].readings if asked.tag in points else ()
+            if len(readings) == 1 and not readings[0].index_range:
+                index = readings[0].address.index(namespaces)
+                if index is not None:
+                    nodes[asked] = readings[0].address, index
+        found = await session.read_history(list(nodes), list(nodes.values()), values_max) if nodes else []
+        pages = dict(zip(nodes, found, strict=True))
+        return [pages.get(asked, HistoryPage(quality.BAD_NODE_ID_UNKNOWN)) for asked in call]
 
     async def _slice_fill(self, slices: deque[_Slice]) -> GapFill | None:
         """The next slice, with what the store has of it; None if it had to be halved."""
@@ -292,7 +338,7 @@ class HistoryBackfill:
             self._ruled = tags
             self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
         by_stream: dict[str, list[Sample]] = {}
-        for kept in self._sampler.select(wanted, self._now_ns()):
+        for kept in self._sampler.select(wanted, self.now_ns()):
             row = kept._replace(tag=numbers[kept.tag])
             by_stream.setdefault(tags[kept.tag].stream, []).append(row)
         for stream, rows in by_stream.items():

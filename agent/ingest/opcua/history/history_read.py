@@ -54,16 +54,8 @@ def history_request(
     )
 
 
-def decode_history(body: Buffer, decode_other: DecodeOther) -> list[HistoryPage]:
-    """The pages of a HistoryReadResponse. Raises the library's error for a refused call, DecodeError for bytes that
-    make no answer."""
-    ua_binary.nodeid_from_binary(body)
-    ua_binary.struct_from_binary(ua.ResponseHeader, body).ServiceResult.check()
-    return decode_pages(bytes(body), decode_other)
-
-
-def decode_pages(data: bytes, decode_other: DecodeOther) -> list[HistoryPage]:
-    """The results of a HistoryReadResponse, an array of HistoryReadResult."""
+def decode_history(data: bytes, decode_other: DecodeOther) -> list[HistoryPage]:
+    """The pages of a HistoryReadResponse, which is what follows its header. Raises DecodeError."""
     try:
         (count,) = _I32.unpack_from(data, 0)
         position, pages = 4, []

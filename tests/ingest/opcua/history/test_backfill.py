@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,15 +14,24 @@ import pytest
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused
+from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, TagPoint
 from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange, backfill
 from agent.ingest.opcua.history.gap_fill import HistoryValue
 from agent.ingest.ports import Newest
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.recorder import Recorder
+from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample
 from tests.ingest.fakes import Busy, FakeStore, in_loop
-from tests.ingest.test_delivery import S, made, tag
+from tests.ingest.test_delivery import S, made
+from tests.ingest.test_delivery import tag as plain_tag
 from tests.waiting import wait_until_async
+
+
+def tag(name: str) -> Tag:
+    """A tag that is the node of its name."""
+    return dataclasses.replace(plain_tag(name), point=TagPoint.of(NodeAddress(STANDARD_URI, name)))
 
 
 class FakeStored:
@@ -57,7 +67,13 @@ class FakeHistory:
         self.refusal, self.refusals_left = refusal, times if refusal else 0
         self.calls: list[tuple[int, int]] = []
 
-    async def read(self, ranges: Sequence[HistoryRange], values_max: int) -> list[HistoryPage]:
+    async def namespaces(self) -> list[str]:
+        return [STANDARD_URI]
+
+    async def read_history(
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+    ) -> list[HistoryPage]:
+        assert [address.identifier for address, _ in nodes] == ["abc"[one.tag - 1] for one in ranges]
         self.calls.append((len(ranges), values_max))
         await asyncio.sleep(0)
         if self.refusal is not None and self.refusals_left:
@@ -85,18 +101,20 @@ async def filling(
     """A backfill at work for the length of a block."""
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     fill = HistoryBackfill(delivery, recorder, stored, 1_000_000)
+    fill.now_ns = lambda: 1_000 * S
+    delivery.on_gap(fill.note_gap)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(fill.run(history.read, lambda: 1_000 * S))
+        task = group.create_task(fill.run(history, None))
         try:
             yield fill
         finally:
             task.cancel()
 
 
-async def lose_and_return(delivery: Delivery, fill: HistoryBackfill, lost_s: int, returned_s: int) -> None:
+async def lose_and_return(delivery: Delivery, lost_s: int, returned_s: int) -> None:
     """An outage of the source, as its supervisor tells it."""
     await delivery.lose(BAD_COMMUNICATION_ERROR, returned_s * S, since_ns=lost_s * S)
-    fill.note_outage(lost_s * S)
+    delivery.add_gap(SOURCE_LOST, lost_s * S, returned_s * S, 0, delivery.tags, exact=False)
     await delivery.deliver([Sample(n, returned_s * S, returned_s) for n in delivery.tags], returned_s * S)
 
 
@@ -115,7 +133,7 @@ async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> Non
     delivery = await made(store, tag("a"), tag("b"))
     async with filling(delivery, store, FakeHistory(), FakeStored()) as fill:
         await delivery.deliver([Sample(1, 100 * S, 100), Sample(2, 98 * S, 98)], 100 * S)
-        await lose_and_return(delivery, fill, 101, 110)
+        await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "a filled gap")
         assert fill.gaps_open == 0
         assert fill.values_total == 9 + 11
@@ -157,6 +175,21 @@ async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lack
     assert times(store, "a") == [t for t in range(103, 990) if t != 200] + [995]
 
 
+@in_loop
+async def test_values_that_a_server_discarded_are_read_from_its_history() -> None:
+    """The tags of an overflow are compared with the store for its time, once what came after is committed."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    stored = FakeStored({1: {t * S for t in (100, 103, 108)}})
+    async with filling(delivery, store, FakeHistory(), stored) as fill:
+        delivery.add_gap(SERVER_QUEUE_OVERFLOW, 100 * S, 108 * S, 5, [1], exact=True)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+        assert fill.gaps_open == 0
+    assert times(store, "a") == [101, 102, 104, 105, 106, 107]
+    assert fills(store)[0]["cause"] == "gap"
+    assert times(store, "b") == []
+
+
 @pytest.mark.parametrize("is_final, key", [(True, "tags_without_history"), (False, "tags_failed")])
 def test_a_refused_history_is_said_and_ends(is_final: bool, key: str) -> None:  # noqa: FBT001
     """Without the service at once; after a number of attempts, each asking for less, where calls fail."""
@@ -166,9 +199,9 @@ def test_a_refused_history_is_said_and_ends(is_final: bool, key: str) -> None:  
         store = FakeStore()
         delivery = await made(store, tag("a"), tag("b"))
         history = FakeHistory(HistoryRefused("BadSomething", is_final=is_final))
-        async with filling(delivery, store, history, FakeStored()) as fill:
+        async with filling(delivery, store, history, FakeStored()):
             await delivery.deliver([Sample(1, 100 * S, 1), Sample(2, 100 * S, 1)], 100 * S)
-            await lose_and_return(delivery, fill, 101, 110)
+            await lose_and_return(delivery, 101, 110)
             await wait_until_async(lambda: fills(store), "the end of the attempts")
             (said,) = fills(store)
             assert (said[key], said["tags"], said["values"]) == (2, ["tag:a", "tag:b"], 0)
@@ -188,9 +221,9 @@ async def test_a_passing_failure_costs_nothing() -> None:
     store = FakeStore()
     delivery = await made(store, tag("a"))
     history = FakeHistory(HistoryRefused("TimeoutError", is_final=False), times=2)
-    async with filling(delivery, store, history, FakeStored()) as fill:
+    async with filling(delivery, store, history, FakeStored()):
         await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
-        await lose_and_return(delivery, fill, 101, 110)
+        await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "a filled gap")
     assert times(store, "a") == list(range(100, 111))
 
