@@ -24,7 +24,7 @@ from typing import Protocol
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import Problem, UnknownSource
+from agent.ingest.errors import NoHistory, Problem, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, SOURCE_LOST
 from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next_state
 from agent.ingest.ports import Refusals, StoredFacts, StorePort
@@ -205,6 +205,19 @@ class SourceSupervisor:
         if self._state is State.CONNECTED and self._source is not None:
             self._source.retry()
         return self._state
+
+    def backfill(self, first_ns: int, last_ns: int) -> int:
+        """Queue the filling of a time. Returns how many gaps are open now. Raises NoHistory."""
+        if self._kind != "opcua":
+            raise NoHistory(f"{self.settings.name} is a Modbus device, which keeps no history")
+        backfill = self._source.backfill if self._source is not None else None
+        if backfill is None:
+            raise NoHistory(
+                f"history of {self.settings.name} is not read"
+                + ("; it has not been connected yet" if self._source is None else ": history_values_per_s_max is 0")
+            )
+        backfill.request(first_ns, last_ns)
+        return backfill.gaps_open
 
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
@@ -428,12 +441,20 @@ class Ingest:
     def _note_file_problems(self, source: str, problems: Sequence[Problem]) -> None:
         self._by_name[source].note_file_problems(problems)
 
-    def retry(self, source: str) -> State:
+    def retry(self, source: str) -> str:
         """End the waiting of a source. Returns the state in which this found it. Raises UnknownSource."""
+        return self._named(source).retry().value
+
+    def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
+        """Read what is missing of a source between these times from its server's history, when it is connected. Returns
+        how many gaps are open now. Raises UnknownSource, NoHistory."""
+        return self._named(source).backfill(first_ns, last_ns)
+
+    def _named(self, source: str) -> SourceSupervisor:
         if source not in self._by_name:
             names = ", ".join(sorted(self._by_name)) or "none"
             raise UnknownSource(f"no source {source!r}; the sources of this node: {names}")
-        return self._by_name[source].retry()
+        return self._by_name[source]
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         return tuple(supervisor.statistics() for supervisor in self._supervisors)

@@ -116,7 +116,7 @@ class Node:
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
             handler = local_socket.RequestHandler(
                 *(self._store, partial(compare.compare, self._comparers)),
-                retry_source=lambda name: self._ingest.retry(name).value,
+                sources=self._ingest,
             )
             serving.append(group.create_task(local_socket.serve(handler, self._settings.node.state_dir), name="local"))
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
