@@ -107,6 +107,8 @@ class TagDefinition:
 
     `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value is read; `data_type` is the name of the
     type at the source. `enumeration` names the numbers that the tag can be: `0=Off|1=Manual|7=Automatic`.
+    `acquisition` says how the values came: empty as they happened, `history` if they were read
+    later from the records of the source, to fill a gap.
     """
 
     subject: str
@@ -117,6 +119,7 @@ class TagDefinition:
     data_type: str = ""
     description: str = ""
     enumeration: str = ""
+    acquisition: str = ""
 
     def to_json(self) -> bytes:
         """Canonical JSON without empty fields, so that a field added later changes no old definition's bytes."""
@@ -231,7 +234,7 @@ def check_definition(definition: TagDefinition) -> None:
     check_text("definition.subject", definition.subject, SUBJECT_BYTES_MAX)
     check_name("definition.subject", definition.subject, SUBJECT)
     check_name("definition.predicate", definition.predicate, PREDICATE)
-    for name in ("unit", "source", "address", "data_type", "description"):
+    for name in ("unit", "source", "address", "data_type", "description", "acquisition"):
         if text := getattr(definition, name):
             check_text(f"definition.{name}", text, 1024)
     if definition.enumeration:
@@ -303,7 +306,8 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
     """A sample presented as a message.
 
     The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, `unit`
-    where the tag has one, and `text` where its definition names the number. For values without a JSON form see `json_value`. A source time before 1970 gives
+    where the tag has one, `text` where its definition names the number, and `acquisition` where the value did not come
+    as it happened. For values without a JSON form see `json_value`. A source time before 1970 gives
     `produced_at_unix_ms` 0, which cannot be negative.
     """
     content = {
@@ -317,6 +321,8 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
         text = enumeration_texts(definition.enumeration).get(sample.value)
         if text is not None:
             content["text"] = text
+    if definition.acquisition:
+        content["acquisition"] = definition.acquisition
     produced_at_unix_ms = max(sample.source_time_ns // 1_000_000, 0)
     envelope = Envelope(
         message_id=message_id, from_zone=from_zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms

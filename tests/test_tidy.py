@@ -185,6 +185,7 @@ CORES: tuple[str, ...] = (
             "address",
             "decode",
             "groups",
+            "history/gap_fill",
             "liveness",
             "monitoring",
             "plan",

@@ -11,19 +11,27 @@ The package drops no value without a fact that says so. It never writes to a dev
 """
 
 from agent.ingest.errors import TagMapError
+from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
+from agent.ingest.gap import PREDICATE as GAP_PREDICATE
 from agent.ingest.lifecycle import State
+from agent.ingest.ports import Newest, StoredFacts
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 
 __all__ = [
+    "FILL_PREDICATE",
+    "GAP_PREDICATE",
+    "OUTAGE_REASONS",
     "Ingest",
     "ModbusSourceSettings",
+    "Newest",
     "OpcuaSourceSettings",
     "SourceSettings",
     "SourceStatistics",
     "State",
+    "StoredFacts",
     "TagMap",
     "TagMapError",
     "load_tag_map",

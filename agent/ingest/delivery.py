@@ -11,13 +11,14 @@ value would look current for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
 from agent.columns import SampleColumns
 from agent.ingest import quality as status
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
+from agent.ingest.ports import Newest
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
@@ -31,6 +32,7 @@ class Delivery:
         self.source = source
         self.recorder = recorder
         self.sampler = Sampler(())
+        self.tags: dict[int, Tag] = {}
         self.points: dict[int, Any] = {}
         self._streams: dict[int, str] = {}
         self._subjects: dict[int, str] = {}
@@ -40,6 +42,18 @@ class Delivery:
         self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
+
+    def numbers_by_stream(self) -> dict[str, list[int]]:
+        """The numbers of the tags by the stream they are recorded in."""
+        found: dict[str, list[int]] = {}
+        for number, stream in self._streams.items():
+            found.setdefault(stream, []).append(number)
+        return found
+
+    def seed(self, newest: Mapping[int, Newest]) -> None:
+        """Go on from what an earlier process recorded last of these tags."""
+        for number, (sample, good_ns) in newest.items():
+            self.sampler.seed(number, sample, good_ns)
 
     @property
     def is_wanted_new(self) -> bool:
@@ -153,6 +167,7 @@ class Delivery:
             self.recorder.hand_in(stream, SampleColumns._make(list(compress(column, is_here)) for column in columns))
 
     def _assign(self, wanted: dict[int, Tag]) -> None:
+        self.tags = wanted
         self.points = {n: tag.point for n, tag in wanted.items()}
         self.sampler.adopt({n: tag.rule for n, tag in wanted.items()})
         self._streams = {n: tag.stream for n, tag in wanted.items()}

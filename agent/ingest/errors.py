@@ -4,6 +4,8 @@
       TagMapError               a tag file cannot be used; `problems` holds every reason (for the operator)
         TagFileUnreadable       it is missing or cannot be opened, which may pass by itself
       UnknownSource             a command names a source that is not configured (for the operator)
+      NoHistory                 a command asks for the history of a source that has none to read (for the operator)
+      HistoryRefused            a server does not answer a HistoryRead as a whole; its session goes on
       SourceError               one life of a source has ended; the supervisor builds it anew after a pause
         SourceLost              the connection broke, fell silent or was never established
         SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
@@ -58,12 +60,24 @@ class UnknownSource(IngestError):
     """No source of this name is configured."""
 
 
+class NoHistory(IngestError):
+    """The history of this source is not read."""
+
+
 class SourceError(IngestError):
     """One life of a source has ended."""
 
 
 class SourceLost(SourceError):
     """The connection to a source broke, fell silent or was never established."""
+
+
+class HistoryRefused(IngestError):
+    """A server does not answer a HistoryRead as a whole. Its session goes on."""
+
+    def __init__(self, why: str, *, is_final: bool) -> None:
+        super().__init__(why)
+        self.is_final = is_final  # it has no history service, so asking again changes nothing
 
 
 class SourceRefused(SourceError):

@@ -24,7 +24,10 @@ SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded v
 NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that never came
 SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created anew
 VALUES_UNREADABLE = "values_unreadable"  # the server sent a malformed value; those behind it have no known place
+AGENT_STOPPED = "agent_stopped"  # what happened at the source while no process of this node ran
 SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
+OUTAGE_REASONS = frozenset({AGENT_STOPPED, SOURCE_LOST})
+FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
 
 
 @dataclass(frozen=True, slots=True)

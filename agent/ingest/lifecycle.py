@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from agent.ingest.gap import SOURCE_LOST
+
 
 class State(Enum):
     """Where a source is in its life."""
@@ -106,8 +108,9 @@ _DIGITS = re.compile(r"\d+")
 class Outage:
     """What is known of a source that is away: since when, and which reasons the log has told."""
 
-    def __init__(self) -> None:
-        self.first_ns: int | None = None  # the last sign of life before it; 0: there was none
+    def __init__(self, first_ns: int | None = None, reason: str = SOURCE_LOST) -> None:
+        self.first_ns = first_ns  # the last sign of life before it; 0: there was none; None: not known yet
+        self.reason = reason
         self._told: set[str] = set()
 
     def is_news(self, why: str) -> bool:

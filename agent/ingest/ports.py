@@ -7,12 +7,12 @@ it could not sample is recorded as a gap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from agent.columns import SampleColumns
-from agent.message import Message, TagDefinition
+from agent.message import Message, Sample, TagDefinition
 
 Refusals = tuple[type[Exception], ...]
 
@@ -28,3 +28,27 @@ class StorePort(Protocol):
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         """Commit one message; the same message_id twice is stored once."""
+
+
+class Newest(NamedTuple):
+    """The newest sample of a tag, and the time of its newest good one (0: not found)."""
+
+    sample: Sample
+    good_ns: int
+
+
+class StoredFacts(Protocol):
+    """What the store holds already, for what fills gaps. Each call reads the store, in any thread, and may take
+    seconds. Times in ns of source time since 1970."""
+
+    def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
+        """The newest sample of each of these tag numbers, where one is found near the end of the stream."""
+
+    def sample_times(
+        self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
+    ) -> Mapping[int, Collection[int]] | None:
+        """The times of all samples of these tag numbers from `first_ns` to `last_ns`; None if there are more than
+        `times_max`."""
+
+    def open_outages(self, source: str) -> Sequence[int]:
+        """The first times of outages of a source that were declared and whose history was not filled."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from agent.columns import SampleColumns
 from agent.ingest.gap import STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
-from agent.message import TagDefinition
+from agent.message import Message, TagDefinition
 
 ResultT = TypeVar("ResultT")
 
@@ -46,7 +46,7 @@ class Recorder:
     """Appends for one source."""
 
     def __init__(self, source: str, zone: str, store: StorePort, refusals: Refusals, operational_stream: str) -> None:
-        self._source, self._zone = source, zone
+        self._source, self.zone = source, zone
         self._store, self._refusals = store, refusals
         self._operational_stream = operational_stream
         self._flights: deque[_Flight] = deque()  # bounded by IN_FLIGHT_SAMPLES_MAX through `record`
@@ -94,7 +94,7 @@ class Recorder:
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
         gaps = self._gaps.take()
         while gaps:
-            message = gap_message(gaps[0], self._zone, time.time_ns() // 1_000_000)
+            message = gap_message(gaps[0], self.zone, time.time_ns() // 1_000_000)
             try:
                 await _committed(self._store.append_message(self._operational_stream, message))
             except self._refusals:
@@ -105,6 +105,10 @@ class Recorder:
                 self._gaps.put_back(gaps)
                 raise
             gaps.pop(0)
+
+    async def append_fact(self, message: Message) -> None:
+        """Append an operational fact; returns once it is committed. Waits while the store refuses."""
+        await self._insist(lambda: self._store.append_message(self._operational_stream, message))
 
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import gt
+from typing import NamedTuple
 
 from agent.columns import SampleColumns
 from agent.message import Sample, Value
@@ -67,6 +68,15 @@ class Tally:
     silent: int
 
 
+class Return(NamedTuple):
+    """A tag that has a value again, in ns of source time: its last value before (0: it had none), when it was lost (0:
+    it was not), and its first value now."""
+
+    after_ns: int
+    lost_ns: int
+    before_ns: int
+
+
 _NEVER, _LIVE, _LOST = 0, 1, 2
 _BAD_BIT = 0x8000_0000  # of an OPC UA StatusCode
 
@@ -74,11 +84,22 @@ _BAD_BIT = 0x8000_0000  # of an OPC UA StatusCode
 class _State:
     """What is remembered of one tag."""
 
-    __slots__ = ("condition", "held", "quality", "recorded_ns", "recorded_seen_ns", "rule", "seen", "value")
+    __slots__ = (
+        "condition",
+        "held",
+        "is_seeded",
+        "quality",
+        "recorded_ns",
+        "recorded_seen_ns",
+        "rule",
+        "seen",
+        "value",
+    )
 
     def __init__(self, rule: SamplingRule) -> None:
         self.rule = rule
         self.condition = _NEVER
+        self.is_seeded = False  # what follows is of the process before this one: no sample has come yet
         self.seen: Sample | None = None  # the last sample from the source, recorded or not
         self.value: Value = None  # value, quality and time of the last fact
         self.quality = 0
@@ -130,6 +151,7 @@ class Sampler:
         self._current = _Current()
         self._timed: list[int] = []
         self.counts = SamplingCounts()
+        self._returns: list[tuple[int, Return]] | None = None  # bounded by the tags and how often they are taken
         self.adopt(dict(rules))
 
     def adopt(self, rules: Mapping[int, SamplingRule]) -> None:
@@ -141,6 +163,16 @@ class Sampler:
             self._states[tag] = state = known.get(tag) or _State(rule)
             state.rule = rule
         self._timed = [tag for tag, rule in rules.items() if rule.min_interval_ns or rule.max_interval_ns]
+
+    def seed(self, tag: int, newest: Sample, good_ns: int) -> None:
+        """Go on from the newest sample that an earlier process recorded of a tag; `good_ns` is the time of its newest
+        good one. A value that stood still while no process ran is then a duplicate."""
+        state = self._states[tag]
+        is_bad = bool(newest.quality & _BAD_BIT)
+        state.condition = _LOST if is_bad else _LIVE
+        state.is_seeded = True
+        state.seen = newest._replace(source_time_ns=good_ns) if is_bad else newest
+        state.value, state.quality, state.recorded_ns = newest.value, newest.quality, newest.source_time_ns
 
     def rule(self, tag: int) -> SamplingRule:
         """The rule of a tag."""
@@ -208,7 +240,7 @@ class Sampler:
         for tag in self._timed:
             state = self._states[tag]
             rule = state.rule
-            if state.condition != _LIVE:
+            if state.condition != _LIVE or state.is_seeded:
                 continue
             if state.held is not None and now_ns - state.recorded_seen_ns >= rule.min_interval_ns:
                 kept = state.held
@@ -268,11 +300,20 @@ class Sampler:
         for tag, state in self._states.items():
             if tag in current:
                 bad += current[tag] & _BAD_BIT != 0
-            elif state.condition == _NEVER:
+            elif state.condition == _NEVER or state.is_seeded:
                 silent += 1
             elif state.quality & _BAD_BIT:
                 bad += 1
         return Tally(bad, silent)
+
+    def note_returns(self) -> None:
+        """Note each return of a tag from now on, for `take_returns`."""
+        self._returns = []
+
+    def take_returns(self) -> list[tuple[int, Return]]:
+        """The tags that have returned since the last call, in order."""
+        found, self._returns = self._returns or [], []
+        return found
 
     def last_time_ns(self, tag: int) -> int:
         """Source time of the last sample of a tag, 0 before the first."""
@@ -302,16 +343,20 @@ class Sampler:
     def _judge(self, state: _State, sample: Sample, returned_ns: int) -> Sample | None:
         """The sample to record for this one, or None."""
         seen, state.seen = state.seen, sample
-        if state.condition != _LIVE:
-            returned = state.condition == _LOST and sample.source_time_ns <= state.recorded_ns
-            state.condition = _LIVE
-            return sample._replace(source_time_ns=max(returned_ns, state.recorded_ns + 1)) if returned else sample
+        if state.condition != _LIVE or state.is_seeded:
+            sample, is_first = self._return(state, seen, sample, returned_ns)
+            if is_first:
+                return sample
+            assert seen is not None, "seeded"
+            if sample.source_time_ns <= seen.source_time_ns and _is_repeated(sample, seen):
+                self.counts.duplicates += 1  # it stood still; after an outage it was recorded under a later time
+                return None
         assert seen is not None, "a live tag has been seen"
         if sample.source_time_ns <= seen.source_time_ns:
             if sample.source_time_ns < seen.source_time_ns:
                 self.counts.out_of_order += 1
                 return sample
-            if sample.quality == seen.quality and _same(sample.value, seen.value):
+            if _is_repeated(sample, seen):
                 self.counts.duplicates += 1
                 return None
         rule = state.rule
@@ -329,11 +374,27 @@ class Sampler:
             return None
         return sample
 
+    def _return(self, state: _State, seen: Sample | None, sample: Sample, returned_ns: int) -> tuple[Sample, bool]:
+        """The first sample of a tag after it was lost, or in this process, and whether it is recorded in any case."""
+        is_first, was_lost = state.condition != _LIVE, state.condition == _LOST
+        state.condition, state.is_seeded = _LIVE, False
+        if was_lost and sample.source_time_ns <= state.recorded_ns:
+            sample = sample._replace(source_time_ns=max(returned_ns, state.recorded_ns + 1))
+        if self._returns is not None:
+            after_ns = 0 if seen is None else seen.source_time_ns
+            lost_ns = state.recorded_ns if was_lost else 0
+            self._returns.append((sample.tag, Return(after_ns, lost_ns, sample.source_time_ns)))
+        return sample, is_first
+
     def _record(self, state: _State, sample: Sample, now_ns: int) -> None:
         state.value, state.quality, state.recorded_ns = sample.value, sample.quality, sample.source_time_ns
         state.recorded_seen_ns = now_ns
         state.held = None
         self.counts.recorded += 1
+
+
+def _is_repeated(sample: Sample, seen: Sample) -> bool:
+    return sample.quality == seen.quality and _same(sample.value, seen.value)
 
 
 def _same(left: Value, right: Value) -> bool:

@@ -57,6 +57,7 @@ class OpcuaSourceSettings:
     items_per_call_max: int = 1_000  # S7-1200 slows fifty-fold above 200; the server's own limit is obeyed when lower
     parked_retry_ms: int = 30_000  # first retry of a node the server refused; doubles up to ten times this
     buffer_values_max: int = 50_000  # between the wire and the store; full means the next Publish waits
+    history_values_per_s_max: int = 10_000  # read from the server's history after a gap; 0 leaves gaps unfilled
     reconnect_delay_ms: int = 1_000
     reconnect_delay_max_ms: int = 60_000
 
@@ -80,6 +81,7 @@ class OpcuaSourceSettings:
             items_per_call_max=(1, 10_000),
             parked_retry_ms=(100, 3_600_000),
             buffer_values_max=(1_000, 1_000_000),
+            history_values_per_s_max=(0, 1_000_000),
             reconnect_delay_ms=(10, 60_000),
             reconnect_delay_max_ms=(self.reconnect_delay_ms, 3_600_000),
         )

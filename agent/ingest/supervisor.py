@@ -24,10 +24,10 @@ from typing import Protocol
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import Problem, UnknownSource
-from agent.ingest.gap import SOURCE_LOST
+from agent.ingest.errors import NoHistory, Problem, UnknownSource
+from agent.ingest.gap import AGENT_STOPPED, SOURCE_LOST
 from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next_state
-from agent.ingest.ports import Refusals, StorePort
+from agent.ingest.ports import Refusals, StoredFacts, StorePort
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Tally
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
@@ -51,6 +51,8 @@ class SourceStatistics:
     tags_bad: int  # whose last sample is bad
     tags_silent: int  # that have no sample since the start of the process
     values_total: int
+    backfilled_total: int  # read from the source's history after a gap
+    gaps_open: int  # known, and not filled from history yet
     dropped_total: int
     duplicates_total: int
     out_of_order_total: int
@@ -68,10 +70,31 @@ class SourceStatistics:
         return self.state is State.CONNECTED
 
 
+class Backfill(Protocol):
+    """What fills the gaps of a source from its own records, while the source is connected."""
+
+    @property
+    def gaps_open(self) -> int:
+        """Gaps that are known and not filled."""
+
+    @property
+    def values_total(self) -> int:
+        """Values recorded from history since the start of the process."""
+
+    def note_stop(self, first_ns: int) -> None:
+        """No process of this node ran since then."""
+
+    def request(self, first_ns: int, last_ns: int) -> None: ...
+
+
 class Source(Protocol):
     """What the supervisor asks of a source, whatever its protocol."""
 
     polls_missed_total: int
+
+    @property
+    def backfill(self) -> Backfill | None:
+        """What fills gaps from the source's own records; None where it has none."""
 
     @property
     def alive_s(self) -> float:
@@ -90,8 +113,10 @@ class Source(Protocol):
     async def finish(self) -> None: ...
 
 
-def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
-    """What makes a source from its delivery. The adapter is imported here, because asyncua takes half a second and 25
+def source_maker(
+    settings: SourceSettings, stored: StoredFacts | None, history_recorder: Recorder
+) -> Callable[[Delivery], Source]:
+    """What makes a source from its delivery. Without `stored` no gap is filled from history. The adapter is imported here, because asyncua takes half a second and 25
     MB that a node without an OPC UA source need not spend."""
     if isinstance(settings, ModbusSourceSettings):
         from agent.ingest.modbus import line
@@ -100,21 +125,39 @@ def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
         line.quiet_library()
         return partial(ModbusSource, settings)
     from agent.ingest.opcua import session
+    from agent.ingest.opcua.history import HistoryBackfill
     from agent.ingest.opcua.poll_source import OpcuaPollSource
     from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()
-    return partial(OpcuaPollSource if settings.mode == "poll" else OpcuaSource, settings)
+    rate = settings.history_values_per_s_max
+
+    def make(delivery: Delivery) -> OpcuaSource | OpcuaPollSource:
+        backfill = None
+        if stored is not None and rate:
+            backfill = HistoryBackfill(delivery, history_recorder, stored, rate)
+        if settings.mode == "poll":
+            return OpcuaPollSource(settings, delivery, backfill)
+        return OpcuaSource(settings, delivery, [] if backfill is None else [backfill], backfill)
+
+    return make
 
 
 class SourceSupervisor:
     """One source: begins it, waits for its end, begins it again."""
 
-    def __init__(self, settings: SourceSettings, tags: TagMap, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        settings: SourceSettings,
+        tags: TagMap,
+        recorder: Recorder,
+        history_recorder: Recorder,
+        stored: StoredFacts | None = None,
+    ) -> None:
         self.settings = settings
-        self._tags, self._recorder = tags, recorder
+        self._tags, self._recorder, self._stored = tags, recorder, stored
         self._kind = "modbus" if isinstance(settings, ModbusSourceSettings) else "opcua"
-        self._source_from = source_maker(settings)
+        self._source_from = source_maker(settings, stored, history_recorder)
         self._backoff = Backoff(settings.reconnect_delay_ms, settings.reconnect_delay_max_ms)
         self._state = State.IDLE
         self._source: Source | None = None
@@ -166,8 +209,22 @@ class SourceSupervisor:
             self._source.retry()
         return self._state
 
+    def backfill(self, first_ns: int, last_ns: int) -> int:
+        """Queue the filling of a time. Returns how many gaps are open now. Raises NoHistory."""
+        if self._kind != "opcua":
+            raise NoHistory(f"{self.settings.name} is a Modbus device, which keeps no history")
+        backfill = self._source.backfill if self._source is not None else None
+        if backfill is None:
+            raise NoHistory(
+                f"history of {self.settings.name} is not read"
+                + ("; it has not been connected yet" if self._source is None else ": history_values_per_s_max is 0")
+            )
+        backfill.request(first_ns, last_ns)
+        return backfill.gaps_open
+
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
+        backfill = self._source.backfill if self._source is not None else None
         tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
         return SourceStatistics(
             name=self.settings.name,
@@ -177,6 +234,8 @@ class SourceSupervisor:
             tags_bad=tally.bad,
             tags_silent=tally.silent,
             values_total=self._recorder.samples_total,
+            backfilled_total=backfill.values_total if backfill is not None else 0,
+            gaps_open=backfill.gaps_open if backfill is not None else 0,
             dropped_total=self._recorder.lost_total,
             duplicates_total=counts.duplicates if counts is not None else 0,
             out_of_order_total=counts.out_of_order if counts is not None else 0,
@@ -253,7 +312,24 @@ class SourceSupervisor:
             if offered is self._tags:  # else a new map came meanwhile
                 break
         self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder)
-        return self._source_from(self._delivery)
+        if self._stored is not None:
+            await self._resume(self._delivery, self._stored)
+        source = self._source_from(self._delivery)
+        if self._outage is not None and self._outage.first_ns and source.backfill is not None:
+            source.backfill.note_stop(self._outage.first_ns)
+        return source
+
+    async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:
+        """Go on where an earlier process of this node ended: what happened at the source since then is not known."""
+        stopped_ns = 0
+        for stream, numbers in delivery.numbers_by_stream().items():
+            newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
+            delivery.seed(newest)
+            stopped_ns = max([stopped_ns, *(found.sample.source_time_ns for found in newest.values())])
+        if stopped_ns:
+            self._outage = Outage(stopped_ns, AGENT_STOPPED)
+            delivery.add_gap(AGENT_STOPPED, stopped_ns, time.time_ns(), 0, delivery.points, exact=False)
+            await self._recorder.flush_gaps(at_once=True)  # before the first value hides where the last process ended
 
     async def _number_offers(self) -> None:
         """Have new tag maps numbered and leave them at the source."""
@@ -291,9 +367,9 @@ class SourceSupervisor:
         self._become(Event.UP)
         self._connects_total += 1
         assert self._source is not None, "it came up"
-        if self._outage is None:
+        if self._outage is None or self._outage.reason == AGENT_STOPPED:
             log.info("source connected", extra={"action": "source_connected", "source": self.settings.name})
-        elif self._delivery is not None and not self._delivery.is_value_expected:
+        if self._outage is not None and self._delivery is not None and not self._delivery.is_value_expected:
             self._returned(self._source.now_ns())
 
     def _got_value(self, now_ns: int) -> None:
@@ -306,9 +382,10 @@ class SourceSupervisor:
         """The outage is over: a value has come, and everything that can be read is."""
         outage, self._outage = self._outage, None
         assert outage is not None, "only what was away returns"
-        log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
+        if outage.reason == SOURCE_LOST:
+            log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
         if outage.first_ns and self._delivery is not None:
-            self._delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, self._delivery.points, exact=False)
+            self._delivery.add_gap(outage.reason, outage.first_ns, now_ns, 0, self._delivery.points, exact=False)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:
         """One line for each reason of an outage."""
@@ -332,10 +409,13 @@ class Ingest:
         refusals: Refusals,
         operational_stream: str = "facts.operational",
         watch_times: WatchTimes = PATIENT,
+        stored: StoredFacts | None = None,
     ) -> None:
+        def recorder(source: str) -> Recorder:
+            return Recorder(source, zone, store, refusals, operational_stream)
+
         self._supervisors = [
-            SourceSupervisor(s, tag_maps[s.name], Recorder(s.name, zone, store, refusals, operational_stream))
-            for s in sources
+            SourceSupervisor(s, tag_maps[s.name], recorder(s.name), recorder(s.name), stored) for s in sources
         ]
         self._by_name = {supervisor.settings.name: supervisor for supervisor in self._supervisors}
         self._watch = TagWatch(sources, tag_maps, self._offer, self._note_file_problems, watch_times)
@@ -364,12 +444,20 @@ class Ingest:
     def _note_file_problems(self, source: str, problems: Sequence[Problem]) -> None:
         self._by_name[source].note_file_problems(problems)
 
-    def retry(self, source: str) -> State:
+    def retry(self, source: str) -> str:
         """End the waiting of a source. Returns the state in which this found it. Raises UnknownSource."""
+        return self._named(source).retry().value
+
+    def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
+        """Read what is missing of a source between these times from its server's history, when it is connected. Returns
+        how many gaps are open now. Raises UnknownSource, NoHistory."""
+        return self._named(source).backfill(first_ns, last_ns)
+
+    def _named(self, source: str) -> SourceSupervisor:
         if source not in self._by_name:
             names = ", ".join(sorted(self._by_name)) or "none"
             raise UnknownSource(f"no source {source!r}; the sources of this node: {names}")
-        return self._by_name[source].retry()
+        return self._by_name[source]
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         return tuple(supervisor.statistics() for supervisor in self._supervisors)

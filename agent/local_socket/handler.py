@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
 
 from agent.append_contract import Precondition, append_answer, check_from_zone
 from agent.config import NodeSettings
@@ -21,6 +22,8 @@ from agent.local_socket.messages import (
     Answer,
     Appended,
     AppendFact,
+    BackfillQueued,
+    BackfillSource,
     Compared,
     ComparePeer,
     Confirmed,
@@ -44,8 +47,16 @@ from agent.local_socket.transport import LocalError, StateFolderUnusable
 from agent.message import CONSUMER, Message, check_name
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
-RetryNow = Callable[[str], str]
-"""Ends the waiting of a source; returns the state that it was in."""
+
+
+class Sources(Protocol):
+    """The sources of a running node."""
+
+    def retry(self, source: str) -> str:
+        """End the waiting of a source; the state that it was in. Raises a BsfgError that names what there is."""
+
+    def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
+        """Queue the filling of a time from the source's history; how many gaps it has now. Raises a BsfgError."""
 
 
 @contextlib.contextmanager
@@ -62,14 +73,14 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
 
 
 class RequestHandler:
-    """Carries out requests on a store that this process owns. `compare` reaches peers, `retry_source` the sources; None
-    in a process without links to peers, or without sources."""
+    """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
+    links to peers, and `sources` in one that reads none."""
 
-    def __init__(self, store: FactStore, compare: Compare | None = None, retry_source: RetryNow | None = None) -> None:
+    def __init__(self, store: FactStore, compare: Compare | None = None, sources: Sources | None = None) -> None:
         self._store = store
         self._producers = Producers(store.appends)
         self._compare = compare
-        self._retry_source = retry_source
+        self._sources = sources
 
     async def answer(self, request: Request) -> Answer:
         """The answer to a request. An error of the store or of a check becomes `Refused`."""
@@ -117,10 +128,12 @@ class RequestHandler:
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")
                 return await self._compare(request)
-            case RetrySource():
-                if self._retry_source is None:
-                    raise LocalError("no node runs here, so no source is waiting", "start it: bsfg run")
-                return SourceRetried(self._retry_source(request.source))
+            case RetrySource() | BackfillSource():
+                if self._sources is None:
+                    raise LocalError("no node runs here, so no source is read", "start it: bsfg run")
+                if isinstance(request, RetrySource):
+                    return SourceRetried(self._sources.retry(request.source))
+                return BackfillQueued(self._sources.backfill(request.source, request.first_ns, request.last_ns))
             case ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
                 # Another zone confirms at its own request: otherwise facts that it lacks would be released.

@@ -73,6 +73,14 @@ class RetrySource(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="ope
     source: str
 
 
+class BackfillSource(msgspec.Struct, frozen=True, tag="BackfillSource", tag_field="operation"):
+    """Read what is missing of a source between two times, in ns since 1970, from its server's history."""
+
+    source: str
+    first_ns: int
+    last_ns: int
+
+
 class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer."""
 
@@ -177,6 +185,12 @@ class SourceRetried(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="o
     state: str
 
 
+class BackfillQueued(msgspec.Struct, frozen=True, tag="BackfillSource", tag_field="operation"):
+    """The filling is queued behind `gaps_open` others; a fact says when it is done."""
+
+    gaps_open: int
+
+
 class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """The frontier after the confirmation, durable before it was answered."""
 
@@ -206,6 +220,7 @@ Request = (
     | RemoveConsumer
     | ComparePeer
     | RetrySource
+    | BackfillSource
     | ConfirmReceipt
 )
 Answer = (
@@ -217,6 +232,7 @@ Answer = (
     | Removed
     | Compared
     | SourceRetried
+    | BackfillQueued
     | Confirmed
     | Refused
 )

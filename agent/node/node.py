@@ -29,6 +29,7 @@ from agent.node.latest import latest_lookup
 from agent.node.peer_latest_cache import has_peer_latest, peer_latest, save_peer_latest
 from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
+from agent.node.stored_samples import StoredSamples
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.pull_events import ReceiverSettings
@@ -78,7 +79,10 @@ class Node:
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._requesters, self._bandwidths, self._telemetry)
-        self._ingest = Ingest(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES)
+        stored = StoredSamples(store.reader)
+        self._ingest = Ingest(
+            settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES, stored=stored
+        )
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
             comparers=self._comparers.values(),
@@ -112,7 +116,7 @@ class Node:
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
             handler = local_socket.RequestHandler(
                 *(self._store, partial(compare.compare, self._comparers)),
-                retry_source=lambda name: self._ingest.retry(name).value,
+                sources=self._ingest,
             )
             serving.append(group.create_task(local_socket.serve(handler, self._settings.node.state_dir), name="local"))
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})

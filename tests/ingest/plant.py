@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.ingest.lifecycle import State
+from agent.ingest.ports import StoredFacts
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_maps
@@ -73,11 +74,14 @@ class Running:
 
 @asynccontextmanager
 async def ingesting(
-    *sources: SourceSettings, store: FakeStore | None = None, times: WatchTimes = PATIENT
+    *sources: SourceSettings,
+    store: FakeStore | None = None,
+    times: WatchTimes = PATIENT,
+    stored: StoredFacts | None = None,
 ) -> AsyncIterator[Running]:
     """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
     kept = store or FakeStore()
-    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), watch_times=times)
+    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), watch_times=times, stored=stored)
     async with asyncio.TaskGroup() as group:
         group.create_task(ingest.run(), name="ingest")
         try:

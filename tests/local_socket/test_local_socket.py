@@ -370,16 +370,21 @@ def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
 
 def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
     """The name reaches the sources, what they say reaches the caller, also a refusal; where no node runs, that is said."""
-    asked = list[str]()
+    asked = list[object]()
 
-    def retry(name: str) -> str:
-        asked.append(name)
-        if name != "plc":
-            raise UnknownConsumer(f"no source {name!r}")
-        return "waiting"
+    class Sources:
+        def retry(self, name: str) -> str:
+            asked.append(name)
+            if name != "plc":
+                raise UnknownConsumer(f"no source {name!r}")
+            return "waiting"
+
+        def backfill(self, name: str, first_ns: int, last_ns: int) -> int:
+            asked.append((name, first_ns, last_ns))
+            return 1
 
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        handler = local_socket.RequestHandler(store, retry_source=retry)
+        handler = local_socket.RequestHandler(store, sources=Sources())
         found = asyncio.run(handler.answer(local_socket.RetrySource("plc")))
         assert found == local_socket.SourceRetried("waiting")
         refused = asyncio.run(handler.answer(local_socket.RetrySource("plx")))
@@ -388,4 +393,6 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
         alone = asyncio.run(local_socket.RequestHandler(store).answer(local_socket.RetrySource("plc")))
         assert isinstance(alone, local_socket.Refused)
         assert "no node runs" in alone.message
-    assert asked == ["plc", "plx"]
+        filling = asyncio.run(handler.answer(local_socket.BackfillSource("plc", 5, 9)))
+        assert filling == local_socket.BackfillQueued(1)
+    assert asked == ["plc", "plx", ("plc", 5, 9)]

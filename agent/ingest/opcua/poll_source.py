@@ -19,6 +19,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import STORE_REFUSED
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading
 from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.session import CallTooLarge, Session, open_session
 from agent.ingest.opcua.subscription import log_parked
@@ -32,8 +33,14 @@ CLOCK = Reading(NodeAddress(STANDARD_URI, 2258))  # Server_ServerStatus_CurrentT
 class OpcuaPollSource:
     """One server, read in intervals. The object outlives its connections."""
 
-    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery) -> None:
+    def __init__(
+        self, settings: OpcuaSourceSettings, delivery: Delivery, backfill: HistoryBackfill | None = None
+    ) -> None:
         self._settings, self._delivery = settings, delivery
+        self.backfill = backfill
+        if backfill is not None:
+            backfill.now_ns = self.now_ns
+            delivery.on_gap(backfill.note_gap)
         self._clock = ServerClock()
         self._namespaces: list[str] = []
         self._turns: dict[int, int] = {}  # which reading of a tag is tried, where it is not the first
@@ -56,6 +63,8 @@ class OpcuaPollSource:
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
         async with open_session(self._settings) as session, asyncio.TaskGroup() as group:
+            if self.backfill is not None:
+                group.create_task(self.backfill.run(session, None), name=f"{self._settings.name} backfill")
             limits = await session.limits()
             self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
             self._turns.clear()

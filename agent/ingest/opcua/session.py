@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. This module, `security` and `type_reader` are all that know asyncua.
+"""One session with an OPC UA server, through asyncua. This module, `security` and `variant` are all that know asyncua.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no publish loop
@@ -29,10 +29,11 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
-from agent.ingest.errors import SourceError, SourceLost, SourceRefused
+from agent.ingest.errors import HistoryRefused, SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress, Reading
-from agent.ingest.opcua.decode import Change, Publication, decode_publication, decode_read_values
+from agent.ingest.opcua.decode import Change, DecodeError, Publication, decode_publication, decode_read_values
 from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
@@ -60,6 +61,12 @@ _TOO_MUCH = (  # the call was too large, not wrong
     uaerrors.BadRequestTooLarge,
     uaerrors.BadResponseTooLarge,
     uaerrors.BadTcpMessageTooLarge,
+)
+_NO_HISTORY = (  # of a whole HistoryRead: the service is not there
+    uaerrors.BadServiceUnsupported,
+    uaerrors.BadHistoryOperationUnsupported,
+    uaerrors.BadHistoryOperationInvalid,
+    uaerrors.BadNotSupported,
 )
 _PUBLISH_REFUSALS = (  # of one Publish; the session goes on
     uaerrors.BadTimeout,
@@ -232,6 +239,20 @@ class Session:
                 break
             found = decode()
         return found
+
+    async def read_history(
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+    ) -> list[HistoryPage]:
+        """Raw values of nodes, given as (address, namespace index), one for each range. Raises HistoryRefused for what
+        concerns the call as a whole, a time-out included: the session goes on without it."""
+        node_ids = [_node_id(address.identifier, index) for address, index in nodes]
+        try:
+            body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
+            return await self._decoded(lambda: decode_history(body, self._reader))
+        except _NO_HISTORY as error:
+            raise HistoryRefused(_text(error), is_final=True) from error
+        except (UaError, OSError, TimeoutError, DecodeError) as error:
+            raise HistoryRefused(_text(error), is_final=False) from error
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         """A notification that was sent before, as the parameters of a PublishResponse; None if it is not held any

@@ -34,6 +34,7 @@ from agent.ingest.gap import (
 )
 from agent.ingest.opcua.decode import Change, Publication
 from agent.ingest.opcua.groups import Groups, ServerLimits
+from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.monitoring import discarded
 from agent.ingest.opcua.publisher import Publisher, Route
@@ -71,8 +72,17 @@ class OpcuaSource:
     """One server. The object outlives its connections; what it keeps between them is the time offset and the last proof
     of life, nothing of the session."""
 
-    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery, companions: Sequence[Companion] = ()) -> None:
+    def __init__(
+        self,
+        settings: OpcuaSourceSettings,
+        delivery: Delivery,
+        companions: Sequence[Companion] = (),
+        backfill: HistoryBackfill | None = None,
+    ) -> None:
         self._settings, self._delivery, self._companions = settings, delivery, companions
+        self.backfill = backfill
+        if backfill is not None:
+            backfill.now_ns = self.now_ns
         for companion in companions:
             delivery.on_gap(companion.note_gap)
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)

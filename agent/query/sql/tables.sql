@@ -57,7 +57,8 @@ CREATE TABLE definitions (
     address TEXT,
     data_type TEXT,
     description TEXT,
-    enumeration TEXT
+    enumeration TEXT,
+    acquisition TEXT
 );
 
 -- streams: the logs of the store

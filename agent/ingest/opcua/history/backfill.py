@@ -1,0 +1,394 @@
+"""Fills the gaps of one source from the history of its server, beside the live values and slower than they.
+
+A gap is filled in four cases. After an outage, of the source or of this process: for each tag, the time between its
+last value before and its first one after. When values are missing between others: the time of the gap fact. After a
+restart: every outage that was declared and not filled before the process ended. By hand: any time. In the last three
+cases the store says which values it has.
+
+One call is on its way at a time, and its values are committed before the next call: a backfill of hours holds one page
+in memory, and live values never queue behind it. What is read is recorded under definitions of its own, marked as
+acquired from history. When a gap is filled a fact says so, `history_backfilled`, and what could not be read.
+
+The work outlives a session: it goes on in the next one where it stood. A refused or slow history never ends a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from agent.columns import SampleColumns
+from agent.ingest import quality
+from agent.ingest.delivery import Delivery
+from agent.ingest.errors import HistoryRefused
+from agent.ingest.gap import (
+    FILL_PREDICATE,
+    NOTIFICATIONS_MISSING,
+    OUTAGE_REASONS,
+    SERVER_QUEUE_OVERFLOW,
+    TAGS_NAMED_MAX,
+    TagGap,
+)
+from agent.ingest.opcua.address import NodeAddress, Reading
+from agent.ingest.opcua.history.gap_fill import (
+    SEAM_NS,
+    GapFill,
+    HistoryPage,
+    HistoryRange,
+    Outcome,
+    Window,
+)
+from agent.ingest.ports import StoredFacts
+from agent.ingest.recorder import Recorder
+from agent.ingest.sampling import Return, Sampler
+from agent.ingest.tags.tag_map import Tag
+from agent.message import Envelope, Fact, Message, Sample, canonical_json, time_text
+
+log = logging.getLogger(__name__)
+
+ACQUISITION = "history"
+TICK_S = 0.5  # how often returns are looked for, when there is nothing to fill
+SETTLE_TICKS = 4  # tags return call by call; those of one outage are read together
+NODES_PER_READ_MAX = 20  # a server's own limit shows in its refusal; the call is halved then
+VALUES_PER_READ_MAX = 1_000  # of one node: with 20 nodes a page of some 500 kB
+JOBS_MAX = 100  # gaps that wait; beyond, the newest two become one
+SLICE_TAGS = 100  # a slice's times in the store are held in memory: 100 tags at 1 Hz for an hour are 360,000
+SLICE_NS = 3_600 * 1_000_000_000
+STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
+RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
+CALLS_FAILED_MAX = 8  # some four minutes of failing calls
+
+_WITHOUT_RETURN = frozenset({SERVER_QUEUE_OVERFLOW, NOTIFICATIONS_MISSING})  # values are missing between others
+
+
+class HistorySession(Protocol):
+    """What is asked of a session."""
+
+    async def namespaces(self) -> list[str]:
+        """The server's namespace URIs, by index."""
+
+    async def read_history(
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+    ) -> list[HistoryPage]:
+        """Raw values of nodes. Raises HistoryRefused if the call as a whole is refused."""
+
+
+@dataclass(slots=True)
+class _Slice:
+    """Some tags for some time whose stored values are not known yet."""
+
+    tags: Sequence[int]
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(slots=True)
+class _Job:
+    """One gap to fill: slices to look up in the store, then what is read now."""
+
+    cause: str  # outage, gap (in a connected source), restart, or request
+    first_ns: int
+    last_ns: int
+    outages: tuple[int, ...] = ()  # their first times; the fact that closes this job closes them
+    slices: deque[_Slice] = field(default_factory=deque)  # bounded by tags and time
+    fill: GapFill | None = None
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    not_filled: list[int] = field(default_factory=list)
+    values: int = 0
+
+
+class HistoryBackfill:
+    """The gaps of one source and their filling."""
+
+    def __init__(self, delivery: Delivery, recorder: Recorder, stored: StoredFacts, values_per_s_max: int) -> None:
+        assert values_per_s_max > 0, "0 is for a source without backfill"
+        self._delivery, self._recorder, self._stored = delivery, recorder, stored
+        self._rate = values_per_s_max
+        self._jobs: deque[_Job] = deque()  # bounded by JOBS_MAX through `_add`
+        self._returns: dict[int, Return] = {}
+        self._returns_ticks = 0
+        self._has_returned = False
+        self._outages: list[int] = []  # bounded by what one settling time holds
+        self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
+        self._sampler = Sampler(())
+        self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
+        self._numbers: dict[int, int] = {}
+        self._hole: tuple[int, int, set[int]] | None = None  # first and last time and tags of values lost in between
+        self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not looked up yet
+        self.now_ns: Callable[[], int] = time.time_ns  # until its source sets the server's clock
+        delivery.sampler.note_returns()
+
+    @property
+    def gaps_open(self) -> int:
+        """Gaps that are known and not filled."""
+        return len(self._jobs) + bool(self._returns) + (self._hole is not None)
+
+    @property
+    def values_total(self) -> int:
+        """Values recorded from history since the start of the process."""
+        return self._recorder.samples_total
+
+    def note_stop(self, first_ns: int) -> None:
+        """No process of this node ran since then, which was declared with this first time."""
+        self._outages.append(first_ns)
+        self._stopped = dict.fromkeys(self._delivery.tags, first_ns)
+
+    def note_gap(self, gap: TagGap) -> None:
+        """A gap is known. Tags that were lost in it show by their return; of others the store says what is missing."""
+        if gap.reason in OUTAGE_REASONS:
+            if gap.first_time_ns not in self._outages:
+                self._outages.append(gap.first_time_ns)
+        elif gap.reason in _WITHOUT_RETURN:
+            first_ns, last_ns, tags = self._hole or (gap.first_time_ns, gap.last_time_ns, set[int]())
+            self._hole = min(first_ns, gap.first_time_ns), max(last_ns, gap.last_time_ns), tags | set(gap.tags)
+
+    def request(self, first_ns: int, last_ns: int) -> None:
+        """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
+        self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - SEAM_NS)))
+
+    async def run(self, session: HistorySession, _: object) -> None:
+        """Fill gaps for the length of a session."""
+        for job in self._jobs:
+            if job.fill is not None:
+                job.fill.forget_continuation_points()
+        if self._unfilled is None:
+            await self._look_back()
+        failures = 0
+        while True:
+            self._take_returns()
+            if self._unfilled and self._is_settled:
+                self._add_unfilled()
+            if self._hole is not None and self.now_ns() > self._hole[1] + SEAM_NS:  # what came after it is committed
+                first_ns, last_ns, tags = self._hole
+                self._hole = None
+                self._add(self._sliced("gap", first_ns, last_ns + 1, tags))
+            if not self._jobs:
+                await asyncio.sleep(TICK_S)
+                continue
+            try:
+                values = await self._step(self._jobs[0], session)
+                failures = 0
+            except HistoryRefused as error:
+                failures += 1
+                self._refused(self._jobs[0], error, failures)
+                await asyncio.sleep(min(RETRY_S * 2 ** (failures - 1), RETRY_MAX_S))
+                continue
+            await asyncio.sleep(values / self._rate)
+
+    async def _look_back(self) -> None:
+        """After a restart: the outages that earlier processes declared and did not fill."""
+        self._unfilled = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
+
+    def _add_unfilled(self) -> None:
+        """A job for those outages, behind the one for the stop of this node, which is known by now."""
+        known = {first_ns for job in self._jobs for first_ns in job.outages}
+        outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
+        self._unfilled = ()
+        if outages:
+            job = self._sliced("restart", min(outages) - SEAM_NS, self.now_ns() - SEAM_NS)
+            self._add(replace(job, outages=outages))
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether tags have returned to this process, and no more of them come."""
+        return self._has_returned and not self._returns
+
+    def _take_returns(self) -> None:
+        """Make a job of the tags that have returned, once no more of them come."""
+        returned = self._delivery.sampler.take_returns()
+        if returned:
+            for tag, one in returned:
+                if tag in self._returns:  # came, went and came again: two gaps, not one
+                    self._close_returns()
+                self._returns[tag] = one
+            self._returns_ticks, self._has_returned = SETTLE_TICKS, True
+        elif self._returns:
+            self._returns_ticks -= 1
+            if self._returns_ticks <= 0:
+                self._close_returns()
+
+    def _close_returns(self) -> None:
+        """A job for what is missing of these tags. One that is new in the tag map has no past to fill."""
+        windows = {}
+        for tag, one in self._returns.items():
+            began_ns = self._stopped.pop(tag, 0)
+            if lost_ns := min(filter(None, (began_ns, one.lost_ns)), default=0):
+                windows[tag] = Window(one.after_ns, lost_ns, one.before_ns)
+        self._returns = {}
+        if windows:
+            outages, self._outages = tuple(self._outages), []
+            first_ns = min(one.lost_ns for one in windows.values())
+            last_ns = max(one.before_ns for one in windows.values())
+            fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
+            self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
+
+    def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
+        """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
+        tags = [tag for tag in self._delivery.tags if wanted is None or tag in wanted]
+        slices = deque(  # bounded by tags and time
+            _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, last_ns))
+            for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
+            for at in range(0, len(tags), SLICE_TAGS)
+        )
+        return _Job(cause, first_ns, last_ns, slices=slices)
+
+    def _add(self, job: _Job) -> None:
+        if len(self._jobs) >= JOBS_MAX:
+            known = self._jobs.pop()
+            first_ns, last_ns = min(known.first_ns, job.first_ns), max(known.last_ns, job.last_ns)
+            outages = known.outages + job.outages
+            job = replace(self._sliced(job.cause, first_ns, last_ns), outages=outages, values=known.values)
+        self._jobs.append(job)
+
+    async def _step(self, job: _Job, session: HistorySession) -> int:
+        """One call of a job, or its end. Returns how many values were read."""
+        if job.fill is None:
+            if not job.slices:
+                await self._conclude(job)
+                return 0
+            job.fill = await self._slice_fill(job.slices)
+            if job.fill is None:
+                return 0
+        call = job.fill.next_call()
+        if not call:
+            self._count(job, job.fill)
+            job.fill = None
+            return 0
+        pages = await self._read(session, call, job.fill.values_max)
+        missing = job.fill.answered(call, pages)
+        await self._record(missing)
+        job.values += len(missing)
+        return sum(len(page.values) for page in pages)
+
+    async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
+        """One HistoryRead. A tag that the server or the tag map lacks has no history; elements of arrays have none
+        either, because servers differ in whether their history takes an index range."""
+        points, namespaces = self._delivery.points, await session.namespaces()
+        nodes: dict[HistoryRange, tuple[NodeAddress, int]] = {}
+        for asked in call:
+            readings: Sequence[Reading] = points[asked.tag].readings if asked.tag in points else ()
+            if len(readings) == 1 and not readings[0].index_range:
+                index = readings[0].address.index(namespaces)
+                if index is not None:
+                    nodes[asked] = readings[0].address, index
+        found = await session.read_history(list(nodes), list(nodes.values()), values_max) if nodes else []
+        pages = dict(zip(nodes, found, strict=True))
+        return [pages.get(asked, HistoryPage(quality.BAD_NODE_ID_UNKNOWN)) for asked in call]
+
+    async def _slice_fill(self, slices: deque[_Slice]) -> GapFill | None:
+        """The next slice, with what the store has of it; None if it had to be halved."""
+        piece = slices[0]
+        live = [tag for tag in piece.tags if tag in self._delivery.tags]
+        windows, stored = {}, dict[int, set[int]]()
+        for stream, tags in self._by_stream(live).items():
+            numbers = dict(zip(await self._history_numbers(tags), tags, strict=True)) | {tag: tag for tag in tags}
+            found = await asyncio.to_thread(
+                self._stored.sample_times, stream, list(numbers), piece.first_ns, piece.last_ns, STORED_TIMES_MAX
+            )
+            if found is None and len(piece.tags) > 1:
+                slices.popleft()
+                half = len(piece.tags) // 2
+                slices.extendleft(
+                    _Slice(part, piece.first_ns, piece.last_ns) for part in (piece.tags[half:], piece.tags[:half])
+                )
+                return None
+            for number, times in (found or {}).items():
+                stored.setdefault(numbers[number], set()).update(times)
+            windows.update({tag: Window(piece.first_ns - 1, piece.first_ns, piece.last_ns) for tag in tags})
+        slices.popleft()
+        return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
+
+    def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
+        """A call failed as a whole: ask for less, later; or give up what is asked."""
+        assert job.fill is not None, "only a call is refused"
+        if error.is_final:
+            self._give_up(job, Outcome.NO_HISTORY)
+        elif failures >= CALLS_FAILED_MAX and not job.fill.call_too_large():
+            self._give_up(job, Outcome.FAILED)
+        else:
+            job.fill.forget_continuation_points()
+            job.fill.call_too_large()
+
+    def _give_up(self, job: _Job, outcome: Outcome) -> None:
+        """End the whole job: what the server refuses for one slice it refuses for all."""
+        assert job.fill is not None, "as above"
+        job.fill.give_up(outcome)
+        self._count(job, job.fill)
+        job.fill = None
+        job.slices.clear()
+
+    def _count(self, job: _Job, fill: GapFill) -> None:
+        job.outcomes.update(fill.outcomes.values())
+        short = (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED)
+        job.not_filled += [tag for tag in short if tag not in job.not_filled][: TAGS_NAMED_MAX - len(job.not_filled)]
+
+    async def _record(self, samples: Sequence[Sample]) -> None:
+        """Record what the rules of the tags let through; committed when this returns."""
+        tags = self._delivery.tags
+        wanted = [sample for sample in samples if sample.tag in tags]
+        if not wanted:
+            return
+        asked = list(dict.fromkeys(sample.tag for sample in wanted))
+        numbers = dict(zip(asked, await self._history_numbers(asked), strict=True))
+        if tags is not self._ruled:
+            self._ruled = tags
+            self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
+        by_stream: dict[str, list[Sample]] = {}
+        for kept in self._sampler.select(wanted, self.now_ns()):
+            row = kept._replace(tag=numbers[kept.tag])
+            by_stream.setdefault(tags[kept.tag].stream, []).append(row)
+        for stream, rows in by_stream.items():
+            self._recorder.hand_in(stream, SampleColumns.of(rows))
+        await self._recorder.drain()
+
+    async def _history_numbers(self, tags: Sequence[int]) -> list[int]:
+        """The numbers under which values from history are recorded, in the order of these tags."""
+        new = [tag for tag in tags if tag not in self._numbers]
+        if new:
+            marked = [replace(self._delivery.tags[tag].definition, acquisition=ACQUISITION) for tag in new]
+            self._numbers.update(zip(new, await self._recorder.define(marked), strict=True))
+        return [self._numbers[tag] for tag in tags]
+
+    def _by_stream(self, tags: Sequence[int] | Mapping[int, object]) -> dict[str, list[int]]:
+        streams: dict[str, list[int]] = {}
+        for tag in tags:
+            streams.setdefault(self._delivery.tags[tag].stream, []).append(tag)
+        return streams
+
+    async def _conclude(self, job: _Job) -> None:
+        """Say what became of a gap, as a fact and in the log."""
+        filled, none, failed = (job.outcomes[one] for one in Outcome)
+        content = {
+            "cause": job.cause,
+            "first_time": time_text(job.first_ns),
+            "last_time": time_text(job.last_ns),
+            "outages": [time_text(first_ns) for first_ns in job.outages],
+            "values": job.values,
+            "tags_filled": filled,
+            "tags_without_history": none,
+            "tags_failed": failed,
+            "tags": [self._delivery.tags[tag].definition.subject for tag in self._named(job)],
+        }
+        await self._recorder.append_fact(self._message(job, canonical_json(content)))
+        self._jobs.popleft()
+        extra = {"action": "history_backfilled", "source": self._delivery.source, **content}
+        log.info("history backfilled", extra=extra)
+
+    def _message(self, job: _Job, content: bytes) -> Message:
+        """The fact of a filled gap. Its id comes from what it says, so that a repeated append is stored once."""
+        source = self._delivery.source
+        identity = (
+            f"{self._recorder.zone}/{FILL_PREDICATE}/{source}/{job.cause}/{job.first_ns}-{job.last_ns}/{job.values}"
+        )
+        envelope = Envelope(
+            identity, from_zone=self._recorder.zone, to_zone="*", produced_at_unix_ms=time.time_ns() // 1_000_000
+        )
+        return Message(envelope, Fact(f"source:{source}", FILL_PREDICATE, content))
+
+    def _named(self, job: _Job) -> Iterator[int]:
+        return (tag for tag in job.not_filled if tag in self._delivery.tags)

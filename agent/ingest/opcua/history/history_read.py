@@ -1,0 +1,112 @@
+"""One HistoryRead of raw values (OPC 10000-11, 6.5.3), its answer read without the library's objects.
+
+asyncua writes the request and reads the head of the response; the values are decoded here, because the library cuts
+source times to microseconds, and then the value at a seam would not be recognised as the one that is stored.
+
+This module knows asyncua.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from asyncua import ua
+from asyncua.common.utils import Buffer
+from asyncua.ua import ua_binary
+
+from agent.ingest.opcua.decode import DecodeError, Reader, decode_data_value
+from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange, HistoryValue
+
+HISTORY_DATA = 658  # node id of the binary encoding of HistoryData, namespace 0
+HISTORY_MODIFIED_DATA = 664  # the same with what was changed; some servers answer it, its values stand first
+VALUES_PER_PAGE_MAX = 1_000_000  # we ask for some thousands; a count beyond this is nonsense, not data
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_U32, _I32 = struct.Struct("<I"), struct.Struct("<i")
+
+
+def history_request(
+    ranges: Sequence[HistoryRange], nodes: Sequence[ua.NodeId], values_max: int, *, is_release: bool = False
+) -> ua.HistoryReadRequest:
+    """The request for these ranges, one node each. All must have the same start and end, or continuation points.
+
+    `is_release` gives the continuation points back without reading.
+    """
+    details = ua.ReadRawModifiedDetails(
+        IsReadModified=False,
+        StartTime=_datetime(min(asked.start_ns for asked in ranges), up=False),
+        EndTime=_datetime(max(asked.end_ns for asked in ranges), up=True),
+        NumValuesPerNode=values_max,
+        ReturnBounds=False,  # bounds are values from outside the range
+    )
+    return ua.HistoryReadRequest(
+        Parameters=ua.HistoryReadParameters(
+            HistoryReadDetails=details,
+            TimestampsToReturn=ua.TimestampsToReturn.Source,
+            ReleaseContinuationPoints=is_release,
+            NodesToRead=[
+                ua.HistoryReadValueId(NodeId=node, ContinuationPoint=asked.continuation_point)
+                for asked, node in zip(ranges, nodes, strict=True)
+            ],
+        )
+    )
+
+
+def decode_history(data: bytes, reader: Reader) -> list[HistoryPage]:
+    """The pages of a HistoryReadResponse, which is what follows its header. Raises DecodeError."""
+    try:
+        (count,) = _I32.unpack_from(data, 0)
+        position, pages = 4, []
+        for _ in range(max(0, count)):
+            page, position = _page(data, position, reader)
+            pages.append(page)
+    except (struct.error, IndexError, OverflowError) as error:
+        raise DecodeError(f"history is cut short or malformed: {error}") from error
+    return pages
+
+
+def _page(data: bytes, position: int, reader: Reader) -> tuple[HistoryPage, int]:
+    (status,) = _U32.unpack_from(data, position)
+    (length,) = _I32.unpack_from(data, position + 4)
+    position += 8
+    point = data[position : position + length] if length > 0 else None
+    position += max(0, length)
+    kind, body, position = _history_data(data, position)
+    values = _values(data, body, reader) if kind in {HISTORY_DATA, HISTORY_MODIFIED_DATA} else []
+    return HistoryPage(status, values, point), position
+
+
+def _history_data(data: bytes, position: int) -> tuple[int, int, int]:
+    """(type number in namespace 0 or -1, start of the body, position after it) of an extension object that may be
+    empty."""
+    buffer = Buffer(data, position)
+    node = ua_binary.nodeid_from_binary(buffer)
+    position = buffer.cur_pos
+    if data[position] == 0:
+        return -1, position + 1, position + 1
+    (length,) = _I32.unpack_from(data, position + 1)
+    body = position + 5
+    if length < 0 or body + length > len(data):
+        raise DecodeError(f"history of {length} bytes in a message of {len(data)}")
+    is_standard = node.NamespaceIndex == 0 and isinstance(node.Identifier, int)
+    return int(node.Identifier) if is_standard else -1, body, body + length
+
+
+def _values(data: bytes, position: int, reader: Reader) -> list[HistoryValue]:
+    (count,) = _I32.unpack_from(data, position)
+    if count > VALUES_PER_PAGE_MAX:
+        raise DecodeError(f"{count} values in one page of history")
+    position += 4
+    values = []
+    for _ in range(max(0, count)):
+        (_, value, quality, source_ns, server_ns), position = decode_data_value(data, position, reader)
+        values.append(HistoryValue(source_ns or server_ns, value, quality))
+    return values
+
+
+def _datetime(time_ns: int, *, up: bool) -> datetime:
+    """The library's resolution is the microsecond; ranges are widened to it, and what is outside is dropped later."""
+    microseconds = -(-time_ns // 1_000) if up else time_ns // 1_000
+    return EPOCH + timedelta(microseconds=microseconds)

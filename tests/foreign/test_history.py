@@ -1,0 +1,142 @@
+"""Gaps are filled from the history of node-opcua: nothing is missing, and nothing is there twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.ingest.lifecycle import State
+from tests.foreign.account import account
+from tests.foreign.plant import facts, opcua, storing
+from tests.foreign.server import ForeignServer, foreign_server
+from tests.ingest.fakes import in_loop
+from tests.ingest.plant import Running
+from tests.waiting import wait_until_async
+
+pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
+
+KEPT = [f"kept_{i}" for i in range(3)]
+STILL = "still"
+
+
+@asynccontextmanager
+async def historian(folder: Path, **options: Any) -> AsyncIterator[ForeignServer]:
+    """A server with three variables that change and one that stands still, all with history, and one without."""
+    variables = [
+        *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
+        {"name": STILL, "type": "Int32", "value": 7, "history": True},
+        {"name": "plain", "type": "Int32", "period_ms": 50},
+    ]
+    async with foreign_server(folder / "server", variables=variables, **options) as server:
+        yield server
+
+
+def fills(run: Running) -> list[dict[str, Any]]:
+    """What the facts of filled gaps say."""
+    kept = [message.fact for message in run.store.messages.values()]
+    return [json.loads(fact.object_json) for fact in kept if fact.predicate == "history_backfilled"]
+
+
+async def wait_filled(run: Running, count: int) -> dict[str, Any]:
+    """The last of so many filled gaps."""
+    await wait_until_async(lambda: len(fills(run)) >= count, f"{count} gaps filled", 60)
+    return fills(run)[-1]
+
+
+async def server_goes_on(server: ForeignServer, values: int) -> None:
+    """Until a variable has had so many more values, by the server's account."""
+    before = len(server.record(KEPT[0]))
+    await wait_until_async(lambda: len(server.record(KEPT[0])) > before + values, "values at the server", 60)
+
+
+async def away(server: ForeignServer, run: Running, values: int) -> None:
+    """The network is gone for some time; the server goes on and keeps its history."""
+    await server.listen(on=False)
+    await server.cut()
+    await run.wait_state("plc", State.WAITING)
+    await server_goes_on(server, values)
+    await server.listen(on=True)
+
+
+def check_complete(server: ForeignServer, folder: Path, *names: str) -> None:
+    """By the server's own record, every value between the first and the last one stored is there, and once."""
+    for name in names:
+        found = account(server, folder, name)
+        assert len(found.recorded) > 20 or name == STILL
+        assert found.lost == [], name
+        assert found.twice == [], name
+        assert found.invented == [], name
+
+
+def test_an_outage_is_filled(tmp_path: Path) -> None:
+    """The network breaks twice. What changed meanwhile is read from history and stands in the store once, marked as
+    acquired from history; a variable without history keeps its gap fact, and the fact of the filling names it."""
+
+    @in_loop
+    async def story() -> None:
+        async with historian(tmp_path) as server:
+            async with storing(opcua(server, tmp_path, *KEPT, STILL, "plain"), tmp_path) as run:
+                for outage in (1, 2):
+                    await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+                    await away(server, run, 40)
+                    said = await wait_filled(run, outage)
+                    assert (said["cause"], said["tags_without_history"], said["tags"]) == ("outage", 1, ["tag:f/plain"])
+                    assert said["values"] > 100
+                    await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open")
+                await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+            check_complete(server, tmp_path, *KEPT, STILL)
+            assert account(server, tmp_path, "plain").lost
+            assert account(server, tmp_path, "plain").undeclared == []
+
+    story()
+    marked = [one["object"] for one in facts(tmp_path, "facts.telemetry") if "acquisition" in one["object"]]
+    assert {one["acquisition"] for one in marked} == {"history"}
+
+
+def test_a_stop_of_the_node_is_filled(tmp_path: Path) -> None:
+    """Ingest ends and begins again later on the same store: what changed meanwhile comes from history, a value that
+    stood still is not recorded again, and the time of the stop is declared for what has no history."""
+
+    @in_loop
+    async def story() -> None:
+        async with historian(tmp_path) as server:
+            source = opcua(server, tmp_path, *KEPT, STILL, "plain")
+            for turn in range(3):
+                async with storing(source, tmp_path) as run:
+                    await run.wait_good("f/kept_0", 20)
+                    if turn:
+                        await wait_filled(run, 1)
+                await server_goes_on(server, 40)
+            check_complete(server, tmp_path, *KEPT, STILL)
+            assert account(server, tmp_path, "plain").undeclared == []
+
+    story()
+
+
+def test_a_filling_that_was_interrupted_is_finished_by_the_next_process(tmp_path: Path) -> None:
+    """The node stops amid the filling of an outage. The next one fills its own stop, then what is left of the outage:
+    the store says which values it has."""
+
+    @in_loop
+    async def story() -> None:
+        async with historian(tmp_path) as server:
+            slow = opcua(server, tmp_path, *KEPT, STILL, history_values_per_s_max=40)
+            async with storing(slow, tmp_path) as run:
+                await run.wait_good("f/kept_0", 20)
+                await away(server, run, 100)
+                await wait_until_async(lambda: run.source("plc").backfilled_total > 0, "the first page", 60)
+                assert fills(run) == []
+            async with storing(opcua(server, tmp_path, *KEPT, STILL), tmp_path) as run:
+                assert {(await wait_filled(run, 1))["cause"], (await wait_filled(run, 2))["cause"]} == {
+                    "outage",
+                    "restart",
+                }
+                await run.wait_good("f/kept_0", 20)
+            check_complete(server, tmp_path, *KEPT, STILL)
+
+    story()

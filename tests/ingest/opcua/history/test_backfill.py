@@ -1,0 +1,246 @@
+"""HistoryBackfill beside a fake server: what it asks, what it records, and what it says at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from agent.ingest import quality
+from agent.ingest.delivery import Delivery
+from agent.ingest.errors import HistoryRefused
+from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, TagPoint
+from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange, backfill
+from agent.ingest.opcua.history.gap_fill import HistoryValue
+from agent.ingest.ports import Newest
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR
+from agent.ingest.recorder import Recorder
+from agent.ingest.tags.tag_map import Tag
+from agent.message import Sample
+from tests.ingest.fakes import Busy, FakeStore, in_loop
+from tests.ingest.test_delivery import S, made
+from tests.ingest.test_delivery import tag as plain_tag
+from tests.waiting import wait_until_async
+
+
+def tag(name: str) -> Tag:
+    """A tag that is the node of its name."""
+    return dataclasses.replace(plain_tag(name), point=TagPoint.of(NodeAddress(STANDARD_URI, name)))
+
+
+class FakeStored:
+    """What a store holds from earlier processes."""
+
+    def __init__(self, times: Mapping[int, set[int]] | None = None, outages: Sequence[int] = ()) -> None:
+        self.times, self.outages = times or {}, outages
+        self.asked: list[tuple[int, int, int]] = []
+
+    def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:  # noqa: ARG002
+        return {}
+
+    def sample_times(
+        self,
+        stream: str,  # noqa: ARG002
+        numbers: Collection[int],
+        first_ns: int,
+        last_ns: int,
+        times_max: int,
+    ) -> Mapping[int, Collection[int]] | None:
+        self.asked.append((len(numbers), first_ns, last_ns))
+        found = {n: {t for t in times if first_ns <= t <= last_ns} for n, times in self.times.items() if n in numbers}
+        return found if sum(map(len, found.values())) <= times_max else None
+
+    def open_outages(self, source: str) -> Sequence[int]:  # noqa: ARG002
+        return self.outages
+
+
+class FakeHistory:
+    """A server's history: a value a second for every tag, or refusals."""
+
+    def __init__(self, refusal: HistoryRefused | None = None, times: int = 1_000_000) -> None:
+        self.refusal, self.refusals_left = refusal, times if refusal else 0
+        self.calls: list[tuple[int, int]] = []
+
+    async def namespaces(self) -> list[str]:
+        return [STANDARD_URI]
+
+    async def read_history(
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+    ) -> list[HistoryPage]:
+        assert [address.identifier for address, _ in nodes] == ["abc"[one.tag - 1] for one in ranges]
+        self.calls.append((len(ranges), values_max))
+        await asyncio.sleep(0)
+        if self.refusal is not None and self.refusals_left:
+            self.refusals_left -= 1
+            raise self.refusal
+        start, end = min(r.start_ns for r in ranges), max(r.end_ns for r in ranges)
+        times = range(-(-start // S) * S, end, S)[:values_max]
+        return [HistoryPage(quality.GOOD, [HistoryValue(t, t // S, 0) for t in times]) for _ in ranges]
+
+
+def fills(store: FakeStore) -> list[dict[str, Any]]:
+    """What the facts of filled gaps say."""
+    return [json.loads(m.fact.object_json) for m in store.messages.values() if m.fact.predicate == "history_backfilled"]
+
+
+def times(store: FakeStore, name: str) -> list[int]:
+    """The times of a tag's good samples in seconds, live and from history, in order."""
+    return sorted(one.source_time_ns // S for one in store.good(name))
+
+
+@asynccontextmanager
+async def filling(
+    delivery: Delivery, store: FakeStore, history: FakeHistory, stored: FakeStored
+) -> AsyncIterator[HistoryBackfill]:
+    """A backfill at work for the length of a block."""
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    fill = HistoryBackfill(delivery, recorder, stored, 1_000_000)
+    fill.now_ns = lambda: 1_000 * S
+    delivery.on_gap(fill.note_gap)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(fill.run(history, None))
+        try:
+            yield fill
+        finally:
+            task.cancel()
+
+
+async def lose_and_return(delivery: Delivery, lost_s: int, returned_s: int) -> None:
+    """An outage of the source, as its supervisor tells it."""
+    await delivery.lose(BAD_COMMUNICATION_ERROR, returned_s * S, since_ns=lost_s * S)
+    delivery.add_gap(SOURCE_LOST, lost_s * S, returned_s * S, 0, delivery.tags, exact=False)
+    await delivery.deliver([Sample(n, returned_s * S, returned_s) for n in delivery.tags], returned_s * S)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses."""
+    monkeypatch.setattr(backfill, "TICK_S", 0.01)
+    monkeypatch.setattr(backfill, "RETRY_S", 0.0)
+
+
+@in_loop
+async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> None:
+    """Values of the outage are recorded under a definition that says so, those around it are not read into it, and the
+    fact names the outage by its first time."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    async with filling(delivery, store, FakeHistory(), FakeStored()) as fill:
+        await delivery.deliver([Sample(1, 100 * S, 100), Sample(2, 98 * S, 98)], 100 * S)
+        await lose_and_return(delivery, 101, 110)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+        assert fill.gaps_open == 0
+        assert fill.values_total == 9 + 11
+    assert times(store, "a") == list(range(100, 111))
+    assert times(store, "b") == list(range(98, 111))
+    (said,) = fills(store)
+    assert (said["cause"], said["outages"], said["values"]) == ("outage", ["1970-01-01T00:01:41Z"], 20)
+    marked = [n for n, one in enumerate(store.definitions, 1) if one.acquisition == "history"]
+    assert {one.tag for _, one in store.samples if one.source_time_ns // S in range(101, 110) and one.quality == 0} == (
+        set(marked)
+    )
+
+
+@in_loop
+async def test_a_tag_that_is_new_in_the_map_has_no_past_to_fill() -> None:
+    """Its first value is no return."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    history = FakeHistory()
+    async with filling(delivery, store, history, FakeStored()) as fill:
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await wait_until_async(lambda: fill.gaps_open, "the return")
+        await wait_until_async(lambda: not fill.gaps_open, "nothing to fill")
+    assert history.calls == []
+
+
+@in_loop
+async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lacks() -> None:
+    """The store holds some of the values already, live ones and some from an interrupted filling."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    stored = FakeStored({1: {t * S for t in (*range(80, 101), 200)}, 2: {101 * S, 102 * S}}, outages=[100 * S])
+    async with filling(delivery, store, FakeHistory(), stored):
+        await delivery.deliver([Sample(1, 995 * S, 995)], 995 * S)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+    (said,) = fills(store)
+    assert (said["cause"], said["outages"]) == ("restart", ["1970-01-01T00:01:40Z"])
+    # From the seam before the outage to the seam before now, without what the store has.
+    assert times(store, "a") == [t for t in range(103, 990) if t != 200] + [995]
+
+
+@in_loop
+async def test_values_that_a_server_discarded_are_read_from_its_history() -> None:
+    """The tags of an overflow are compared with the store for its time, once what came after is committed."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    stored = FakeStored({1: {t * S for t in (100, 103, 108)}})
+    async with filling(delivery, store, FakeHistory(), stored) as fill:
+        delivery.add_gap(SERVER_QUEUE_OVERFLOW, 100 * S, 108 * S, 5, [1], exact=True)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+        assert fill.gaps_open == 0
+    assert times(store, "a") == [101, 102, 104, 105, 106, 107]
+    assert fills(store)[0]["cause"] == "gap"
+    assert times(store, "b") == []
+
+
+@pytest.mark.parametrize("is_final, key", [(True, "tags_without_history"), (False, "tags_failed")])
+def test_a_refused_history_is_said_and_ends(is_final: bool, key: str) -> None:  # noqa: FBT001
+    """Without the service at once; after a number of attempts, each asking for less, where calls fail."""
+
+    @in_loop
+    async def story() -> None:
+        store = FakeStore()
+        delivery = await made(store, tag("a"), tag("b"))
+        history = FakeHistory(HistoryRefused("BadSomething", is_final=is_final))
+        async with filling(delivery, store, history, FakeStored()):
+            await delivery.deliver([Sample(1, 100 * S, 1), Sample(2, 100 * S, 1)], 100 * S)
+            await lose_and_return(delivery, 101, 110)
+            await wait_until_async(lambda: fills(store), "the end of the attempts")
+            (said,) = fills(store)
+            assert (said[key], said["tags"], said["values"]) == (2, ["tag:a", "tag:b"], 0)
+        if is_final:
+            assert len(history.calls) == 1
+        else:
+            assert history.calls[0] == (2, backfill.VALUES_PER_READ_MAX)
+            assert history.calls[-1][0] == 1
+            assert len(history.calls) >= backfill.CALLS_FAILED_MAX
+
+    story()
+
+
+@in_loop
+async def test_a_passing_failure_costs_nothing() -> None:
+    """A call that times out is repeated, smaller, and the gap is filled."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    history = FakeHistory(HistoryRefused("TimeoutError", is_final=False), times=2)
+    async with filling(delivery, store, history, FakeStored()):
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await lose_and_return(delivery, 101, 110)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+    assert times(store, "a") == list(range(100, 111))
+
+
+@in_loop
+async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tags and hours are taken in pieces whose times fit into memory; a piece with too many times is halved."""
+    monkeypatch.setattr(backfill, "SLICE_TAGS", 2)
+    monkeypatch.setattr(backfill, "SLICE_NS", 100 * S)
+    monkeypatch.setattr(backfill, "STORED_TIMES_MAX", 150)
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"), tag("c"))
+    stored = FakeStored({n: {t * S for t in range(100, 260)} for n in (1, 2)})
+    async with filling(delivery, store, FakeHistory(), stored) as fill:
+        fill.request(100 * S, 400 * S)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+    assert times(store, "a") == list(range(260, 400))
+    assert times(store, "c") == list(range(100, 400))
+    assert max(numbers for numbers, _, _ in stored.asked) == 4
+    assert min(numbers for numbers, _, _ in stored.asked) == 2

@@ -1,0 +1,149 @@
+"""GapFill against a model of a server that keeps history."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest import quality
+from agent.ingest.opcua.history.gap_fill import (
+    READS_PER_TAG_FAILED_MAX,
+    GapFill,
+    HistoryPage,
+    HistoryRange,
+    HistoryValue,
+    Outcome,
+    Window,
+)
+
+S = 1_000_000_000
+UNSUPPORTED = 0x8072_0000
+NO_DATA = 0x809B_0000
+BUSY = 0x8082_0000
+
+
+class HistoryServer:
+    """Raw history by tag. Pages by continuation point, or by time alone as servers without them do."""
+
+    def __init__(self, history: dict[int, list[HistoryValue]], *, has_points: bool, values_max: int = 1_000) -> None:
+        self.history, self.has_points, self.values_max = history, has_points, values_max
+
+    def read(self, ranges: list[HistoryRange], values_max: int) -> list[HistoryPage]:
+        """Answers as HistoryRead does: one start and one end for all nodes of a call."""
+        start_ns, end_ns = min(one.start_ns for one in ranges), max(one.end_ns for one in ranges)
+        return [self._page(one, start_ns, end_ns, min(values_max, self.values_max)) for one in ranges]
+
+    def _page(self, asked: HistoryRange, start_ns: int, end_ns: int, limit: int) -> HistoryPage:
+        if asked.continuation_point is not None:
+            start_ns, end_ns, done = map(int, asked.continuation_point.split(b" "))
+        else:
+            done = 0
+        found = [v for v in self.history.get(asked.tag, []) if start_ns <= v.source_time_ns < end_ns]
+        page = found[done : done + limit]
+        if not page:
+            return HistoryPage(NO_DATA)
+        more = self.has_points and done + limit < len(found)
+        return HistoryPage(quality.GOOD, page, b"%d %d %d" % (start_ns, end_ns, done + limit) if more else None)
+
+
+def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
+    """Read until the gap is filled, with a limit of calls."""
+    found = []
+    for _ in range(10_000):
+        call = gap.next_call()
+        if not call:
+            return found
+        samples = gap.answered(call, server.read(call, gap.values_max))
+        found += [(one.tag, HistoryValue(one.source_time_ns, one.value, one.quality)) for one in samples]
+    pytest.fail("the gap is not filled after 10,000 calls")
+
+
+@given(
+    times=st.dictionaries(st.integers(1, 5), st.sets(st.integers(90, 130)), min_size=1),
+    after=st.integers(95, 110),
+    length=st.integers(0, 15),
+    nodes_max=st.integers(1, 4),
+    values_max=st.integers(1, 5),
+    has_points=st.booleans(),
+    cut_every=st.integers(2, 9),
+)
+def test_each_missing_value_is_returned_once(
+    times: dict[int, set[int]],
+    after: int,
+    length: int,
+    nodes_max: int,
+    values_max: int,
+    has_points: bool,  # noqa: FBT001 drawn by name
+    cut_every: int,
+) -> None:
+    """For any history, window, page size and loss of continuation points: exactly the values strictly inside the
+    windows come back, each once, each tag in the order of time."""
+    windows = {tag: Window((after + tag % 3) * S, (after + 1) * S, (after + tag % 3 + length) * S) for tag in times}
+    history = {tag: [HistoryValue(t * S, float(t), 0) for t in sorted(found)] for tag, found in times.items()}
+    gap = GapFill(windows, nodes_max, values_max)
+    server = HistoryServer(history, has_points=has_points, values_max=values_max)
+    found: list[tuple[int, HistoryValue]] = []
+    for turn in range(10_000):
+        if turn % cut_every == 0:
+            gap.forget_continuation_points()
+        if not (call := gap.next_call()):
+            break
+        samples = gap.answered(call, server.read(call, gap.values_max))
+        found += [(one.tag, HistoryValue(one.source_time_ns, one.value, one.quality)) for one in samples]
+    for tag, window in windows.items():
+        wanted = [v for v in history[tag] if window.after_ns < v.source_time_ns < window.before_ns]
+        assert [value for number, value in found if number == tag] == wanted
+    assert gap.is_done
+    assert set(gap.outcomes.values()) == {Outcome.FILLED}
+
+
+def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -> None:
+    """A server that pages by time repeats the last instant; its values are told apart, NaN among them."""
+    history = {1: [HistoryValue(t * S, v, 0) for t, v in ((1, 1.0), (2, 2.0), (2, math.nan), (3, 4.0))]}
+    gap = GapFill({1: Window(0, 0, 9 * S)}, 1, 3)
+    found = fill(gap, HistoryServer(history, has_points=False, values_max=3))
+    assert [repr(value.value) for _, value in found] == ["1.0", "2.0", "nan", "4.0"]
+
+
+def test_what_the_store_has_is_not_returned_again() -> None:
+    """After a restart the window begins before the last stored value; its time is known from the store."""
+    history = {1: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)]}
+    gap = GapFill({1: Window(0, 0, 9 * S)}, 1, 2, stored={1: {1 * S, 2 * S, 3 * S, 4 * S}})
+    found = fill(gap, HistoryServer(history, has_points=True))
+    assert [value.source_time_ns // S for _, value in found] == [5, 6, 7]
+
+
+def test_a_node_without_history_is_told_apart_from_one_that_fails() -> None:
+    """Unsupported ends at once as no history; another refusal ends after some attempts as failed; the rest goes on."""
+    history = {1: [HistoryValue(5 * S, 1.0, 0)], 2: [], 3: []}
+    server = HistoryServer(history, has_points=True)
+    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in history}, 10, 10)
+    calls = 0
+    while call := gap.next_call():
+        calls += 1
+        pages = server.read(call, 10)
+        statuses = {2: UNSUPPORTED, 3: BUSY}
+        gap.answered(
+            call, [HistoryPage(statuses[r.tag]) if r.tag in statuses else p for r, p in zip(call, pages, strict=True)]
+        )
+    assert gap.outcomes == {1: Outcome.FILLED, 2: Outcome.NO_HISTORY, 3: Outcome.FAILED}
+    assert calls == READS_PER_TAG_FAILED_MAX
+    assert gap.values_total == 1
+
+
+def test_a_call_that_is_too_large_is_halved_down_to_one_value_of_one_node() -> None:
+    """First fewer nodes, then fewer values, then the truth."""
+    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in (1, 2, 3)}, 3, 4)
+    sizes = []
+    while gap.call_too_large():
+        sizes.append((len(gap.next_call()), gap.values_max))
+    assert sizes == [(1, 4), (1, 2), (1, 1)]
+
+
+def test_tags_whose_pages_differ_in_time_are_not_read_in_one_call() -> None:
+    """A call has one start: a tag that is far ahead would read again all that it has, with those behind."""
+    gap = GapFill({1: Window(0, 0, 900 * S), 2: Window(500 * S, 500 * S, 900 * S)}, 10, 10)
+    assert [one.tag for one in gap.next_call()] == [1]
