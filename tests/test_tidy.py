@@ -174,8 +174,10 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/opcua/{name}.py"
         for name in (
             "address",
+            "certificate_facts",
             "decode",
             "plan",
+            "refusal",
         )
     ),
     *(

@@ -1,8 +1,8 @@
 """Supervises all sources, each on its own: the failure of one does not affect the others.
 
-A source runs, is lost, waits and is built anew; `lifecycle` decides how long it waits. Its loss and its return are
-logged once each, however many attempts fail in between. When a source is lost, each of its tags is recorded once as
-bad, so that the gap shows in the data and not only in the log.
+A source runs, is lost, waits and is built anew; `lifecycle` decides how long it waits. Its loss, each further reason
+why it stays away, and its return are logged once, however many attempts fail in between. When a source is lost, each of
+its tags is recorded once as bad, so that the gap shows in the data and not only in the log.
 
 A new tag map (`offer`) is numbered by the store while the source goes on, and left at the source, which takes it over
 at a moment of its own, connected or at its next attempt. No connection is closed for it.
@@ -35,6 +35,7 @@ from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # at a stop, for what is on its way to the store; systemd waits longer
+REASONS_MAX = 20  # told of one absence: two that alternate, or that carry a changing figure, do not fill the log
 STEADY_S = 60.0  # a life at least this long was a success: the next loss starts with the shortest wait again
 NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; what it refuses for now is insisted on anyway
 
@@ -112,6 +113,7 @@ class SourceSupervisor:
         self._failures = 0
         self._is_stopping = False
         self._is_away = False  # told as lost in the log, not yet as returned
+        self._told_reasons: set[str] = set()  # why it is away, as far as the log knows
         self._connects_total = self._errors_total = 0
         self._last_error = ""
         self._offered = asyncio.Event()
@@ -250,15 +252,20 @@ class SourceSupervisor:
         extra = {"action": "source_returned" if self._is_away else "source_connected", "source": self.settings.name}
         log.info("source returned" if self._is_away else "source connected", extra=extra)
         self._is_away = False
+        self._told_reasons.clear()
 
     def _went_down(self, error: Exception, lived_s: float) -> None:
         was_up = self._state is State.CONNECTED
         self._become(Event.DOWN)
         self._failures = 1 if was_up and lived_s >= STEADY_S else self._failures + 1
-        if not self._is_away:
-            self._is_away = True
-            extra = {"action": "source_lost", "source": self.settings.name, "why": _text(error)}
-            log.warning("source lost", extra=extra)
+        why = _text(error)
+        if why in self._told_reasons or len(self._told_reasons) == REASONS_MAX:
+            return
+        # A changed reason is news: a server that is back but refuses our certificate waits for a person.
+        extra = {"action": "source_away" if self._is_away else "source_lost", "source": self.settings.name, "why": why}
+        log.warning("source still away, for another reason" if self._is_away else "source lost", extra=extra)
+        self._is_away = True
+        self._told_reasons.add(why)
 
     def _become(self, event: Event) -> None:
         self._state = next_state(self._state, event)

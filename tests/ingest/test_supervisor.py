@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.ingest import supervisor
-from agent.ingest.errors import SourceLost
+from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.message import Sample
@@ -75,6 +75,35 @@ async def test_lives_that_end_at_once_come_ever_more_rarely(monkeypatch: pytest.
     async with ingesting(modbus(1, tmp_path, TAG)) as run:
         await run.wait_good("plant/x", 3)
     assert failures == [1, 2, 3]
+
+
+@in_loop
+async def test_each_reason_of_an_absence_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that is away, and then back but refusing our certificate, gets a line for each reason, however often
+    they come; after its return the same reason is news again."""
+    left: list[Exception | None] = [SourceLost("a"), SourceLost("a"), SourceRefused("b"), SourceLost("a"), None]
+    left += [SourceLost("a"), None]
+
+    async def run(_: ModbusSource, on_up: Callable[[], None]) -> None:
+        death = left.pop(0)
+        if death is not None:
+            raise death
+        on_up()
+        if left:
+            raise left.pop(0) or AssertionError("no death is left")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    async with ingesting(modbus(1, tmp_path, TAG)) as running:
+        await wait_until_async(lambda: not left and running.source("meter").connected, "the second return")
+    told = [(r.action, getattr(r, "why", "")) for r in caplog.records if getattr(r, "action", "").startswith("source_")]
+    assert [each for each in told if each[1]] == [
+        ("source_lost", "SourceLost: a"),
+        ("source_away", "SourceRefused: b"),
+        ("source_lost", "SourceLost: a"),
+    ]
 
 
 @in_loop

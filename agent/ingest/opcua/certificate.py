@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.certificate_facts import parse_certificate
 
 KEY_BITS = 2048  # the floor of Basic256Sha256 and the most that old devices take
 LIFETIME_DAYS = 3650  # a gateway's life; its end is watched like any other certificate's
@@ -24,7 +25,10 @@ CLOCK_SLACK_DAYS = 1  # a device whose clock is behind must not find it "not yet
 
 
 def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: str) -> None:
-    """Make key and self-signed certificate (PEM) unless both are there. One without the other is refused."""
+    """Make a key (PEM) and a self-signed certificate unless both are there. One without the other is refused.
+
+    The certificate is DER, which is what servers import; PEM in a file named .pem.
+    """
     there = certificate_file.exists(), key_file.exists()
     if all(there):
         return
@@ -32,8 +36,36 @@ def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: 
         missing = key_file if there[0] else certificate_file
         raise SourceRefused(f"{missing} is missing beside its other half; restore it, or remove both to make new ones")
     key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
-    _write(key_file, _key_pem(key), 0o600)
-    _write(certificate_file, _self_signed(key, application_uri).public_bytes(serialization.Encoding.PEM), 0o644)
+    try:
+        _write(key_file, _key_pem(key), 0o600)
+        _write(certificate_file, _encoded(_self_signed(key, application_uri), certificate_file), 0o644)
+    except OSError as error:
+        text = f"our certificate cannot be written to {certificate_file.parent}: {error.strerror}"
+        raise SourceRefused(f"{text}; let this user write there, or make it with `bsfg opcua certificate`") from error
+
+
+def _encoded(certificate: x509.Certificate, file: Path) -> bytes:
+    """PEM in a file named .pem, otherwise DER."""
+    is_pem = file.suffix.lower() == ".pem"
+    return certificate.public_bytes(serialization.Encoding.PEM if is_pem else serialization.Encoding.DER)
+
+
+def hand_over_file(certificate_file: Path) -> Path:
+    """The file that a server's operator imports: always DER, a copy beside the certificate where that is PEM.
+
+    Where no copy can be written, the certificate's own file: PEM is better than nothing. Raises OSError, ValueError.
+    """
+    data = certificate_file.read_bytes()
+    if b"-----BEGIN" not in data:
+        return certificate_file
+    copy = certificate_file.with_suffix(".der")  # of a PEM file that is named .der, too: it is put right
+    der = parse_certificate(data).public_bytes(serialization.Encoding.DER)
+    try:
+        if not copy.exists() or copy.read_bytes() != der:
+            _write(copy, der, 0o644)
+    except OSError:
+        return certificate_file
+    return copy
 
 
 def _self_signed(key: rsa.RSAPrivateKey, application_uri: str) -> x509.Certificate:
@@ -79,6 +111,7 @@ def _write(file: Path, data: bytes, mode: int) -> None:
     part = file.with_name(file.name + ".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as handle:
+        os.fchmod(descriptor, mode)  # of a part that an earlier, broken attempt left, too
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())

@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. This module, `security` and `variant` are all that know asyncua.
+"""One session with an OPC UA server, through asyncua. With `client`, `security` and `variant` all that know asyncua.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no chunking that
@@ -27,11 +27,11 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
-from agent.ingest.errors import SourceError, SourceLost, SourceRefused
+from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.client import SteppedClient, connect
 from agent.ingest.opcua.decode import DecodeError, Publication, decode_publication
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.security import secure
 from agent.ingest.opcua.variant import decode_other
 from agent.ingest.settings import OpcuaSourceSettings
 
@@ -48,18 +48,6 @@ _TOO_MUCH = (  # the call was too large, not wrong
     uaerrors.BadRequestTooLarge,
     uaerrors.BadResponseTooLarge,
     uaerrors.BadTcpMessageTooLarge,
-)
-_REFUSALS = (  # trying again unchanged will not help
-    uaerrors.BadCertificateInvalid,
-    uaerrors.BadCertificateUntrusted,
-    uaerrors.BadCertificateTimeInvalid,
-    uaerrors.BadCertificateUriInvalid,
-    uaerrors.BadIdentityTokenInvalid,
-    uaerrors.BadIdentityTokenRejected,
-    uaerrors.BadSecurityChecksFailed,
-    uaerrors.BadSecurityModeRejected,
-    uaerrors.BadSecurityPolicyRejected,
-    uaerrors.BadUserAccessDenied,
 )
 
 
@@ -226,14 +214,9 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
     client = _new_client(settings)
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            if settings.security_policy != "None":
-                await secure(client, settings, scout=_new_client(settings))
-            await client.connect()
-    except _REFUSALS as error:
-        hint = "let the server trust our certificate, or check user name and policy"
-        raise SourceRefused(f"{settings.url} refuses us: {_text(error)}; {hint}") from error
-    except (UaError, OSError, TimeoutError) as error:
-        raise SourceLost(f"no connection to {settings.url}: {_text(error)}") from error
+            await connect(client, settings, scout=_new_client(settings))
+    except TimeoutError as error:
+        raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
     inner = client.uaclient.session
     assert isinstance(inner, _BatchSession), "set in _new_client"
     try:
@@ -249,11 +232,8 @@ def quiet_library() -> None:
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 
-def _new_client(settings: OpcuaSourceSettings) -> Client:
-    timeout_s = settings.request_timeout_ms / 1000
-    client = Client(settings.url, timeout=timeout_s, watchdog_intervall=timeout_s, auto_reconnect=False)
-    client.name = client.description = "bsfg"
-    client.application_uri = settings.application_uri
+def _new_client(settings: OpcuaSourceSettings) -> SteppedClient:
+    client = SteppedClient(settings)
     client.session_timeout = SESSION_TIMEOUT_MS
     client.uaclient.session = _BatchSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
