@@ -53,7 +53,7 @@ async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
     """Nothing is trusted on first use: the refusal names the fingerprint, and with it pinned, by line or by file,
     values come in; with another pinned they do not."""
     settings = secured(plc.port, tmp_path)
-    with pytest.raises(SourceRefused, match="not pinned yet") as caught:
+    with pytest.raises(SourceRefused, match="is not trusted; compare it at the server") as caught:
         async with open_session(settings):
             pass
     line = str(caught.value).split("then set ")[1]

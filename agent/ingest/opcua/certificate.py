@@ -12,12 +12,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate_facts import parse_certificate
+from agent.ingest.opcua.certificate_facts import CertificateFacts, facts_of, parse_certificate
+from agent.ingest.settings import OpcuaSourceSettings
 
 KEY_BITS = 2048  # the floor of Basic256Sha256 and the most that old devices take
 LIFETIME_DAYS = 3650  # a gateway's life; its end is watched like any other certificate's
@@ -37,8 +40,8 @@ def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: 
         raise SourceRefused(f"{missing} is missing beside its other half; restore it, or remove both to make new ones")
     key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
     try:
-        _write(key_file, _key_pem(key), 0o600)
-        _write(certificate_file, _encoded(_self_signed(key, application_uri), certificate_file), 0o644)
+        write_whole(key_file, _key_pem(key), 0o600)
+        write_whole(certificate_file, _encoded(_self_signed(key, application_uri), certificate_file), 0o644)
     except OSError as error:
         text = f"our certificate cannot be written to {certificate_file.parent}: {error.strerror}"
         raise SourceRefused(f"{text}; let this user write there, or make it with `bsfg opcua certificate`") from error
@@ -62,10 +65,66 @@ def hand_over_file(certificate_file: Path) -> Path:
     der = parse_certificate(data).public_bytes(serialization.Encoding.DER)
     try:
         if not copy.exists() or copy.read_bytes() != der:
-            _write(copy, der, 0o644)
+            write_whole(copy, der, 0o644)
     except OSError:
         return certificate_file
     return copy
+
+
+def own_certificate(settings: OpcuaSourceSettings) -> CertificateFacts:
+    """Our certificate, with the application URI that the settings announce. Raises SourceRefused."""
+    file = settings.certificate_file
+    assert file is not None, "checked with the settings"
+    own = read_certificate(file)
+    if settings.application_uri not in own.uris:
+        uris = ", ".join(own.uris) or "none"
+        text = f"application_uri is {settings.application_uri}, and the certificate {file} has {uris}"
+        raise SourceRefused(f"{text}; servers refuse the difference: set application_uri to the certificate's")
+    return own
+
+
+def read_certificate(file: Path) -> CertificateFacts:
+    """A certificate in PEM or DER. Raises SourceRefused."""
+    try:
+        return facts_of(read_file(file))
+    except ValueError as error:
+        raise SourceRefused(f"{file} is not a certificate (PEM or DER)") from error
+
+
+def read_secret(file: Path) -> bytes:
+    """A key or a password; refused while everybody on the machine may read it too."""
+    data = read_file(file)
+    if file.stat().st_mode & 0o007:
+        raise SourceRefused(f"{file} may be read by everybody; chmod 600 it, and change what it held")
+    return data
+
+
+def read_key(file: Path) -> PrivateKeyTypes:
+    """A private key in PEM or DER, without a password. Raises SourceRefused."""
+    data = read_secret(file)
+    load = serialization.load_pem_private_key if b"-----BEGIN" in data else serialization.load_der_private_key
+    try:
+        return load(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        text = f"{file} is not a private key without a password (PEM or DER)"
+        raise SourceRefused(f"{text}; `openssl pkey -in FILE -out FILE` removes a password") from error
+
+
+def read_key_of(certificate: CertificateFacts, file: Path) -> PrivateKeyTypes:
+    """The private key of a certificate. Raises SourceRefused, also where the two do not fit."""
+    key = read_key(file)
+    spki = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    if key.public_key().public_bytes(*spki) != parse_certificate(certificate.der).public_key().public_bytes(*spki):
+        raise SourceRefused(f"{file} is not the key of the certificate {certificate.sha1}; name the right pair")
+    return key
+
+
+def read_file(file: Path) -> bytes:
+    """The bytes of a file that the settings name. Raises SourceRefused."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SourceRefused(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _self_signed(key: rsa.RSAPrivateKey, application_uri: str) -> x509.Certificate:
@@ -105,7 +164,7 @@ def _key_pem(key: rsa.RSAPrivateKey) -> bytes:
     return key.private_bytes(encoding, form, serialization.NoEncryption())
 
 
-def _write(file: Path, data: bytes, mode: int) -> None:
+def write_whole(file: Path, data: bytes, mode: int) -> None:
     """Whole or not at all: written beside, then renamed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")

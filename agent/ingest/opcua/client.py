@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Awaitable
+from functools import partial
 from typing import TypeVar
 
 from asyncua import ua
@@ -119,13 +120,16 @@ class SteppedClient(Client):
         return await super().activate_session(*arguments, **more)  # type: ignore[arg-type]
 
 
-async def connect(client: SteppedClient, settings: OpcuaSourceSettings, scout: SteppedClient) -> None:
-    """Connect as the settings say; `scout` asks the server unsecured what it offers. Raises SourceRefused or
-    SourceLost."""
+async def connect(
+    client: SteppedClient, settings: OpcuaSourceSettings, scout: SteppedClient, password: str = ""
+) -> None:
+    """Connect as the settings say; `scout` asks the server unsecured what it offers, `password` stands in for
+    `password_file`. Raises SourceRefused or SourceLost."""
     we, at = Identity(settings.url, settings.security_policy), scout
     try:
         if settings.security_policy != "None":
-            we = await secure(client, settings, lambda: _library(scout.connect_and_get_server_endpoints()))
+            offered = partial(ask_endpoints, scout)
+            we = await secure(client, settings, offered, password)
         at = client
         await _library(client.connect())
     except (UaError, OSError, TimeoutError) as error:
@@ -141,9 +145,14 @@ def _error(explanation: Explanation) -> SourceError:
     return SourceRefused(explanation.text) if explanation.is_refusal else SourceLost(explanation.text)
 
 
+async def ask_endpoints(scout: SteppedClient) -> list[ua.EndpointDescription]:
+    """What the server offers, asked unsecured. Raises the library's errors."""
+    return await _library(scout.connect_and_get_server_endpoints())
+
+
 async def _answers(scout: SteppedClient) -> bool:
     try:
-        await _library(scout.connect_and_get_server_endpoints())
+        await ask_endpoints(scout)
     except (UaError, OSError, TimeoutError):
         return False
     return True

@@ -1,95 +1,155 @@
 """How a connection to an OPC UA server is secured: our key pair, and the server's certificate, known beforehand.
 
 The library takes whatever certificate a server shows when it is not told which one to expect; here it is always told.
-What the server shows unsecured is compared with what the operator named before anything else is sent. An unknown
-certificate is refused with its fingerprint and the line to paste, nothing falls back to a weaker policy, and a key or
-password that everybody on the machine may read is not used.
+What the server shows unsecured is judged before anything else is sent (`trust_list`); the channel is then encrypted for
+exactly that certificate. An unknown one is refused, with its thumbprint and what to do. Nothing falls back to a weaker
+policy, and a key or password that everybody on the machine may read is not used.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 from asyncua import ua
 from asyncua.client.client import Client
 from asyncua.crypto import security_policies, uacrypto
 from asyncua.ua.uaerrors import UaError
+from cryptography.hazmat.primitives import serialization
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate import ensure_certificate, hand_over_file
-from agent.ingest.opcua.certificate_facts import CertificateFacts, facts_of, split_chain
+from agent.ingest.opcua.certificate import (
+    ensure_certificate,
+    hand_over_file,
+    own_certificate,
+    read_certificate,
+    read_key_of,
+    read_secret,
+)
+from agent.ingest.opcua.certificate_facts import CertificateFacts, parse_certificate, split_chain
 from agent.ingest.opcua.refusal import Identity
+from agent.ingest.opcua.trust_folder import TrustError, TrustFolder
+from agent.ingest.opcua.trust_list import Shown, TrustList, Verdict, judge
 from agent.ingest.settings import OpcuaSourceSettings
 
 Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]
 
 
-async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpoints) -> Identity:
-    """Sign and encrypt, with the server's certificate known beforehand; `endpoints` asks the server what it offers.
-    Returns who we are to the server. Raises SourceRefused, and what `endpoints` raises."""
-    certificate, key = settings.certificate_file, settings.private_key_file
+async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpoints, password: str = "") -> Identity:
+    """Sign and encrypt, for a server whose certificate is accepted; `endpoints` asks the server what it offers.
+
+    `password` stands in for `password_file`. Returns who we are to the server. Raises SourceRefused, and what
+    `endpoints` raises.
+    """
+    certificate, key_file = settings.certificate_file, settings.private_key_file
     assert certificate is not None, "checked with the settings"
-    assert key is not None, "checked with the settings"
-    await asyncio.to_thread(ensure_certificate, certificate, key, settings.application_uri)
-    own, key_data = own_certificate(settings), read_secret(key)
-    pinned = _pinned_certificate(settings)
-    if settings.user_name:
-        assert settings.password_file is not None, "checked with the settings"
-        client.set_user(settings.user_name)
-        client.set_password(read_secret(settings.password_file).decode().rstrip("\r\n"))
-    shown = _shown_certificate(settings, await _offered(endpoints, pinned))
-    if shown is not None:
-        _check_pinned(settings, shown, pinned)
-    server = shown or pinned
+    assert key_file is not None, "checked with the settings"
+    await asyncio.to_thread(ensure_certificate, certificate, key_file, settings.application_uri)
+    own = own_certificate(settings)
+    key = read_key_of(own, key_file)
+    user = _set_user(client, settings, password)
+    pinned = None if settings.server_certificate_file is None else read_certificate(settings.server_certificate_file)
+    found = await _offered(endpoints, pinned)
+    server = pinned
+    if found is not None:
+        endpoint = choose_endpoint(settings, found)
+        _check_user(settings, endpoint)
+        server = await asyncio.to_thread(_accepted, settings, shown_by(settings, endpoint), pinned)
     assert server is not None, "without a pinned certificate the server's answer is needed"
+    form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     await client.set_security(
         getattr(security_policies, f"SecurityPolicy{settings.security_policy}"),
         uacrypto.CertProperties(own.der, "der"),
-        _pem_or_der(key_data),
+        uacrypto.CertProperties(key.private_bytes(*form), "der"),
         server_certificate=uacrypto.CertProperties(server.der, "der"),
         mode=ua.MessageSecurityMode[settings.security_mode],
     )
     file = await asyncio.to_thread(hand_over_file, certificate)
-    user = f"user {settings.user_name}" if settings.user_name else ""
     return Identity(settings.url, settings.security_policy, own, str(file), user)
 
 
-def own_certificate(settings: OpcuaSourceSettings) -> CertificateFacts:
-    """Our certificate, with the application URI that the settings announce. Raises SourceRefused."""
-    file = settings.certificate_file
-    assert file is not None, "checked with the settings"
-    own = read_certificate(file)
-    if settings.application_uri not in own.uris:
-        uris = ", ".join(own.uris) or "none"
-        text = f"application_uri is {settings.application_uri}, and the certificate {file} has {uris}"
-        raise SourceRefused(f"{text}; servers refuse the difference: set application_uri to the certificate's")
-    return own
+def choose_endpoint(
+    settings: OpcuaSourceSettings, endpoints: Sequence[ua.EndpointDescription]
+) -> ua.EndpointDescription:
+    """The endpoint with the policy and mode of the settings. Raises SourceRefused."""
+    mode = ua.MessageSecurityMode[settings.security_mode]
+    uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
+    for endpoint in endpoints:
+        if endpoint.SecurityMode == mode and endpoint.SecurityPolicyUri == uri and endpoint.ServerCertificate:
+            return endpoint
+    offered = ", ".join(sorted({f"{policy_name(e)}/{e.SecurityMode.name}" for e in endpoints})) or "nothing"
+    wanted = f"{settings.security_policy}/{settings.security_mode}"
+    raise SourceRefused(f"{settings.url} does not offer {wanted}; it offers {offered}")
 
 
-def read_certificate(file: Path) -> CertificateFacts:
-    """A certificate in PEM or DER. Raises SourceRefused."""
+def policy_name(endpoint: ua.EndpointDescription) -> str:
+    """The security policy of an endpoint as the settings name it; for one of no common form its URI's end."""
+    names = {
+        getattr(security_policies, f"SecurityPolicy{name}").URI: name
+        for name in ("Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss")
+    }
+    uri = str(endpoint.SecurityPolicyUri)
+    return names.get(uri, uri.rpartition("#")[2])
+
+
+def shown_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> Shown:
+    """What the server shows at an endpoint. Raises SourceRefused."""
     try:
-        return facts_of(read_file(file))
+        chain = tuple(split_chain(endpoint.ServerCertificate))
     except ValueError as error:
-        raise SourceRefused(f"{file} is not a certificate (PEM or DER)") from error
+        raise SourceRefused(f"{settings.url} shows a certificate that {error}; renew it at the server") from error
+    return Shown(chain, endpoint.Server.ApplicationUri or "", urlsplit(settings.url).hostname or "")
 
 
-def read_secret(file: Path) -> bytes:
-    """A key or a password; refused while everybody on the machine may read it too."""
-    data = read_file(file)
-    if file.stat().st_mode & 0o007:
-        raise SourceRefused(f"{file} may be read by everybody; chmod 600 it, and change what it held")
-    return data
-
-
-def read_file(file: Path) -> bytes:
-    """The bytes of a file that the settings name. Raises SourceRefused."""
+def judge_server(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None = None) -> Verdict:
+    """Whether the settings accept what the server shows. `pinned` is the certificate of `server_certificate_file`.
+    Raises SourceRefused."""
+    sha256 = pinned.sha256 if pinned is not None else settings.server_certificate_sha256
+    accepted = TrustList(pinned_sha256=sha256)
     try:
-        return file.read_bytes()
-    except OSError as error:
-        raise SourceRefused(f"{file} cannot be read: {error.strerror}") from error
+        if settings.trust_folder is not None and not sha256:
+            folder = TrustFolder(settings.trust_folder)
+            accepted = TrustList(
+                trusted=frozenset(each.facts.sha256 for each in folder.certificates("trusted")),
+                issuers=tuple(folder.issuers()),
+                revocation_lists=tuple(folder.revocation_lists()),
+                is_revocation_list_required=settings.crl_required,
+            )
+        return judge(shown, accepted, datetime.now(UTC))
+    except TrustError as error:
+        raise SourceRefused(str(error)) from error
+    except ValueError as error:
+        raise SourceRefused(f"{settings.url} shows a certificate that cannot be read: {error}") from error
+
+
+def _accepted(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None) -> CertificateFacts:
+    """The server's certificate, if the settings accept it."""
+    verdict = judge_server(settings, shown, pinned)
+    if verdict.trust is None:
+        raise SourceRefused(_not_accepted(settings, verdict))
+    return verdict.facts
+
+
+def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
+    """What is wrong with a server's certificate, and what to do; an unknown one is kept in rejected/."""
+    facts, folder = verdict.facts, settings.trust_folder
+    text = f"the certificate of {settings.url} ({facts.thumbprints}) {verdict.why}"
+    if not verdict.is_unknown:
+        return f"{text}; {verdict.todo}"
+    pinned_file = settings.server_certificate_file
+    if pinned_file is None and not settings.server_certificate_sha256 and folder is not None:
+        try:
+            kept = f"it is kept as {TrustFolder(folder).reject(facts)}"
+        except TrustError as error:
+            return f"{text}, and {error}"
+        todo = f"compare the thumbprint at the server, then run: bsfg opcua trust {facts.sha1} --pki {folder}"
+        return f"{text}; {kept}; {todo}"
+    line = f'server_certificate_sha256 = "{facts.sha256}"'
+    if pinned_file is not None:
+        line = f"server_certificate_file to a file with it, or {line} instead"
+    return f"{text}; compare it at the server, then set {line}"
 
 
 async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> list[ua.EndpointDescription] | None:
@@ -103,41 +163,34 @@ async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> lis
         return None
 
 
-def _shown_certificate(
-    settings: OpcuaSourceSettings, endpoints: Sequence[ua.EndpointDescription] | None
-) -> CertificateFacts | None:
-    """The certificate at the endpoint with our policy and mode."""
-    if endpoints is None:
-        return None
-    mode = ua.MessageSecurityMode[settings.security_mode]
-    uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
-    data = next((e.ServerCertificate for e in endpoints if e.SecurityMode == mode and e.SecurityPolicyUri == uri), None)
-    if not data:
-        offered = sorted({f"{e.SecurityPolicyUri.rsplit('#')[-1]}/{e.SecurityMode.name}" for e in endpoints})
-        wanted = f"{settings.security_policy}/{settings.security_mode}"
-        raise SourceRefused(f"{settings.url} does not offer {wanted}; it offers {', '.join(offered)}")
-    try:
-        return facts_of(split_chain(data)[0])
-    except ValueError as error:
-        raise SourceRefused(f"{settings.url} shows a certificate that cannot be read ({error})") from error
+def _set_user(client: Client, settings: OpcuaSourceSettings, password: str) -> str:
+    """Set the user at the client. Returns how messages name it, "" for anonymous. Raises SourceRefused."""
+    if settings.user_certificate_file is not None:
+        assert settings.user_private_key_file is not None, "checked with the settings"
+        user = read_certificate(settings.user_certificate_file)
+        client.user_private_key = read_key_of(user, settings.user_private_key_file)
+        client.user_certificate = parse_certificate(user.der)
+        return f"the user certificate {settings.user_certificate_file} (SHA-1 {user.sha1})"
+    if settings.user_name:
+        if settings.password_file is not None:
+            password = read_secret(settings.password_file).decode().rstrip("\r\n")
+        client.set_user(settings.user_name)
+        client.set_password(password)
+        return f"user {settings.user_name}"
+    return ""
 
 
-def _pinned_certificate(settings: OpcuaSourceSettings) -> CertificateFacts | None:
-    """The server's certificate as a file of the operator's."""
-    return None if settings.server_certificate_file is None else read_certificate(settings.server_certificate_file)
-
-
-def _check_pinned(settings: OpcuaSourceSettings, shown: CertificateFacts, pinned: CertificateFacts | None) -> None:
-    wanted = pinned.sha256 if pinned is not None else settings.server_certificate_sha256
-    if shown.sha256 != wanted:
-        known = "is not the pinned one" if wanted else "is not pinned yet"
-        line = f'server_certificate_sha256 = "{shown.sha256}"'
-        if pinned is not None:
-            line = f"server_certificate_file to a file with it, or {line} instead"
-        text = f"the certificate of {settings.url} (SHA-1 {shown.sha1}) {known}; compare it at the server"
-        raise SourceRefused(f"{text}, then set {line}")
-
-
-def _pem_or_der(data: bytes) -> uacrypto.CertProperties:
-    """A key with its form told by its content; the library goes by the file's name."""
-    return uacrypto.CertProperties(data, "pem" if b"-----BEGIN" in data else "der")
+def _check_user(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> None:
+    """Refuse a kind of user that the endpoint does not take, before a password is sent to it in vain."""
+    kinds = {
+        ua.UserTokenType.Anonymous: "anonymous users",
+        ua.UserTokenType.UserName: "user names (user_name, password_file)",
+        ua.UserTokenType.Certificate: "user certificates (user_certificate_file, user_private_key_file)",
+    }
+    ours = ua.UserTokenType.UserName if settings.user_name else ua.UserTokenType.Anonymous
+    if settings.user_certificate_file is not None:
+        ours = ua.UserTokenType.Certificate
+    taken = {token.TokenType for token in endpoint.UserIdentityTokens or ()}
+    if taken and ours not in taken:
+        names = ", ".join(kinds[kind] for kind in kinds if kind in taken) or "other kinds of user only"
+        raise SourceRefused(f"{settings.url} takes no {kinds[ours].partition(' (')[0]}; it takes {names}")
