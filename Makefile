@@ -16,7 +16,7 @@ test: export PYTHONASYNCIODEBUG = 1
 # Our own mistakes are asserts; an interpreter without them is refused, so none may be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test sim fuzz mutants style types pytest format bench lock clean venv system
+.PHONY: help demo test sim fuzz mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -43,11 +43,11 @@ types: venv
 	$(VENV)/mypy --no-error-summary
 
 # Half of the time tests wait for a disk, a broker or a clock: two processes share the files. PYTEST=-n0 runs them in one.
-pytest: system
+pytest: foreign
 	$(VENV)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # No limit of time for one test; what each printed (its seed, its figures) is shown at the end.
-sim: system
+sim: foreign
 	SIM=1 $(VENV)/python -m pytest -q -rP -m sim -o timeout=0 -o faulthandler_timeout=0 $(PYTEST)
 
 # Coverage-guided; the corpus and whatever broke a decoder stay in build/fuzz. What is printed on the way goes to a log beside them.
@@ -84,3 +84,6 @@ venv:
 
 system:
 	tools/setup system
+
+foreign:
+	tools/setup foreign

@@ -1,0 +1,290 @@
+"""Foreign OPC UA servers as processes that a test controls: each command of servers/*/server.* is a method.
+
+A server listens on loopback, on a port found free at its first start and kept for later ones. It writes what it set
+into a record of its own, which outlives a kill: `record()` is what the world was, whatever our store says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVERS = Path(__file__).resolve().parent / "servers"
+INSTALLED = ROOT / "build" / "foreign"
+START_S = 60.0  # node-opcua needs two seconds of CPU time, on a machine that may do much else
+ANSWER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An implementation of OPC UA: how its server is started, and the variable that names its libraries."""
+
+    name: str
+    command: tuple[str, ...]
+    library_variable: str
+    libraries: Path
+
+    def why_not(self) -> str:
+        """Why it cannot be used here; empty when it can."""
+        if shutil.which(self.command[0]) is None:
+            return f"{self.name}: {self.command[0]} is not installed"
+        if (INSTALLED / f"{self.name}.ready").exists():
+            return ""
+        reason = INSTALLED / f"{self.name}.why_not"
+        return f"{self.name}: {reason.read_text().strip() if reason.exists() else 'tools/setup foreign was not run'}"
+
+
+NODE_OPCUA = Stack(
+    "node_opcua",
+    ("node", str(SERVERS / "node_opcua" / "server.js")),
+    "NODE_PATH",
+    INSTALLED / "node_opcua" / "node_modules",
+)
+OPEN62541 = Stack(
+    "open62541",
+    (sys.executable, str(SERVERS / "open62541" / "server.py")),
+    "PYTHONPATH",
+    INSTALLED / "open62541",
+)
+
+
+class Refused(Exception):
+    """The server did not do what it was told."""
+
+
+class Recorded(NamedTuple):
+    """A value that the server set, by its own account."""
+
+    name: str
+    time_ns: int
+    value: Any
+    status: int
+
+
+class ForeignServer:
+    """One server; started, killed and started again on the same port, with the same keys and the same record."""
+
+    def __init__(self, folder: Path, stack: Stack = NODE_OPCUA, **options: Any) -> None:
+        self._stack, self._folder = stack, folder
+        self._options: dict[str, Any] = {
+            "port": 0,
+            "pki": str(folder / "pki"),
+            "record": str(folder / "record.jsonl"),
+            **options,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+        self.url = self.namespace = ""
+        self.port = 0
+        self.certificate = Path()
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self, **options: Any) -> None:
+        """Start, or start again after `kill` or `stop`; `options` change what it was made with."""
+        assert self._process is None, "started already"
+        self._options |= options
+        ready = await asyncio.to_thread(self._start)
+        self.port, self.url, self.namespace = ready["port"], ready["url"], ready["namespace"]
+        self.certificate = Path(ready["certificate"])
+        self._options["port"] = self.port
+
+    async def stop(self) -> None:
+        """End in order: the server says goodbye to its clients."""
+        await self.command("stop")
+        await asyncio.to_thread(self._end)
+
+    def kill(self) -> None:
+        """End as a power cut does."""
+        self._running().kill()
+        self._end()
+
+    def freeze(self) -> None:
+        """Let it stand still with its connections open."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        self._running().send_signal(signal.SIGCONT)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    async def command(self, what: str, **fields: Any) -> Any:
+        """One command and its answer; raises Refused with the server's reason."""
+        return await asyncio.to_thread(partial(self._exchange, {"do": what, **fields}))
+
+    async def add(self, *variables: dict[str, Any]) -> None:
+        """Add variables; the fields are in README.md."""
+        await self.command("add", variables=variables)
+
+    async def delete(self, name: str) -> None:
+        """Delete a variable's node."""
+        await self.command("delete", name=name)
+
+    async def recreate(self, name: str) -> None:
+        """Make the node of a deleted variable again, with a new value."""
+        await self.command("recreate", name=name)
+
+    async def set(self, name: str, value: Any = None, status: str = "Good", time_ns: int | None = None) -> None:
+        """Set value, status and source time (of None: the old value, the server's clock)."""
+        fields: dict[str, Any] = {} if value is None else {"value": value}
+        if time_ns is not None:
+            fields["time_ns"] = str(time_ns)
+        await self.command("set", name=name, status=status, **fields)
+
+    async def run(self, *, on: bool) -> None:
+        """Let the variables stand still, or change at their periods again."""
+        await self.command("run", on=on)
+
+    async def shift_clock(self, ms: int) -> None:
+        """Set the server's clock this much ahead of the machine's: CurrentTime and source times."""
+        await self.command("shift_clock", ms=ms)
+
+    async def publish(self, mode: str, **fields: Any) -> None:
+        """What becomes of Publish requests: flow, hold, refuse (with `status`), lose (the answer)."""
+        await self.command("publish", mode=mode, **fields)
+
+    async def kill_sessions(self, *, with_subscriptions: bool = True) -> int:
+        """Close all sessions from the server's side; how many there were."""
+        return int(await self.command("kill_sessions", with_subscriptions=with_subscriptions))
+
+    async def kill_subscriptions(self) -> int:
+        """End all subscriptions and leave their sessions; how many there were."""
+        return int(await self.command("kill_subscriptions"))
+
+    async def cut(self) -> None:
+        """Close every connection without a word."""
+        await self.command("cut")
+
+    async def listen(self, *, on: bool) -> None:
+        """Refuse new connections, or take them again."""
+        await self.command("listen", on=on)
+
+    async def trust(self, certificate: Path) -> None:
+        """Trust a client's certificate (PEM or DER)."""
+        await self.command("trust", file=str(certificate))
+
+    async def raise_event(self, message: str, severity: int = 500) -> None:
+        """Raise an event at the Server object."""
+        await self.command("raise_event", message=message, severity=severity)
+
+    async def set_alarm(self, *, active: bool) -> dict[str, bool]:
+        """Make the alarm on `alarm_input` active or inactive; its state."""
+        return dict(await self.command("set_alarm", active=active))
+
+    async def acknowledge(self, comment: str = "") -> dict[str, bool]:
+        """Acknowledge the alarm as an operator at the server would; its state."""
+        return dict(await self.command("acknowledge", comment=comment))
+
+    async def status(self) -> dict[str, Any]:
+        """Sessions, subscriptions with their items, Publish requests."""
+        return dict(await self.command("status"))
+
+    # --- what it knows -----------------------------------------------------------------------------------------------
+
+    def address(self, name: str) -> str:
+        """A variable's node id as a tag map has it."""
+        return f"nsu={self.namespace};s={name}"
+
+    def tags(self, *names: str) -> str:
+        """A tag map of these variables: tag `f/<name>`."""
+        return "tag,address\n" + "".join(f"f/{name},{self.address(name)}\n" for name in names)
+
+    def record(self, name: str) -> list[Recorded]:
+        """All values that this variable has had, by the server's account, in order."""
+        lines = Path(self._options["record"]).read_text().splitlines(keepends=True)
+        found = (json.loads(line) for line in lines if line.endswith("}\n"))  # the last of a killed server may be cut
+        return [
+            Recorded(name, int(entry["time_ns"]), entry["value"], entry["status"])
+            for entry in found
+            if entry["name"] == name
+        ]
+
+    @property
+    def log(self) -> str:
+        """What the server wrote to standard error, over all its starts."""
+        return (self._folder / "log").read_text()
+
+    # --- the process -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> Any:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, self._stack.library_variable: str(self._stack.libraries)}
+        environment.pop("PYTHONASYNCIODEBUG", None)  # the library's affair, not ours
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._stack.command, json.dumps(self._options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+        self._unread = b""
+        try:
+            return self._answer(START_S)["ready"]
+        except BaseException:
+            self.kill()
+            raise
+
+    def _exchange(self, command: dict[str, Any]) -> Any:
+        process = self._running()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(command).encode() + b"\n")
+        process.stdin.flush()
+        answer = self._answer(ANSWER_S)
+        if "error" in answer:
+            raise Refused(f"{command['do']}: {answer['error']}")
+        return answer["ok"]
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            readable, _, _ = select.select([descriptor], [], [], limit_s)
+            data = os.read(descriptor, 65536) if readable else b""
+            if not data:
+                what = "ended" if readable else f"did not answer in {limit_s:.0f} s"
+                raise Refused(f"the {self._stack.name} server {what}; it wrote:\n{self.log[-2000:]}")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return dict(json.loads(line))
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "not started"
+        return self._process
+
+    def _end(self) -> None:
+        """Wait for the end of a process that was told to end, and hang up."""
+        process, self._process = self._running(), None
+        process.communicate(timeout=ANSWER_S)
+
+    def close(self) -> None:
+        """End it whatever its state, at the end of a test."""
+        if self._process is not None:
+            self.thaw()
+            self.kill()
+
+
+@asynccontextmanager
+async def foreign_server(folder: Path, stack: Stack = NODE_OPCUA, **options: Any) -> AsyncIterator[ForeignServer]:
+    """A server for the length of a block; its files are in `folder`."""
+    server = ForeignServer(folder, stack, **options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        server.close()

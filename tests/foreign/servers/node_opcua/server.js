@@ -1,0 +1,269 @@
+// An OPC UA server on node-opcua, controlled by JSON lines: one command on standard input, one answer on standard output.
+//
+//     node server.js '{"port": 0, "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}'
+//
+// The first line it prints is {"ready": {"port", "url", "certificate"}}. A command is {"do": <name>, ...}, an answer
+// {"ok": ...} or {"error": <text>}. tests/foreign/server.py has a method for each command, tests/foreign/README.md the
+// options. Ends with standard input.
+"use strict";
+
+const fs = require("node:fs");
+const net = require("node:net");
+const path = require("node:path");
+const readline = require("node:readline");
+
+// Standard output belongs to the protocol; the library prints its warnings there.
+for (const level of ["log", "info", "warn", "debug"]) {
+    console[level] = (...words) => process.stderr.write(words.join(" ") + "\n");
+}
+
+const { OPCUACertificateManager } = require("node-opcua-certificate-manager");
+const { nodesets } = require("node-opcua-nodesets");
+const { MessageSecurityMode, SecurityPolicy } = require("node-opcua-secure-channel");
+const { OPCUAServer } = require("node-opcua-server");
+const { NAMESPACE, Plant } = require("./plant");
+const { Clock, PublishGate } = require("./trouble");
+
+const HOST = "127.0.0.1";
+
+class Program {
+    constructor(options) {
+        this.options = options;
+        this.clock = new Clock();
+        this.gate = new PublishGate();
+    }
+
+    async start() {
+        const port = this.options.port || (await freePort());
+        this.server = new OPCUAServer(await serverOptions(this.options, port));
+        await this.server.initialize();
+        const addressSpace = this.server.engine.addressSpace;
+        for (let i = 0; i < (this.options.namespaces_before ?? 0); i++) addressSpace.registerNamespace(`urn:other:${i}`);
+        addressSpace.installAlarmsAndConditionsService();
+        this.clock.showIn(addressSpace);
+        this.plant = new Plant(addressSpace, this.clock, this.options.record);
+        if (this.options.every_type) this.plant.addEveryType();
+        for (const variable of this.options.variables ?? []) this.plant.add(variable);
+        this.alarm = addAlarm(this.plant);
+        await this.server.start();
+        return { port, url: `opc.tcp://${HOST}:${port}`, certificate: this.server.certificateFile, namespace: NAMESPACE };
+    }
+
+    // --- commands: each takes the fields of its line -----------------------------------------------------------------
+
+    add({ variables }) {
+        for (const variable of variables) this.plant.add(variable);
+    }
+
+    delete({ name }) {
+        this.plant.delete(name);
+    }
+
+    recreate({ name }) {
+        this.plant.recreate(name);
+    }
+
+    set({ name, ...what }) {
+        this.plant.set(name, what);
+    }
+
+    run({ on }) {
+        this.plant.run(on);
+    }
+
+    shift_clock({ ms }) {
+        this.clock.shiftMs = ms;
+    }
+
+    publish({ mode, status }) {
+        this.gate.set(mode, this.sessions().map((session) => session.publishEngine), status);
+    }
+
+    kill_sessions({ with_subscriptions = true }) {
+        const sessions = this.sessions();
+        for (const session of sessions) {
+            this.server.engine.closeSession(session.authenticationToken, with_subscriptions, "Forcing");
+        }
+        return sessions.length;
+    }
+
+    kill_subscriptions() {
+        const subscriptions = this.subscriptions();
+        for (const subscription of subscriptions) subscription.terminate();
+        return subscriptions.length;
+    }
+
+    cut() {
+        for (const endpoint of this.server.endpoints) endpoint.abruptlyInterruptChannels();
+    }
+
+    async listen({ on }) {
+        await (on ? this.server.resumeEndPoints() : this.server.suspendEndPoints());
+    }
+
+    async trust({ file }) {
+        const pem = fs.readFileSync(file);
+        const der = pem.includes("-----BEGIN") ? fromPem(pem) : pem;
+        await this.server.serverCertificateManager.trustCertificate(der);
+    }
+
+    raise_event({ message, severity = 500 }) {
+        const source = this.server.engine.addressSpace.rootFolder.objects.server;
+        source.raiseEvent("BaseEventType", {
+            message: { dataType: "LocalizedText", value: { text: message } },
+            severity: { dataType: "UInt16", value: severity },
+        });
+    }
+
+    /** Make the alarm on the variable `alarm_input` active or inactive. */
+    set_alarm({ active }) {
+        this.plant.set("alarm_input", { value: active ? 100 : 50 });
+        return this.alarm_state();
+    }
+
+    acknowledge({ comment = "" }) {
+        this.alarm.currentBranch().setAckedState(true);
+        if (comment) this.alarm.currentBranch().setComment(comment);
+        this.alarm.raiseNewCondition({ message: "acknowledged", severity: 100 });
+        return this.alarm_state();
+    }
+
+    alarm_state() {
+        const branch = this.alarm.currentBranch();
+        return { active: branch.getActiveState(), acked: branch.getAckedState(), retain: branch.getRetain() };
+    }
+
+    status() {
+        return {
+            sessions: this.sessions().length,
+            subscriptions: this.subscriptions().map((subscription) => ({
+                id: subscription.id,
+                items: subscription.monitoredItemCount,
+                handles: [...subscription.monitoredItems.values()].map((item) => item.clientHandle),
+                publishing_interval_ms: subscription.publishingInterval,
+            })),
+            publish_requests: this.sessions().map((session) => session.publishEngine.pendingPublishRequestCount),
+            publish_held: this.gate.held.length,
+        };
+    }
+
+    async stop() {
+        this.plant.run(false);
+        this.gate.set("flow", []);
+        await this.server.shutdown(0);
+    }
+
+    sessions() {
+        return this.server.engine.getSessions();
+    }
+
+    subscriptions() {
+        return this.sessions().flatMap((session) => session.publishEngine.subscriptions);
+    }
+}
+
+const COMMANDS = new Set(
+    "add delete recreate set run shift_clock publish kill_sessions kill_subscriptions cut listen trust".split(" ").concat(
+        "raise_event set_alarm acknowledge alarm_state status stop".split(" "),
+    ),
+);
+
+/** node-opcua's options from ours. */
+async function serverOptions(options, port) {
+    const { limits = {}, users = {}, policies = ["None"] } = options;
+    const secured = policies.filter((policy) => policy !== "None");
+    const certificates = new OPCUACertificateManager({
+        rootFolder: options.pki,
+        automaticallyAcceptUnknownCertificate: options.accept_unknown ?? false,
+        disableFileWatchers: true,
+    });
+    await certificates.initialize();
+    return {
+        host: HOST, // listens on loopback alone
+        hostname: HOST,
+        port,
+        nodeset_filename: [nodesets.standard, path.join(__dirname, "plant.NodeSet2.xml")],
+        serverCertificateManager: certificates,
+        userCertificateManager: certificates,
+        serverInfo: { applicationUri: "urn:bsfg:foreign:node-opcua", productUri: "urn:bsfg:foreign" },
+        securityPolicies: policies.map((policy) => SecurityPolicy[policy]),
+        securityModes: [
+            ...(policies.includes("None") ? [MessageSecurityMode.None] : []),
+            ...(secured.length ? [MessageSecurityMode.Sign, MessageSecurityMode.SignAndEncrypt] : []),
+        ],
+        allowAnonymous: options.anonymous ?? Object.keys(users).length === 0,
+        userManager: { isValidUser: (name, password) => name in users && users[name] === password },
+        maxConnectionsPerEndpoint: limits.connections ?? 50,
+        serverCapabilities: {
+            maxSessions: limits.sessions ?? 50,
+            maxSubscriptions: limits.subscriptions ?? 50,
+            maxSubscriptionsPerSession: limits.subscriptions_per_session ?? 50,
+            maxMonitoredItems: limits.items ?? 100_000,
+            maxMonitoredItemsPerSubscription: limits.items_per_subscription ?? 100_000,
+            minSupportedSampleRate: 0,
+            operationLimits: {
+                maxMonitoredItemsPerCall: limits.items_per_call ?? 1000,
+                maxNodesPerRead: limits.nodes_per_read ?? 1000,
+                maxNodesPerBrowse: limits.nodes_per_browse ?? 1000,
+                maxNodesPerHistoryReadData: limits.nodes_per_history_read ?? 100,
+            },
+        },
+    };
+}
+
+/** An alarm that is active while `alarm_input` is above 90. */
+function addAlarm(plant) {
+    plant.addOne({ name: "alarm_input", value: 50 });
+    const { node } = plant.get("alarm_input");
+    plant.folder.setEventNotifier?.(1);
+    plant.addressSpace.rootFolder.objects.server.addReference({ referenceType: "HasNotifier", nodeId: plant.folder });
+    plant.folder.addReference({ referenceType: "HasEventSource", nodeId: node });
+    return plant.namespace.instantiateExclusiveLimitAlarm("ExclusiveLimitAlarmType", {
+        browseName: "PressureAlarm",
+        organizedBy: plant.folder,
+        conditionSource: node,
+        inputNode: node,
+        highHighLimit: 95,
+        highLimit: 90,
+        lowLimit: 10,
+        lowLowLimit: 5,
+        optionals: ["ConfirmedState", "Confirm"],
+    });
+}
+
+async function freePort() {
+    const probe = net.createServer();
+    await new Promise((resolve) => probe.listen(0, HOST, resolve));
+    const { port } = probe.address();
+    await new Promise((resolve) => probe.close(resolve));
+    return port;
+}
+
+function fromPem(pem) {
+    return Buffer.from(pem.toString().replace(/-----[^-]+-----|\s/g, ""), "base64");
+}
+
+function say(answer) {
+    process.stdout.write(JSON.stringify(answer) + "\n");
+}
+
+async function main() {
+    const program = new Program(JSON.parse(process.argv[2] ?? "{}"));
+    say({ ready: await program.start() });
+    for await (const line of readline.createInterface({ input: process.stdin })) {
+        try {
+            const { do: name, ...fields } = JSON.parse(line);
+            if (!COMMANDS.has(name)) throw new Error(`no command is called ${name}`);
+            say({ ok: (await program[name](fields)) ?? null });
+            if (name === "stop") break;
+        } catch (error) {
+            say({ error: error.message });
+        }
+    }
+    process.exit(0);
+}
+
+main().catch((error) => {
+    process.stderr.write(error.stack + "\n");
+    process.exit(1);
+});
