@@ -178,6 +178,7 @@ CORES: tuple[str, ...] = (
             "decode",
             "plan",
             "refusal",
+            "trust_list",
         )
     ),
     *(

@@ -139,13 +139,15 @@ def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
     if not verdict.is_unknown:
         return f"{text}; {verdict.todo}"
     pinned_file = settings.server_certificate_file
-    if pinned_file is None and not settings.server_certificate_sha256 and folder is not None:
+    if verdict.also_why:
+        text += f", and {verdict.also_why}"
+    if folder is not None and pinned_file is None and not settings.server_certificate_sha256:
         try:
-            kept = f"it is kept as {TrustFolder(folder).reject(facts)}"
+            text += f"; it is kept as {TrustFolder(folder).reject(facts)}"
         except TrustError as error:
-            return f"{text}, and {error}"
-        todo = f"compare the thumbprint at the server, then run: bsfg opcua trust {facts.sha1} --pki {folder}"
-        return f"{text}; {kept}; {todo}"
+            text += f"; {error}"
+        if not verdict.also_why:
+            return f"{text}; compare it at the server, then run: bsfg opcua trust {facts.sha1} --pki {folder}"
     line = f'server_certificate_sha256 = "{facts.sha256}"'
     if pinned_file is not None:
         line = f"server_certificate_file to a file with it, or {line} instead"

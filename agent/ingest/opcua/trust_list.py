@@ -59,13 +59,15 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`trust` is None for a certificate that is not accepted; `why` completes "the certificate of ... ", `todo` is what
-    to do. `is_unknown`: it would be accepted if the operator put it into `trusted/`."""
+    to do. `is_unknown`: the operator can trust it, by a pin, and by putting it into `trusted/` if `also_why` is empty:
+    what is wrong with it besides."""
 
     facts: CertificateFacts
     trust: Trust | None
     why: str = ""
     todo: str = ""
     is_unknown: bool = False
+    also_why: str = ""
 
 
 def judge(shown: Shown, accepted: TrustList, now: datetime) -> Verdict:
@@ -75,13 +77,14 @@ def judge(shown: Shown, accepted: TrustList, now: datetime) -> Verdict:
         if facts.sha256 == accepted.pinned_sha256:
             return Verdict(facts, Trust.PINNED)
         return Verdict(facts, None, "is not the pinned one", is_unknown=True)
-    if facts.sha256 in accepted.trusted:
-        trust, issue = Trust.TRUSTED, None
-    else:
+    problem = next(_problems(facts, parse_certificate(shown.chain[0]), shown, now), None)
+    trust = Trust.TRUSTED
+    if facts.sha256 not in accepted.trusted:
         trust, issue = Trust.ISSUED, _issue_problem(shown.chain, accepted, now)
-        if issue is not None and not issue.why:
-            return Verdict(facts, None, "is not trusted", is_unknown=True)
-    problem = issue or next(_problems(facts, parse_certificate(shown.chain[0]), shown, now), None)
+        if issue is _UNKNOWN_ISSUER:
+            also = "" if problem is None else problem.why
+            return Verdict(facts, None, "is not trusted", is_unknown=True, also_why=also)
+        problem = issue or problem
     if problem is not None:
         return Verdict(facts, None, problem.why, problem.todo)
     return Verdict(facts, trust)

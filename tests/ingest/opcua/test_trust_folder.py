@@ -29,7 +29,9 @@ def test_a_rejected_certificate_is_kept_once_and_moves_to_trusted(tmp_path: Path
     assert folder.certificates("trusted") == []
 
 
-@pytest.mark.parametrize("thumbprint, words", [("0" * 40, "no certificate"), ("abc", "at least 8"), ("zz" * 20, "is no")])
+@pytest.mark.parametrize(
+    "thumbprint, words", [("0" * 40, "no certificate"), ("abc", "at least 8"), ("zz" * 20, "is no")]
+)
 def test_a_wrong_thumbprint_moves_nothing(tmp_path: Path, thumbprint: str, words: str) -> None:
     """An unknown, short or misspelt one is refused, and the certificate stays where it is."""
     folder = TrustFolder(tmp_path)

@@ -48,6 +48,8 @@ def test_an_unknown_certificate_is_unknown_and_a_pin_is_narrow() -> None:
     """An unknown certificate can be trusted by hand; with a pin, the trust folder does not help another one."""
     verdict = judge(shown(ISSUED), TrustList(), NOW)
     assert (verdict.trust, verdict.is_unknown, verdict.why) == (None, True, "is not trusted")
+    assert not verdict.also_why
+    assert "is for other" in judge(shown(certificate(host="other")), TrustList(), NOW).also_why
     other = certificate("other")
     pin = TrustList(pinned_sha256=facts_of(der(other)).sha256, trusted=trusting(ISSUED).trusted)
     assert judge(shown(ISSUED), pin, NOW).why == "is not the pinned one"
