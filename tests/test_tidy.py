@@ -84,10 +84,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
     "agent.replication.protocol",  # a module each subject; `messages` has a face
-    *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
+    *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.pki", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
-    *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags"),
+    *("agent.ingest.opcua", "agent.ingest.opcua.explore", "agent.ingest.modbus", "agent.ingest.tags"),
     "agent.demo.plant",
 }
 
@@ -179,6 +179,8 @@ CORES: tuple[str, ...] = (
             "plan",
             "refusal",
             "trust_list",
+            "explore/tag_rows",
+            "explore/walk",
         )
     ),
     *(

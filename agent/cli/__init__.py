@@ -40,6 +40,7 @@ _COMMANDS = {
     "pki": "agent.cli.pki.commands:pki",
     "broker": "agent.cli.broker:broker",
     "peer": "agent.cli.peer:peer",
+    "opcua": "agent.cli.opcua.group:opcua",
     "hardware": "agent.cli.hardware:hardware",
     "bench": "agent.cli.bench:bench",
     "demo": "agent.cli.demo:demo",

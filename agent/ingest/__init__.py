@@ -17,36 +17,98 @@ from typing import TYPE_CHECKING, Any
 
 from agent.ingest.errors import IngestError, SourceError, TagMapError
 from agent.ingest.lifecycle import State
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.ingest.settings import (
+    APPLICATION_URI,
+    ModbusSourceSettings,
+    OpcuaSourceSettings,
+    SecurityMode,
+    SecurityPolicy,
+    SourceSettings,
+)
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 
 if TYPE_CHECKING:
+    from agent.ingest.opcua.certificate import (
+        activate_certificate,
+        ensure_certificate,
+        hand_over_file,
+        read_certificate,
+        renew_certificate,
+    )
+    from agent.ingest.opcua.explore.explorer import NodeReading, explore, row_text
+    from agent.ingest.opcua.explore.probe import Outcome, Probe, check_settings, section
+    from agent.ingest.opcua.explore.tag_rows import TagRow, tag_file
+    from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, FoundVariable, Walk, is_wanted
     from agent.ingest.opcua.file_check import certificate_days_left, check_source_files
+    from agent.ingest.opcua.trust_folder import TrustFolder
 
 # Names whose modules load cryptography or a protocol library: imported when somebody asks for them, so that a command
 # that reads a tag file needs neither.
 _ON_DEMAND = {
+    "FoundVariable": "agent.ingest.opcua.explore.walk",
+    "NodeReading": "agent.ingest.opcua.explore.explorer",
+    "OBJECTS": "agent.ingest.opcua.explore.walk",
+    "SERVER": "agent.ingest.opcua.explore.walk",
+    "Outcome": "agent.ingest.opcua.explore.probe",
+    "Probe": "agent.ingest.opcua.explore.probe",
+    "TagRow": "agent.ingest.opcua.explore.tag_rows",
+    "TrustFolder": "agent.ingest.opcua.trust_folder",
+    "Walk": "agent.ingest.opcua.explore.walk",
+    "activate_certificate": "agent.ingest.opcua.certificate",
     "certificate_days_left": "agent.ingest.opcua.file_check",
+    "check_settings": "agent.ingest.opcua.explore.probe",
     "check_source_files": "agent.ingest.opcua.file_check",
+    "ensure_certificate": "agent.ingest.opcua.certificate",
+    "explore": "agent.ingest.opcua.explore.explorer",
+    "hand_over_file": "agent.ingest.opcua.certificate",
+    "is_wanted": "agent.ingest.opcua.explore.walk",
+    "read_certificate": "agent.ingest.opcua.certificate",
+    "renew_certificate": "agent.ingest.opcua.certificate",
+    "row_text": "agent.ingest.opcua.explore.explorer",
+    "section": "agent.ingest.opcua.explore.probe",
+    "tag_file": "agent.ingest.opcua.explore.tag_rows",
 }
 
 __all__ = [
+    "APPLICATION_URI",
+    "OBJECTS",
+    "SERVER",
+    "FoundVariable",
     "Ingest",
     "IngestError",
     "ModbusSourceSettings",
+    "NodeReading",
     "OpcuaSourceSettings",
+    "Outcome",
+    "Probe",
+    "SecurityMode",
+    "SecurityPolicy",
     "SourceError",
     "SourceSettings",
     "SourceStatistics",
     "State",
     "TagMap",
     "TagMapError",
+    "TagRow",
+    "TrustFolder",
+    "Walk",
+    "activate_certificate",
     "certificate_days_left",
+    "check_settings",
     "check_source_files",
+    "ensure_certificate",
+    "explore",
+    "hand_over_file",
+    "is_wanted",
     "load_tag_map",
     "load_tag_maps",
+    "read_certificate",
+    "renew_certificate",
+    "row_text",
+    "section",
+    "tag_file",
 ]
 
 

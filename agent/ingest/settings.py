@@ -22,6 +22,7 @@ UNIT_ID_MAX = 255  # 1..247 on a serial line; 0 and 248..255 are used by devices
 ByteOrder = Literal["ABCD", "CDAB", "BADC", "DCBA"]
 SecurityPolicy = Literal["None", "Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"]
 SecurityMode = Literal["None", "Sign", "SignAndEncrypt"]
+APPLICATION_URI = "urn:bsfg:agent"  # who we are to OPC UA servers; our certificate holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class OpcuaSourceSettings:
     server_certificate_sha256: str = ""
     trust_folder: Path | None = None  # trusted/, issuers/, crl/, rejected/
     crl_required: bool = True  # a certificate by an issuer in issuers/ needs that issuer's revocation list in crl/
-    application_uri: str = "urn:bsfg:agent"
+    application_uri: str = APPLICATION_URI
     user_name: str = ""
     password_file: Path | None = None
     user_certificate_file: Path | None = None

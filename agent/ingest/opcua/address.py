@@ -56,12 +56,12 @@ def _identifier(kind: str, text: str) -> int | str | UUID | bytes:
 
 def dialect() -> Dialect:
     """The OPC UA columns of a tag map."""
-    return Dialect(columns=("address",), required=("tag", "address"), read_point=_read_point)
+    return Dialect(columns=("address", "data_type"), required=("tag", "address"), read_point=_read_point)
 
 
 def _read_point(cells: Cells) -> tuple[NodeAddress, str, str]:
     text = cells.text("address")
     try:
-        return parse_node_address(text), text, ""
+        return parse_node_address(text), text, cells.text("data_type")
     except ValueError as error:
         raise CellError("address", str(error)) from error

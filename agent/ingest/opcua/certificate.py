@@ -71,6 +71,44 @@ def hand_over_file(certificate_file: Path) -> Path:
     return copy
 
 
+def renew_certificate(certificate_file: Path, key_file: Path) -> Path:
+    """Make the next certificate for the same key and names, beside the one in use, which stays in use: each server has
+    to trust the new one first. Returns its file. Raises SourceRefused."""
+    own = read_certificate(certificate_file)
+    key = read_key_of(own, key_file)
+    if not own.is_self_issued:
+        raise SourceRefused(f"{certificate_file} was issued by {own.issuer}; have that authority renew it")
+    if not isinstance(key, rsa.RSAPrivateKey) or len(own.uris) != 1:
+        raise SourceRefused(f"{certificate_file} was not made by this program; renew it where it was made")
+    file = next_file(certificate_file)
+    _write_or_refuse(file, _encoded(_self_signed(key, own.uris[0]), file))
+    return file
+
+
+def activate_certificate(certificate_file: Path, key_file: Path) -> Path:
+    """Put the next certificate into use; connections made from now on show it. Returns the file in which the previous
+    one is kept. Raises SourceRefused."""
+    new = next_file(certificate_file)
+    read_key_of(read_certificate(new), key_file)
+    previous = certificate_file.with_name(f"{certificate_file.stem}.previous{certificate_file.suffix}")
+    _write_or_refuse(previous, read_file(certificate_file))
+    _write_or_refuse(certificate_file, read_file(new))
+    new.unlink()
+    return previous
+
+
+def next_file(certificate_file: Path) -> Path:
+    """Where the next certificate waits until it is put into use."""
+    return certificate_file.with_name(f"{certificate_file.stem}.next{certificate_file.suffix}")
+
+
+def _write_or_refuse(file: Path, data: bytes) -> None:
+    try:
+        write_whole(file, data, 0o644)
+    except OSError as error:
+        raise SourceRefused(f"{file} cannot be written: {error.strerror}; let this user write there") from error
+
+
 def own_certificate(settings: OpcuaSourceSettings) -> CertificateFacts:
     """Our certificate, with the application URI that the settings announce. Raises SourceRefused."""
     file = settings.certificate_file

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 from collections.abc import Awaitable
 from functools import partial
 from typing import TypeVar
@@ -39,6 +40,13 @@ from agent.ingest.settings import OpcuaSourceSettings
 _Answer = TypeVar("_Answer")
 _FIRST_WORDS = (b"ACK", b"ERR")  # OPC 10000-6, 7.1.2.2: what may answer a Hello
 _SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
+
+
+_UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+class Unreadable(UaError):
+    """An answer that the library does not understand."""
 
 
 class NotOpcUa(UaError):
@@ -131,7 +139,7 @@ async def connect(
             offered = partial(ask_endpoints, scout)
             we = await secure(client, settings, offered, password)
         at = client
-        await _library(client.connect())
+        await of_library(client.connect())
     except (UaError, OSError, TimeoutError) as error:
         failure = _failure(at, error)
         explanation = explain(failure, we)
@@ -147,7 +155,16 @@ def _error(explanation: Explanation) -> SourceError:
 
 async def ask_endpoints(scout: SteppedClient) -> list[ua.EndpointDescription]:
     """What the server offers, asked unsecured. Raises the library's errors."""
-    return await _library(scout.connect_and_get_server_endpoints())
+    return await of_library(scout.connect_and_get_server_endpoints())
+
+
+async def offered_endpoints(scout: SteppedClient, settings: OpcuaSourceSettings) -> list[ua.EndpointDescription]:
+    """What the server offers over opc.tcp. Raises SourceRefused and SourceLost, which say at which step it failed."""
+    try:
+        found = await ask_endpoints(scout)
+    except (UaError, OSError, TimeoutError) as error:
+        raise _error(explain(_failure(scout, error), Identity(settings.url, "None"))) from error
+    return [each for each in found if str(each.EndpointUrl).startswith("opc.tcp:")]
 
 
 async def _answers(scout: SteppedClient) -> bool:
@@ -158,13 +175,13 @@ async def _answers(scout: SteppedClient) -> bool:
     return True
 
 
-async def _library(call: Awaitable[_Answer]) -> _Answer:
-    """A call of the library. What it asserts is about the server's answer, and no mistake of ours that must end the
-    process."""
+async def of_library(call: Awaitable[_Answer]) -> _Answer:
+    """A call of the library. What its decoder raises is about the server's answer, and no mistake of ours that must end
+    the process: it leaves as Unreadable."""
     try:
         return await call
-    except AssertionError as error:
-        raise UaError("an answer that the library cannot read") from error
+    except _UNREADABLE as error:
+        raise Unreadable("an answer that the library cannot read") from error
 
 
 def _failure(client: SteppedClient, error: UaError | OSError | TimeoutError) -> Failure:

@@ -79,7 +79,7 @@ def choose_endpoint(
     for endpoint in endpoints:
         if endpoint.SecurityMode == mode and endpoint.SecurityPolicyUri == uri and endpoint.ServerCertificate:
             return endpoint
-    offered = ", ".join(sorted({f"{policy_name(e)}/{e.SecurityMode.name}" for e in endpoints})) or "nothing"
+    offered = ", ".join(sorted({f"{policy_name(e)}/{mode_name(e)}" for e in endpoints})) or "nothing"
     wanted = f"{settings.security_policy}/{settings.security_mode}"
     raise SourceRefused(f"{settings.url} does not offer {wanted}; it offers {offered}")
 
@@ -92,6 +92,11 @@ def policy_name(endpoint: ua.EndpointDescription) -> str:
     }
     uri = str(endpoint.SecurityPolicyUri)
     return names.get(uri, uri.rpartition("#")[2])
+
+
+def mode_name(endpoint: ua.EndpointDescription) -> str:
+    """The security mode of an endpoint as the settings name it."""
+    return str(endpoint.SecurityMode.name).rstrip("_")
 
 
 def shown_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> Shown:
