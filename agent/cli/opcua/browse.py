@@ -1,4 +1,8 @@
-"""`bsfg opcua browse`: the variables of a server as a tree, or as a tag file."""
+"""`bsfg opcua browse`: the variables of a server as a tree, as JSON, or as a tag file.
+
+The walk and the rows are made by `agent.ingest`; here they are filtered, shown and written. Progress goes to standard
+error, and only on a terminal.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import click
 
 from agent.cli import json_option
-from agent.cli.opcua.options import connection_of, connection_options, printable
-from agent.ingest import Outcome, Probe, section
+from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options, printable
+from agent.ingest import OpcuaSourceSettings, Outcome, Probe, section
 
 
 @click.command()
@@ -44,6 +45,7 @@ def test(trust: bool, as_json: bool, **options: Any) -> None:  # noqa: FBT001 cl
         click.echo(f"\n# for node.toml; paths count from its folder\n{text}", nl=False)
         if given.password:
             click.echo('password_file = "..."  # a file with the password, mode 0600')
+        click.echo(f"\nnext: {_browse_command(probe.settings)}")
     if failed:
         sys.exit(1)
 
@@ -64,3 +66,17 @@ async def _run(probe: Probe, *, as_json: bool) -> bool:
         if step.todo:
             click.echo(f"{'':26} -> {printable(step.todo)}")
     return failed
+
+
+def _browse_command(settings: OpcuaSourceSettings) -> str:
+    """How to browse with the settings that worked."""
+    words = ["bsfg", "opcua", "browse", settings.url]
+    if settings.insecure:
+        words.append("--insecure")
+    elif (settings.security_policy, settings.security_mode) != (DEFAULT_POLICY, DEFAULT_MODE):
+        words += ["--policy", settings.security_policy, "--mode", settings.security_mode]
+    if settings.server_certificate_sha256:
+        words += ["--server-sha256", settings.server_certificate_sha256]
+    if settings.user_name:
+        words += ["--user", settings.user_name]
+    return shlex.join([*words, "--csv", str(settings.tags_file)])

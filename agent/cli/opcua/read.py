@@ -1,4 +1,5 @@
-"""`bsfg opcua read`: the values of single nodes, and the rows of a tag file that read them."""
+"""`bsfg opcua read`: the values of single nodes of a server, with type, status and times, and for each the row of a tag
+file that reads it."""
 
 from __future__ import annotations
 

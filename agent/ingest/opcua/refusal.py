@@ -114,9 +114,9 @@ def _not_reached(failure: Failure, we: Identity) -> Explanation:
 
 
 def _untrusted(failure: Failure, we: Identity, own: CertificateFacts) -> Explanation:
-    certain = failure.status == "BadCertificateUntrusted"
-    what = "does not trust our certificate" if certain else "refuses us, most likely because it does not trust our"
-    what += "" if certain else " certificate"
+    what = "refuses us, most likely because it does not trust our certificate"
+    if failure.status == "BadCertificateUntrusted":
+        what = "does not trust our certificate"
     return Explanation(
         True,
         f"{we.url} {what} ({failure.status} while {failure.step.value}); at the server, move the certificate with"

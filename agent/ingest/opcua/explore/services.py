@@ -131,7 +131,7 @@ class Services:
                 for node in nodes
             ],
         )
-        return list(await self._session.browse(parameters))
+        return list(await of_library(self._session.browse(parameters)))
 
     async def _all_references(self, result: ua.BrowseResult) -> list[Reference] | str:
         """The references of one node, its continuation points followed."""
@@ -190,7 +190,7 @@ class Services:
         count = len(items)
         while True:
             try:
-                results = await of_library(call(items[:count]))
+                results = await call(items[:count])
             except _TOO_MUCH as error:
                 if count == 1:
                     raise self._lost(error) from error

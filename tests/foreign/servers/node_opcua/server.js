@@ -22,6 +22,7 @@ const { nodesets } = require("node-opcua-nodesets");
 const { MessageSecurityMode, SecurityPolicy } = require("node-opcua-secure-channel");
 const { OPCUAServer } = require("node-opcua-server");
 const { NAMESPACE, Plant } = require("./plant");
+const { addTree } = require("./tree");
 const { Clock, PublishGate } = require("./trouble");
 
 const HOST = "127.0.0.1";
@@ -43,6 +44,7 @@ class Program {
         this.clock.showIn(addressSpace);
         this.plant = new Plant(addressSpace, this.clock, this.options.record);
         if (this.options.every_type) this.plant.addEveryType();
+        if (this.options.tree) addTree(this.plant);
         for (const variable of this.options.variables ?? []) this.plant.add(variable);
         this.alarm = addAlarm(this.plant);
         await this.server.start();
