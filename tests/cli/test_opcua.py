@@ -128,6 +128,26 @@ def test_the_steps_as_json(plc: Program, bsfg: Bsfg) -> None:
     assert steps[-1]["section"].startswith("[[opcua]]\n")
 
 
+@pytest.mark.system
+def test_a_person_is_asked(plc: Program, bsfg: Bsfg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a terminal an unknown certificate is shown with its thumbprints and trusted only on a yes."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer, code in ((False, 1), (True, 0)):
+        asked: list[str] = []
+
+        def confirm(text: str, *, err: bool, answer: bool = answer, asked: list[str] = asked) -> bool:
+            assert err
+            asked.append(text)
+            return answer
+
+        monkeypatch.setattr("click.confirm", confirm)
+        done = bsfg("opcua", "test", url(plc))
+        assert (done.returncode, len(asked)) == (code, 1)
+        assert facts_of(der(SERVER)).sha1 in done.stderr
+        assert (tmp_path / "pki" / "opcua" / "trusted").exists() is answer
+    assert bsfg("opcua", "browse", url(plc), "--filter", "count_01").returncode == 0
+
+
 def test_each_step_says_what_is_wrong(bsfg: Bsfg) -> None:
     """A name that is unknown, a port that is closed, and what to do about it; exit status 1."""
     done = bsfg("opcua", "test", "opc.tcp://plc.invalid:4840")

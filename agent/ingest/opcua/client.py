@@ -17,9 +17,11 @@ from typing import TypeVar
 from asyncua import ua
 from asyncua.client.client import Client
 from asyncua.client.ua_client import UaClient, UASocketProtocol
+from asyncua.crypto import uacrypto
 from asyncua.ua import ua_binary
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
+from cryptography.exceptions import InvalidSignature
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.refusal import (
@@ -28,6 +30,7 @@ from agent.ingest.opcua.refusal import (
     NOT_OPC_UA,
     PORT_CLOSED,
     SILENT,
+    SWAPPED,
     Explanation,
     Failure,
     Identity,
@@ -42,6 +45,7 @@ _FIRST_WORDS = (b"ACK", b"ERR")  # OPC 10000-6, 7.1.2.2: what may answer a Hello
 _SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
 
 
+_FORGED: tuple[type[Exception], ...] = (InvalidSignature, uacrypto.InvalidSignature)
 _UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
@@ -140,7 +144,7 @@ async def connect(
             we = await secure(client, settings, offered, password)
         at = client
         await of_library(client.connect())
-    except (UaError, OSError, TimeoutError) as error:
+    except (UaError, OSError, TimeoutError, *_FORGED) as error:
         failure = _failure(at, error)
         explanation = explain(failure, we)
         if explanation.is_refusal and failure.status == CLOSED and not await _answers(scout):
@@ -184,7 +188,7 @@ async def of_library(call: Awaitable[_Answer]) -> _Answer:
         raise Unreadable("an answer that the library cannot read") from error
 
 
-def _failure(client: SteppedClient, error: UaError | OSError | TimeoutError) -> Failure:
+def _failure(client: SteppedClient, error: Exception) -> Failure:
     """The library's error as step and status. Order counts: TimeoutError and gaierror are OSErrors."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, NotOpcUa):
@@ -193,6 +197,8 @@ def _failure(client: SteppedClient, error: UaError | OSError | TimeoutError) -> 
         return Failure(client.step, type(error).__name__)
     if isinstance(error, TimeoutError):
         return Failure(client.step, SILENT)
+    if "certificate mismatch" in text or isinstance(error, _FORGED):
+        return Failure(client.step, SWAPPED)
     if isinstance(error, socket.gaierror):
         return Failure(Step.TCP, NAME_UNKNOWN, text)
     refused = (

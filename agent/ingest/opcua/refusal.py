@@ -26,6 +26,7 @@ class Step(Enum):
 CLOSED = "the server closes the connection"
 SILENT = "no answer in time"
 NOT_OPC_UA = "the answer is not OPC UA"
+SWAPPED = "another certificate than at first"
 NAME_UNKNOWN = "the host name is unknown"
 PORT_CLOSED = "the port is closed"
 
@@ -80,6 +81,9 @@ def explain(failure: Failure, we: Identity) -> Explanation:
         return _not_reached(failure, we)
     if failure.step is Step.USER and (status in _USER or status.startswith("BadCertificate")):
         return _user_refused(status, we)
+    if status == SWAPPED:
+        text = f"{we.url} shows another certificate in the session than before, or cannot sign with its key"
+        return Explanation(True, f"{text}; something between may answer in its place: find out what is at this address")
     if status in _POLICY:
         text = f"{we.url} refuses the security policy {we.policy} ({status})"
         return Explanation(True, f"{text}; choose one that `bsfg opcua test {we.url}` lists")

@@ -12,13 +12,16 @@ import pytest
 from asyncua import ua
 from asyncua.client.ua_client import UASocketProtocol
 from asyncua.common.utils import Buffer
+from asyncua.crypto import uacrypto
 from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.object_ids import ObjectIds
+from cryptography.exceptions import InvalidSignature
 
 from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.opcua.certificate import ensure_certificate
 from agent.ingest.opcua.certificate_facts import facts_of
 from agent.ingest.opcua.client import SteppedClient
+from agent.ingest.opcua.refusal import Step
 from agent.ingest.opcua.session import open_session
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import Program, in_loop, running
@@ -163,6 +166,28 @@ async def test_another_certificate_than_the_pinned_file_is_refused_before_anythi
     ensure_certificate(other, tmp_path / "other.key", "urn:other")
     with pytest.raises(SourceRefused, match="is not the pinned one; compare it at the server, then set"):
         async with open_session(secured(program.port, tmp_path, other)):
+            pass
+
+
+@pytest.mark.parametrize(
+    "error", [uaerrors.UaError("Server certificate mismatch"), InvalidSignature(), uacrypto.InvalidSignature()]
+)
+@pytest.mark.system
+@in_loop
+async def test_a_certificate_swapped_on_the_way_is_told_as_that(
+    plc: tuple[Program, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What the library says of a session whose certificate or signature is not that of the endpoints is a refusal of
+    ours, and no loss."""
+    program, pinned = plc
+
+    async def create_session(self: SteppedClient) -> None:
+        self.step = Step.SESSION
+        raise error
+
+    monkeypatch.setattr(SteppedClient, "create_session", create_session)
+    with pytest.raises(SourceRefused, match="shows another certificate in the session than before"):
+        async with open_session(secured(program.port, tmp_path, pinned)):
             pass
 
 

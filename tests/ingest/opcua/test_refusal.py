@@ -6,7 +6,7 @@ import pytest
 
 from agent.ingest.opcua.certificate import ensure_certificate, hand_over_file
 from agent.ingest.opcua.certificate_facts import CertificateFacts, facts_of, split_chain
-from agent.ingest.opcua.refusal import CLOSED, SILENT, Failure, Identity, Step, explain
+from agent.ingest.opcua.refusal import CLOSED, SILENT, SWAPPED, Failure, Identity, Step, explain
 
 URL = "opc.tcp://plc:4840"
 
@@ -42,6 +42,7 @@ def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: Step, 
         (Failure(Step.CHANNEL, "BadCertificateIssuerRevocationUnknown"), "revocation list at the server"),
         (Failure(Step.CHANNEL, "BadCertificateUseNotAllowed"), "bsfg opcua certificate"),
         (Failure(Step.CHANNEL, "BadSecurityPolicyRejected"), "refuses the security policy Basic256Sha256"),
+        (Failure(Step.SESSION, SWAPPED), "something between may answer in its place"),
         (Failure(Step.USER, "BadIdentityTokenRejected"), "refuses user op"),
         (Failure(Step.USER, "BadCertificateUntrusted"), "refuses user op"),
     ],
