@@ -45,7 +45,7 @@ _FIRST_WORDS = (b"ACK", b"ERR")  # OPC 10000-6, 7.1.2.2: what may answer a Hello
 _SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
 
 
-_FORGED: tuple[type[Exception], ...] = (InvalidSignature, uacrypto.InvalidSignature)
+_FORGED = (InvalidSignature, uacrypto.InvalidSignature)  # type: ignore[attr-defined]
 _UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
