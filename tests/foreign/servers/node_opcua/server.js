@@ -17,6 +17,8 @@ for (const level of ["log", "info", "warn", "debug"]) {
     console[level] = (...words) => process.stderr.write(words.join(" ") + "\n");
 }
 
+globalThis.crypto ??= require("node:crypto").webcrypto; // node 18 has it, and not as a global
+
 const { OPCUACertificateManager } = require("node-opcua-certificate-manager");
 const { nodesets } = require("node-opcua-nodesets");
 const { MessageSecurityMode, SecurityPolicy } = require("node-opcua-secure-channel");
