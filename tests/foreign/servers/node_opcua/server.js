@@ -17,6 +17,8 @@ for (const level of ["log", "info", "warn", "debug"]) {
     console[level] = (...words) => process.stderr.write(words.join(" ") + "\n");
 }
 
+globalThis.crypto ??= require("node:crypto").webcrypto; // node 18 has it, and not as a global
+
 const { OPCUACertificateManager } = require("node-opcua-certificate-manager");
 const { nodesets } = require("node-opcua-nodesets");
 const { MessageSecurityMode, SecurityPolicy } = require("node-opcua-secure-channel");
@@ -32,6 +34,7 @@ class Program {
         this.options = options;
         this.clock = new Clock();
         this.gate = new PublishGate();
+        this.listening = true;
     }
 
     async start() {
@@ -101,6 +104,19 @@ class Program {
 
     async listen({ on }) {
         await (on ? this.server.resumeEndPoints() : this.server.suspendEndPoints());
+        this.listening = on;
+    }
+
+    /** Undo every trouble that lasts. */
+    async recover() {
+        this.shift_clock({ ms: 0 });
+        this.publish({ mode: "flow" });
+        this.plant.run(true);
+        if (!this.listening) await this.listen({ on: true });
+        for (const options of this.options.variables ?? []) {
+            const variable = this.plant.variables.get(options.name);
+            if (variable?.node === null) this.plant.recreate(options.name);
+        }
     }
 
     async trust({ file }) {
@@ -142,6 +158,7 @@ class Program {
                 id: subscription.id,
                 items: subscription.monitoredItemCount,
                 handles: [...subscription.monitoredItems.values()].map((item) => item.clientHandle),
+                queue_sizes: [...subscription.monitoredItems.values()].map((item) => item.queueSize),
                 publishing_interval_ms: subscription.publishingInterval,
             })),
             publish_requests: this.sessions().map((session) => session.publishEngine.pendingPublishRequestCount),
@@ -165,7 +182,7 @@ class Program {
 }
 
 const COMMANDS = new Set(
-    "add delete recreate set run shift_clock publish kill_sessions kill_subscriptions cut listen trust".split(" ").concat(
+    "add delete recreate set run shift_clock publish kill_sessions kill_subscriptions cut listen recover trust".split(" ").concat(
         "raise_event set_alarm acknowledge alarm_state status stop".split(" "),
     ),
 );
