@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from agent.ingest import OpcuaSourceSettings, load_tag_map
+from agent.ingest.opcua.certificate import ensure_certificate
 from agent.ingest.opcua.certificate_facts import facts_of
 from tests.foreign.plant import opcua
-from tests.foreign.server import foreign_server
+from tests.foreign.server import OPEN62541, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.support import command
 
-pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
+pytestmark = pytest.mark.system
 
 POLICIES = ["Basic256Sha256", "Aes256_Sha256_RsaPss"]
 
@@ -26,6 +27,7 @@ async def bsfg(folder: Path, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.foreign("node_opcua")
 @in_loop
 async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
     """`test` stops at the server's certificate, then at ours, each with what to do; when both sides trust each other,
@@ -81,6 +83,7 @@ async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
                 await run.wait_good(row["tag"])
 
 
+@pytest.mark.foreign("node_opcua")
 @in_loop
 async def test_thousands_of_nodes_within_the_limits_of_the_server(tmp_path: Path) -> None:
     """3,000 variables at a server that takes 40 nodes a Browse and 90 a Read: all of them, and no call was refused."""
@@ -92,3 +95,28 @@ async def test_thousands_of_nodes_within_the_limits_of_the_server(tmp_path: Path
         assert (code, out, err) == (0, "wrote 3,000 tags to t.csv\n", "")
         assert "BadTooManyOperations" not in server.log
         assert len(load_tag_map(OpcuaSourceSettings("plc", server.url, tmp_path / "t.csv")).tags) == 3000
+
+
+@pytest.mark.foreign("open62541")
+@in_loop
+async def test_another_stack_refuses_us_and_then_takes_us(tmp_path: Path) -> None:
+    """open62541 hides why it refuses a certificate, and `test` names ours all the same; its own certificate fits its
+    address, so that a place in trusted/ is enough for browsing, and no pin is printed."""
+    own, other = tmp_path / "pki" / "opcua" / "own.der", tmp_path / "other.der"
+    ensure_certificate(other, tmp_path / "other.key", "urn:other")
+    options = {"policies": ["Basic256Sha256"], "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}
+    async with foreign_server(tmp_path / "server", OPEN62541, **options, trusted=[str(other)]) as server:
+        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url, "--trust")
+        assert code == 1
+        assert "trusted now: pki/opcua/trusted/" in out
+        assert "most likely because it does not trust our certificate (BadSecurityChecksFailed" in out
+        assert out.count(facts_of(own.read_bytes()).sha1) == 2
+        await server.stop()
+        await server.start(trusted=[str(own)])
+        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url)
+        assert code == 0, out
+        assert 'trust_folder = "pki/opcua"' in out
+        assert "server_certificate_sha256" not in out
+        code, out, err = await bsfg(tmp_path, *out.rpartition("next: bsfg ")[2].split())
+        assert (code, err) == (0, "")
+        assert out.startswith("wrote 1 tags to ")
