@@ -87,7 +87,13 @@ OPEN = {
     *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.pki", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
-    *("agent.ingest.opcua", "agent.ingest.opcua.explore", "agent.ingest.modbus", "agent.ingest.tags"),
+    *(
+        "agent.ingest.opcua",
+        "agent.ingest.opcua.explore",
+        "agent.ingest.opcua.security",
+        "agent.ingest.modbus",
+        "agent.ingest.tags",
+    ),
     "agent.demo.plant",
 }
 
@@ -174,13 +180,13 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/opcua/{name}.py"
         for name in (
             "address",
-            "certificate_facts",
             "decode",
             "plan",
-            "refusal",
-            "trust_list",
             "explore/tag_rows",
             "explore/walk",
+            "security/certificate_facts",
+            "security/refusal",
+            "security/trust_list",
         )
     ),
     *(

@@ -30,19 +30,19 @@ from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 
 if TYPE_CHECKING:
-    from agent.ingest.opcua.certificate import (
+    from agent.ingest.opcua.explore.explorer import NodeReading, explore, row_text
+    from agent.ingest.opcua.explore.probe import Outcome, Probe, check_settings, section
+    from agent.ingest.opcua.explore.tag_rows import TagRow, tag_file
+    from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, FoundVariable, Walk, is_wanted
+    from agent.ingest.opcua.security.certificate import (
         activate_certificate,
         ensure_certificate,
         hand_over_file,
         read_certificate,
         renew_certificate,
     )
-    from agent.ingest.opcua.explore.explorer import NodeReading, explore, row_text
-    from agent.ingest.opcua.explore.probe import Outcome, Probe, check_settings, section
-    from agent.ingest.opcua.explore.tag_rows import TagRow, tag_file
-    from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, FoundVariable, Walk, is_wanted
-    from agent.ingest.opcua.file_check import certificate_days_left, check_source_files
-    from agent.ingest.opcua.trust_folder import TrustFolder
+    from agent.ingest.opcua.security.file_check import certificate_days_left, check_source_files
+    from agent.ingest.opcua.security.trust_folder import TrustFolder
 
 # Names whose modules load cryptography or a protocol library: imported when somebody asks for them, so that a command
 # that reads a tag file needs neither.
@@ -54,18 +54,18 @@ _ON_DEMAND = {
     "Outcome": "agent.ingest.opcua.explore.probe",
     "Probe": "agent.ingest.opcua.explore.probe",
     "TagRow": "agent.ingest.opcua.explore.tag_rows",
-    "TrustFolder": "agent.ingest.opcua.trust_folder",
+    "TrustFolder": "agent.ingest.opcua.security.trust_folder",
     "Walk": "agent.ingest.opcua.explore.walk",
-    "activate_certificate": "agent.ingest.opcua.certificate",
-    "certificate_days_left": "agent.ingest.opcua.file_check",
+    "activate_certificate": "agent.ingest.opcua.security.certificate",
+    "certificate_days_left": "agent.ingest.opcua.security.file_check",
     "check_settings": "agent.ingest.opcua.explore.probe",
-    "check_source_files": "agent.ingest.opcua.file_check",
-    "ensure_certificate": "agent.ingest.opcua.certificate",
+    "check_source_files": "agent.ingest.opcua.security.file_check",
+    "ensure_certificate": "agent.ingest.opcua.security.certificate",
     "explore": "agent.ingest.opcua.explore.explorer",
-    "hand_over_file": "agent.ingest.opcua.certificate",
+    "hand_over_file": "agent.ingest.opcua.security.certificate",
     "is_wanted": "agent.ingest.opcua.explore.walk",
-    "read_certificate": "agent.ingest.opcua.certificate",
-    "renew_certificate": "agent.ingest.opcua.certificate",
+    "read_certificate": "agent.ingest.opcua.security.certificate",
+    "renew_certificate": "agent.ingest.opcua.security.certificate",
     "row_text": "agent.ingest.opcua.explore.explorer",
     "section": "agent.ingest.opcua.explore.probe",
     "tag_file": "agent.ingest.opcua.explore.tag_rows",

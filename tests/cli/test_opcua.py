@@ -14,9 +14,9 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from agent.ingest import OpcuaSourceSettings, load_tag_map
-from agent.ingest.opcua.certificate_facts import facts_of
+from agent.ingest.opcua.security.certificate_facts import facts_of
 from tests.ingest.fakes import Program, running
-from tests.ingest.opcua.certificates import certificate, der, key, revocation_list
+from tests.ingest.opcua.security.certificates import certificate, der, key, revocation_list
 from tests.support import command
 
 ROOT = Path(__file__).resolve().parents[2]

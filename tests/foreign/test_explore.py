@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.ingest import OpcuaSourceSettings, load_tag_map
-from agent.ingest.opcua.certificate import ensure_certificate
-from agent.ingest.opcua.certificate_facts import facts_of
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
 from tests.foreign.plant import opcua
 from tests.foreign.server import OPEN62541, foreign_server
 from tests.ingest.fakes import in_loop

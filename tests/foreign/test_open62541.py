@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.lifecycle import State
-from agent.ingest.opcua.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate import ensure_certificate
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server

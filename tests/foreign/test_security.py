@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate import ensure_certificate
-from agent.ingest.opcua.certificate_facts import facts_of
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
-from agent.ingest.opcua.trust_folder import TrustFolder
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.foreign.plant import opcua
 from tests.foreign.server import ForeignServer, foreign_server

@@ -11,13 +11,13 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate import ensure_certificate
-from agent.ingest.opcua.certificate_facts import facts_of
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
-from agent.ingest.opcua.trust_folder import TrustFolder
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import Program, in_loop, running
-from tests.ingest.opcua.certificates import certificate, der, key, revocation_list
+from tests.ingest.opcua.security.certificates import certificate, der, key, revocation_list
 from tests.ingest.test_sources import ingesting, opcua
 
 SERVER_URI = "urn:freeopcua:python:server"  # what asyncua's server calls itself

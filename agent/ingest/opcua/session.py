@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. With `client`, `security` and `variant` all that know asyncua.
+"""One session with an OPC UA server, through asyncua. `security/`, `explore/` and `variant` know asyncua, too.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no chunking that
@@ -29,9 +29,9 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.opcua.address import NodeAddress
-from agent.ingest.opcua.client import SteppedClient, connect
 from agent.ingest.opcua.decode import DecodeError, Publication, decode_publication
 from agent.ingest.opcua.plan import Created
+from agent.ingest.opcua.security.client import SteppedClient, connect
 from agent.ingest.opcua.variant import decode_other
 from agent.ingest.settings import OpcuaSourceSettings
 

@@ -21,13 +21,18 @@ from asyncua.ua.object_ids import ObjectIds
 
 from agent.ingest.errors import SourceError, SourceRefused
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
-from agent.ingest.opcua.certificate import ensure_certificate, hand_over_file, own_certificate, read_certificate
-from agent.ingest.opcua.client import SteppedClient, offered_endpoints
 from agent.ingest.opcua.explore.services import Services, open_services
-from agent.ingest.opcua.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
-from agent.ingest.opcua.security import judge_server, mode_name, policy_name, shown_by
-from agent.ingest.opcua.trust_folder import TrustFolder
-from agent.ingest.opcua.trust_list import Verdict
+from agent.ingest.opcua.security.certificate import (
+    ensure_certificate,
+    hand_over_file,
+    own_certificate,
+    read_certificate,
+)
+from agent.ingest.opcua.security.channel import judge_server, mode_name, policy_name, shown_by
+from agent.ingest.opcua.security.client import SteppedClient, offered_endpoints
+from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
+from agent.ingest.opcua.security.trust_folder import TrustFolder
+from agent.ingest.opcua.security.trust_list import Verdict
 from agent.ingest.settings import OpcuaSourceSettings, SecurityMode, SecurityPolicy
 
 PORT = 4840

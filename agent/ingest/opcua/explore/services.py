@@ -21,9 +21,9 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
-from agent.ingest.opcua.client import SteppedClient, Unreadable, connect, of_library
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
+from agent.ingest.opcua.security.client import SteppedClient, Unreadable, connect, of_library
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.ingest.settings import OpcuaSourceSettings
 

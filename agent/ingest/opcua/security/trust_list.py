@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.ingest.opcua.certificate_facts import CertificateFacts, facts_of, parse_certificate
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 
 KEY_BITS_MIN = 2048  # the floor of every policy that is offered here (OPC 10000-7)
 ISSUERS_DEEP_MAX = 5  # from a server's certificate up to one in issuers/

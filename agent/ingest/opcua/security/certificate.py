@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate_facts import CertificateFacts, facts_of, parse_certificate
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 from agent.ingest.settings import OpcuaSourceSettings
 
 KEY_BITS = 2048  # the floor of Basic256Sha256 and the most that old devices take

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from agent.ingest.opcua import trust_folder
-from agent.ingest.opcua.certificate_facts import facts_of
-from agent.ingest.opcua.trust_folder import TrustError, TrustFolder
-from tests.ingest.opcua.certificates import certificate, der, revocation_list
+from agent.ingest.opcua.security import trust_folder
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
+from tests.ingest.opcua.security.certificates import certificate, der, revocation_list
 
 SERVER = facts_of(der(certificate("press 1/../x")))
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from agent.errors import BsfgError
-from agent.ingest.opcua.certificate import write_whole
-from agent.ingest.opcua.certificate_facts import CertificateFacts, facts_of, parse_certificate
+from agent.ingest.opcua.security.certificate import write_whole
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 
 FILES_MAX = 1_000  # of one of the folders; a plant has some hundred servers
 FILE_BYTES_MAX = 16 << 20  # a revocation list of a large authority has some hundred thousand entries

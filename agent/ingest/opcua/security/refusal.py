@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from agent.ingest.opcua.certificate_facts import CertificateFacts
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts
 
 
 class Step(Enum):

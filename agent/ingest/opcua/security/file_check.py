@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeGuard
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate import own_certificate, read_certificate, read_key_of, read_secret
-from agent.ingest.opcua.certificate_facts import CertificateFacts
-from agent.ingest.opcua.trust_folder import TrustError, TrustFolder
+from agent.ingest.opcua.security.certificate import own_certificate, read_certificate, read_key_of, read_secret
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts
+from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 WARN_DAYS = 30  # before a certificate of ours ends: every server has to be told of the new one

@@ -20,7 +20,7 @@ from asyncua.ua.uaerrors import UaError
 from cryptography.hazmat.primitives import serialization
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate import (
+from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
     hand_over_file,
     own_certificate,
@@ -28,10 +28,10 @@ from agent.ingest.opcua.certificate import (
     read_key_of,
     read_secret,
 )
-from agent.ingest.opcua.certificate_facts import CertificateFacts, parse_certificate, split_chain
-from agent.ingest.opcua.refusal import Identity
-from agent.ingest.opcua.trust_folder import TrustError, TrustFolder
-from agent.ingest.opcua.trust_list import Shown, TrustList, Verdict, judge
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, parse_certificate, split_chain
+from agent.ingest.opcua.security.refusal import Identity
+from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
+from agent.ingest.opcua.security.trust_list import Shown, TrustList, Verdict, judge
 from agent.ingest.settings import OpcuaSourceSettings
 
 Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]

@@ -18,10 +18,10 @@ from asyncua.ua.object_ids import ObjectIds
 from cryptography.exceptions import InvalidSignature
 
 from agent.ingest.errors import SourceLost, SourceRefused
-from agent.ingest.opcua.certificate import ensure_certificate
-from agent.ingest.opcua.certificate_facts import facts_of
-from agent.ingest.opcua.client import SteppedClient
-from agent.ingest.opcua.refusal import Step
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.client import SteppedClient
+from agent.ingest.opcua.security.refusal import Step
 from agent.ingest.opcua.session import open_session
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import Program, in_loop, running

@@ -6,9 +6,9 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.ingest.opcua.certificate_facts import facts_of
-from agent.ingest.opcua.trust_list import Shown, Trust, TrustList, Verdict, judge
-from tests.ingest.opcua.certificates import NOW, URI, certificate, der, revocation_list
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.trust_list import Shown, Trust, TrustList, Verdict, judge
+from tests.ingest.opcua.security.certificates import NOW, URI, certificate, der, revocation_list
 
 AUTHORITY = certificate("authority", is_authority=True, days=(-100, 100))
 ISSUED = certificate(issuer="authority")

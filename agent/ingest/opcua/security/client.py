@@ -24,7 +24,8 @@ from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 from cryptography.exceptions import InvalidSignature
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
-from agent.ingest.opcua.refusal import (
+from agent.ingest.opcua.security.channel import secure
+from agent.ingest.opcua.security.refusal import (
     CLOSED,
     NAME_UNKNOWN,
     NOT_OPC_UA,
@@ -37,7 +38,6 @@ from agent.ingest.opcua.refusal import (
     Step,
     explain,
 )
-from agent.ingest.opcua.security import secure
 from agent.ingest.settings import OpcuaSourceSettings
 
 _Answer = TypeVar("_Answer")

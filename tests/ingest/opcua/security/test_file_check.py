@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.ingest import certificate_days_left, check_source_files
-from agent.ingest.opcua.certificate import LIFETIME_DAYS, ensure_certificate
+from agent.ingest.opcua.security.certificate import LIFETIME_DAYS, ensure_certificate
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 
 NOW = datetime.now(UTC)

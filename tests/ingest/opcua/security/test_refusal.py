@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest.opcua.certificate import ensure_certificate, hand_over_file
-from agent.ingest.opcua.certificate_facts import CertificateFacts, facts_of, split_chain
-from agent.ingest.opcua.refusal import CLOSED, SILENT, SWAPPED, Failure, Identity, Step, explain
+from agent.ingest.opcua.security.certificate import ensure_certificate, hand_over_file
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, split_chain
+from agent.ingest.opcua.security.refusal import CLOSED, SILENT, SWAPPED, Failure, Identity, Step, explain
 
 URL = "opc.tcp://plc:4840"
 
