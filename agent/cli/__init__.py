@@ -40,6 +40,7 @@ _COMMANDS = {
     "pki": "agent.cli.pki.commands:pki",
     "broker": "agent.cli.broker:broker",
     "peer": "agent.cli.peer:peer",
+    "source": "agent.cli.source:source",
     "opcua": "agent.cli.opcua.group:opcua",
     "hardware": "agent.cli.hardware:hardware",
     "bench": "agent.cli.bench:bench",

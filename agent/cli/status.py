@@ -59,8 +59,10 @@ def text(found: dict[str, Any]) -> str:
     for source in found["sources"]:
         link = "connected" if source["connected"] else _with_trouble("not connected", source["trouble"])
         lost = f", {source['lost_total']:,} lost" if source["lost_total"] else ""
+        bad = f" ({source['tags_bad']:,} bad)" if source["tags_bad"] else ""
         lines.append(
-            f"  source    {source['name']:<24} {link}, {source['tags']:,} tags, {source['values_total']:,} values{lost}"
+            f"  source    {source['name']:<24} {link}, {source['tags']:,} tags{bad}, {source['values_total']:,} values"
+            f"{lost}"
         )
     return "\n".join(lines)
 

@@ -289,7 +289,8 @@ class SourceStatus:
     tags_problem: str = ""
     """Why the current tag file is not in use."""
     tags: Annotated[int, Gauge("bsfg_source_tags", "Tags of its map.")] = 0
-    tags_bad: Annotated[int, Gauge("bsfg_source_tags_bad", "Of them, that cannot be read now.")] = 0
+    tags_bad: Annotated[int, Gauge("bsfg_source_tags_bad", "Of them, whose last sample is bad.")] = 0
+    tags_silent: Annotated[int, Gauge("bsfg_source_tags_silent", "Of them, without a sample since the start.")] = 0
     connects_total: Annotated[int, Counter("bsfg_source_connects_total", "Connections made.")] = 0
     lost_total: Annotated[
         int, Counter("bsfg_source_values_lost_total", "Values received and lost; a fact records each gap.")

@@ -203,12 +203,15 @@ def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
     if source.tags_problem:
         hint = "the tags of the file before are still read; bsfg check prints every problem of the file"
         yield Reason(Level.BROKEN, False, subject, f"its tag file is not in force: {source.tags_problem}", hint)
-    if source.connected and source.tags_bad:
-        text = f"{source.tags_bad} of {source.tags} tags cannot be read"
-        hint = (
-            "the log names them (parked, unit lost); correct the tag file or the device; the node tries again by itself"
-        )
-        yield Reason(Level.BROKEN, source.tags_bad >= source.tags, subject, text, hint)
+    without_value = source.tags_bad + source.tags_silent
+    if source.connected and source.tags and without_value >= source.tags:
+        text = f"connected, but none of its {source.tags} tags has a good value"
+        hint = "see the log (parked, unit lost), then the device behind the server; the node tries again by itself"
+        yield Reason(Level.BROKEN, True, subject, text, hint)
+    elif source.connected and source.tags_bad:
+        text = f"{source.tags_bad} of {source.tags} tags are bad"
+        hint = "bsfg latest shows which; the log names those that are refused; correct the tag file or the device"
+        yield Reason(Level.BROKEN, False, subject, text, hint)
     days = source.certificate_days_left
     left = "" if days is None else f"ends in {days:.0f} days" if days > 0 else "has ended"
     hint = "bsfg opcua certificate --renew makes the next one; trust it at the server (docs/operate/opcua.md)"

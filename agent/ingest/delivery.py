@@ -11,11 +11,11 @@ value would look current for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agent.ingest import quality as status
-from agent.ingest.gap import TAGS_NAMED_MAX, Gap
+from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
@@ -34,6 +34,8 @@ class Delivery:
         self._subjects: dict[int, str] = {}
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
+        self._on_value: Callable[[int], None] | None = None
+        self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
 
@@ -64,9 +66,22 @@ class Delivery:
         """Append what `retag` has handed in."""
         await self.recorder.settle()
 
+    def expect_value(self, on_value: Callable[[int], None]) -> None:
+        """Call this once, with the time, when the next good value is delivered."""
+        self._on_value = on_value
+
+    @property
+    def is_value_expected(self) -> bool:
+        """Whether no good value has come since `expect_value`."""
+        return self._on_value is not None
+
     async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        await self._record(self.sampler.select(samples, now_ns, returned_ns))
+        rows = self.sampler.select(samples, now_ns, returned_ns)
+        if self._on_value is not None and not all(status.is_bad(row.quality) for row in rows):
+            on_value, self._on_value = self._on_value, None
+            on_value(now_ns)
+        await self._record(rows)
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due by time alone."""
@@ -75,17 +90,43 @@ class Delivery:
         await self.recorder.flush_gaps()
 
     async def lose(
-        self, quality: int, now_ns: int, tags: Iterable[int] | None = None, *, corrects: bool = False
+        self,
+        quality: int,
+        now_ns: int,
+        tags: Iterable[int] | None = None,
+        *,
+        corrects: bool = False,
+        since_ns: int | None = None,
     ) -> None:
-        """Record once that these tags, by default all, have no value now."""
-        await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects))
+        """Record once that these tags, by default all, have no value now, or since then (see `Sampler.lose`)."""
+        await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects, since_ns=since_ns))
+
+    def on_gap(self, listener: Callable[[TagGap], None]) -> None:
+        """Call this for each gap whose end is known."""
+        self._gap_listeners.append(listener)
 
     def add_gap(
-        self, reason: str, first_ns: int, last_ns: int, count: int, tags: Iterable[int], *, exact: bool
+        self,
+        reason: str,
+        first_ns: int,
+        last_ns: int,
+        count: int,
+        tags: Iterable[int],
+        *,
+        exact: bool,
+        is_over: bool = True,
     ) -> None:
-        """Note lost values, which become a gap fact. Times in ns since 1970."""
-        named = tuple(self._subjects[tag] for tag, _ in zip(tags, range(TAGS_NAMED_MAX), strict=False))
-        self.recorder.add_gap(Gap(self.source, reason, first_ns, max(first_ns, last_ns), count, exact, named))
+        """Note lost values, which become a gap fact. Times in ns since 1970. `is_over`: the end of the gap is known."""
+        hit = tuple(tags)
+        last_ns = max(first_ns, last_ns)
+        named = tuple(self.subjects(hit[:TAGS_NAMED_MAX]))
+        self.recorder.add_gap(Gap(self.source, reason, first_ns, last_ns, count, exact, named))
+        for listener in self._gap_listeners if is_over else ():
+            listener(TagGap(reason, first_ns, last_ns, hit))
+
+    def subjects(self, tags: Iterable[int]) -> list[str]:
+        """What these tags are called."""
+        return [self._subjects[tag] for tag in tags if tag in self._subjects]
 
     async def _record(self, rows: list[Sample]) -> None:
         if rows:

@@ -3,6 +3,7 @@
     IngestError                 everything this package raises on purpose
       TagMapError               a tag file cannot be used; `problems` holds every reason (for the operator)
         TagFileUnreadable       it is missing or cannot be opened, which may pass by itself
+      UnknownSource             a command names a source that is not configured (for the operator)
       SourceError               one life of a source has ended; the supervisor builds it anew after a pause
         SourceLost              the connection broke, fell silent or was never established
         SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
@@ -51,6 +52,10 @@ class TagMapError(IngestError):
 
 class TagFileUnreadable(TagMapError):
     """A tag file is missing or cannot be opened: an error at the start; later an editor may just be saving it."""
+
+
+class UnknownSource(IngestError):
+    """No source of this name is configured."""
 
 
 class SourceError(IngestError):

@@ -3,6 +3,9 @@
 A source that cannot wait (a poll whose time has passed, a server whose queue overflowed) loses values when the store or
 the line is too slow. Losses are merged here into one message per source and reason, so that many losses make few facts.
 The caller decides when to append it.
+
+A lost source makes two facts with the same `first_time`, its last sign of life: one at once, so that the loss is known
+even if this process ends before the source returns, and one when a value has come again. The later one says more.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ PREDICATE = "samples_lost"
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
 STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want of room
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
+NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that never came
+SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created anew
+SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +53,33 @@ class Gap:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TagGap:
+    """A gap for those who may fill it: all its tags, by number."""
+
+    reason: str
+    first_time_ns: int
+    last_time_ns: int
+    tags: tuple[int, ...]
+
+
+OUTAGES_OPEN_MAX = 100  # a source that flaps while the store refuses for days; beyond, outages are merged too
+
+
 class GapLog:
-    """Open gaps of one source, at most one for each reason."""
+    """Gaps of one source that are not written yet: one for each reason, and one for each outage of the source."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Gap] = {}
+        self._open: dict[tuple[str, int], Gap] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
     def add(self, gap: Gap) -> None:
-        known = self._open.get(gap.reason)
-        self._open[gap.reason] = gap if known is None else known.merged(gap)
+        is_apart = gap.reason == SOURCE_LOST and len(self._open) < OUTAGES_OPEN_MAX  # there were values in between
+        key = gap.reason, gap.first_time_ns if is_apart else 0
+        known = self._open.get(key)
+        self._open[key] = gap if known is None else known.merged(gap)
 
     def take(self) -> list[Gap]:
         """All open gaps, which are closed by this."""

@@ -52,7 +52,16 @@ class SamplingCounts:
     out_of_order: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Tags whose last sample is bad, and tags without any sample since the start."""
+
+    bad: int
+    silent: int
+
+
 _NEVER, _LIVE, _LOST = 0, 1, 2
+_BAD_BIT = 0x8000_0000  # of an OPC UA StatusCode
 
 
 class _State:
@@ -136,11 +145,19 @@ class Sampler:
         return found
 
     def lose(
-        self, quality: int, now_ns: int, tags: Iterable[int] | None = None, *, corrects: bool = False
+        self,
+        quality: int,
+        now_ns: int,
+        tags: Iterable[int] | None = None,
+        *,
+        corrects: bool = False,
+        since_ns: int | None = None,
     ) -> list[Sample]:
         """One bad sample for each tag (of `tags`, or all) that is not lost already.
 
         `corrects`: also where another reason is recorded, because this one is known and the other was presumed.
+        `since_ns`: the last sign of life, if it was not now. The bad sample gets that time, or the one right after the
+        tag's last fact if that is later: a fact is never older than the one before it.
         """
         found: list[Sample] = []
         for tag in self._states if tags is None else tags:
@@ -152,12 +169,31 @@ class Sampler:
                 self.counts.recorded += 1
                 state.recorded_ns = max(state.recorded_ns, state.held.source_time_ns)
                 state.held = None
-            time_ns = now_ns if state.condition == _NEVER else max(now_ns, state.recorded_ns + 1)
+            lost_ns = now_ns if since_ns is None or state.condition == _NEVER else since_ns
+            time_ns = lost_ns if state.condition == _NEVER else max(lost_ns, state.recorded_ns + 1)
             lost = Sample(tag, time_ns, None, quality)
             self._record(state, lost, now_ns)
             state.condition = _LOST
             found.append(lost)
         return found
+
+    def mark_lost(self, tags: Iterable[int]) -> None:
+        """These tags are lost, and their source has said so itself: what was recorded last is bad. The next value is
+        then recorded as a return, whatever its time."""
+        for tag in tags:
+            state = self._states[tag]
+            if state.condition == _LIVE and state.quality & _BAD_BIT:
+                state.condition = _LOST
+
+    def tally(self) -> Tally:
+        """How the tags stand now."""
+        bad = silent = 0
+        for state in self._states.values():
+            if state.condition == _NEVER:
+                silent += 1
+            elif state.quality & _BAD_BIT:
+                bad += 1
+        return Tally(bad, silent)
 
     def last_time_ns(self, tag: int) -> int:
         """Source time of the last sample of a tag, 0 before the first."""

@@ -1,8 +1,8 @@
 """Supervises all sources, each on its own: the failure of one does not affect the others.
 
-A source runs, is lost, waits and is built anew; `lifecycle` decides how long it waits. Its loss, each further reason
-why it stays away, and its return are logged once, however many attempts fail in between. When a source is lost, each of
-its tags is recorded once as bad, so that the gap shows in the data and not only in the log.
+A source runs, is lost, waits and is built anew; `lifecycle` decides how long it waits. Its loss is logged once for each
+reason, its return once, when a value has come. When a source is lost, each of its tags is recorded once as bad, with
+the time of the last sign of life, and a gap fact says from when to when nothing is known of the source.
 
 A new tag map (`offer`) is numbered by the store while the source goes on, and left at the source, which takes it over
 at a moment of its own, connected or at its next attempt. No connection is closed for it.
@@ -24,10 +24,12 @@ from typing import Protocol
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import Problem
-from agent.ingest.lifecycle import Backoff, Event, State, next_state
+from agent.ingest.errors import Problem, UnknownSource
+from agent.ingest.gap import SOURCE_LOST
+from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next_state
 from agent.ingest.ports import Refusals, StorePort
 from agent.ingest.recorder import Recorder
+from agent.ingest.sampling import Tally
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tags.tag_map import TagMap
 from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
@@ -35,8 +37,6 @@ from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # at a stop, for what is on its way to the store; systemd waits longer
-REASONS_MAX = 20  # told of one absence: two that alternate, or that carry a changing figure, do not fill the log
-STEADY_S = 60.0  # a life at least this long was a success: the next loss starts with the shortest wait again
 NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; what it refuses for now is insisted on anyway
 
 
@@ -48,7 +48,8 @@ class SourceStatistics:
     kind: str
     state: State
     tags: int
-    tags_bad: int
+    tags_bad: int  # whose last sample is bad
+    tags_silent: int  # that have no sample since the start of the process
     values_total: int
     dropped_total: int
     duplicates_total: int
@@ -73,9 +74,16 @@ class Source(Protocol):
     polls_missed_total: int
 
     @property
-    def tags_bad(self) -> int: ...
+    def alive_s(self) -> float:
+        """The last proof of life, on our monotonic clock."""
+
+    @property
+    def alive_ns(self) -> int:
+        """The last proof of life, in the time of its samples; 0: none yet, in no life."""
 
     def now_ns(self) -> int: ...
+
+    def retry(self) -> None: ...
 
     async def run(self, on_up: Callable[[], None]) -> None: ...
 
@@ -92,10 +100,11 @@ def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
         line.quiet_library()
         return partial(ModbusSource, settings)
     from agent.ingest.opcua import session
+    from agent.ingest.opcua.poll_source import OpcuaPollSource
     from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()
-    return partial(OpcuaSource, settings)
+    return partial(OpcuaPollSource if settings.mode == "poll" else OpcuaSource, settings)
 
 
 class SourceSupervisor:
@@ -110,10 +119,10 @@ class SourceSupervisor:
         self._state = State.IDLE
         self._source: Source | None = None
         self._delivery: Delivery | None = None
-        self._failures = 0
+        self._failures = Failures()
         self._is_stopping = False
-        self._is_away = False  # told as lost in the log, not yet as returned
-        self._told_reasons: set[str] = set()  # why it is away, as far as the log knows
+        self._outage: Outage | None = None  # from a loss to the first value after it
+        self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
         self._last_error = ""
         self._offered = asyncio.Event()
@@ -148,14 +157,25 @@ class SourceSupervisor:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         self._file_problem = f"{problems[0]}{more}" if problems else ""
 
+    def retry(self) -> State:
+        """End the waiting: connect now, or ask a source that is connected again for what it refuses. Returns the state
+        in which this found the source."""
+        self._failures.forget()
+        self._retry.set()
+        if self._state is State.CONNECTED and self._source is not None:
+            self._source.retry()
+        return self._state
+
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
+        tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
         return SourceStatistics(
             name=self.settings.name,
             kind=self._kind,
             state=self._state,
             tags=len(self._tags.tags),
-            tags_bad=self._source.tags_bad if self._source is not None else 0,
+            tags_bad=tally.bad,
+            tags_silent=tally.silent,
             values_total=self._recorder.samples_total,
             dropped_total=self._recorder.lost_total,
             duplicates_total=counts.duplicates if counts is not None else 0,
@@ -175,13 +195,25 @@ class SourceSupervisor:
     async def _live(self) -> None:
         """One life after the other."""
         while True:
-            started_s = time.monotonic()
             self._become(Event.START)
+            self._failures.begin()
             error = await self._outcome(self._one_life())
             assert error is not None, "a life ends only by an exception"
-            self._went_down(error, time.monotonic() - started_s)
-            await self._outcome(self._mend())
-            await asyncio.sleep(self._backoff.wait_ms(self._failures, random.random()) / 1000)  # noqa: S311 jitter
+            self._become(Event.DOWN)
+            self._retry.clear()
+            outage = self._outage = self._outage or Outage()
+            self._log_loss(outage, error)
+            await self._outcome(self._mend(outage))
+            failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
+            await self._pause(self._backoff.wait_ms(failures, random.random()) / 1000)  # noqa: S311 jitter
+
+    async def _pause(self, wait_s: float) -> None:
+        """Wait before the next life, or until `retry`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._retry.wait()
+        except TimeoutError:
+            pass
 
     async def _outcome(self, part: Awaitable[None]) -> Exception | None:
         """Await a part of a life. Returns what it raised, counted, or None."""
@@ -208,6 +240,8 @@ class SourceSupervisor:
     async def _one_life(self) -> None:
         if self._source is None:
             self._source = await self._prepare()
+        assert self._delivery is not None, "made with the source"
+        self._delivery.expect_value(self._got_value)
         await self._source.run(self._came_up)
 
     async def _prepare(self) -> Source:
@@ -238,34 +272,49 @@ class SourceSupervisor:
         if self._delivery is not None and offered is self._tags:
             self._delivery.want(offered.tags, numbers)
 
-    async def _mend(self) -> None:
-        """After a life: deliver what it left, then record that no tag has a value now."""
-        if self._source is None or self._delivery is None:
+    async def _mend(self, outage: Outage) -> None:
+        """After a life: deliver what it left, then record that no tag has a value since the last sign of life."""
+        source, delivery = self._source, self._delivery
+        if source is None or delivery is None:
             return
-        await self._source.finish()
-        await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, self._source.now_ns())
-        await self._recorder.flush_gaps()
+        await source.finish()
+        now_ns = source.now_ns()
+        if outage.first_ns is None:  # only now, for what `finish` delivers are signs of life too
+            outage.first_ns = min(source.alive_ns, now_ns)
+            if outage.first_ns:
+                tags = delivery.points
+                delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, tags, exact=False, is_over=False)
+        await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, since_ns=outage.first_ns or None)
+        await self._recorder.flush_gaps(at_once=True)
 
     def _came_up(self) -> None:
         self._become(Event.UP)
         self._connects_total += 1
-        extra = {"action": "source_returned" if self._is_away else "source_connected", "source": self.settings.name}
-        log.info("source returned" if self._is_away else "source connected", extra=extra)
-        self._is_away = False
-        self._told_reasons.clear()
+        assert self._source is not None, "it came up"
+        if self._outage is None:
+            log.info("source connected", extra={"action": "source_connected", "source": self.settings.name})
+        elif self._delivery is not None and not self._delivery.is_value_expected:
+            self._returned(self._source.now_ns())
 
-    def _went_down(self, error: Exception, lived_s: float) -> None:
-        was_up = self._state is State.CONNECTED
-        self._become(Event.DOWN)
-        self._failures = 1 if was_up and lived_s >= STEADY_S else self._failures + 1
+    def _got_value(self, now_ns: int) -> None:
+        """The first good value of this life. While the source still builds its subscriptions, others may be without."""
+        self._failures.see_value(time.monotonic())
+        if self._state is State.CONNECTED and self._outage is not None:
+            self._returned(now_ns)
+
+    def _returned(self, now_ns: int) -> None:
+        """The outage is over: a value has come, and everything that can be read is."""
+        outage, self._outage = self._outage, None
+        assert outage is not None, "only what was away returns"
+        log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
+        if outage.first_ns and self._delivery is not None:
+            self._delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, self._delivery.points, exact=False)
+
+    def _log_loss(self, outage: Outage, error: Exception) -> None:
+        """One line for each reason of an outage."""
         why = _text(error)
-        if why in self._told_reasons or len(self._told_reasons) == REASONS_MAX:
-            return
-        # A changed reason is news: a server that is back but refuses our certificate waits for a person.
-        extra = {"action": "source_away" if self._is_away else "source_lost", "source": self.settings.name, "why": why}
-        log.warning("source still away, for another reason" if self._is_away else "source lost", extra=extra)
-        self._is_away = True
-        self._told_reasons.add(why)
+        if outage.is_news(why):
+            log.warning("source lost", extra={"action": "source_lost", "source": self.settings.name, "why": why})
 
     def _become(self, event: Event) -> None:
         self._state = next_state(self._state, event)
@@ -314,6 +363,13 @@ class Ingest:
 
     def _note_file_problems(self, source: str, problems: Sequence[Problem]) -> None:
         self._by_name[source].note_file_problems(problems)
+
+    def retry(self, source: str) -> State:
+        """End the waiting of a source. Returns the state in which this found it. Raises UnknownSource."""
+        if source not in self._by_name:
+            names = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownSource(f"no source {source!r}; the sources of this node: {names}")
+        return self._by_name[source].retry()
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         return tuple(supervisor.statistics() for supervisor in self._supervisors)

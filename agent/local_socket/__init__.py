@@ -28,6 +28,8 @@ from agent.local_socket.messages import (
     RemoveConsumer,
     Removed,
     Request,
+    RetrySource,
+    SourceRetried,
 )
 from agent.local_socket.server import serve
 from agent.local_socket.transport import SOCKET, LocalError, StateFolderUnusable
@@ -57,6 +59,8 @@ __all__ = [
     "Removed",
     "Request",
     "RequestHandler",
+    "RetrySource",
+    "SourceRetried",
     "StateFolderUnusable",
     "ask",
     "open_store",

@@ -37,11 +37,15 @@ from agent.local_socket.messages import (
     RemoveConsumer,
     Removed,
     Request,
+    RetrySource,
+    SourceRetried,
 )
 from agent.local_socket.transport import LocalError, StateFolderUnusable
 from agent.message import CONSUMER, Message, check_name
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
+RetryNow = Callable[[str], str]
+"""Ends the waiting of a source; returns the state that it was in."""
 
 
 @contextlib.contextmanager
@@ -58,13 +62,14 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
 
 
 class RequestHandler:
-    """Carries out requests on a store that this process owns. `compare` reaches peers; None where no link to a peer is
-    open."""
+    """Carries out requests on a store that this process owns. `compare` reaches peers, `retry_source` the sources; None
+    in a process without links to peers, or without sources."""
 
-    def __init__(self, store: FactStore, compare: Compare | None = None) -> None:
+    def __init__(self, store: FactStore, compare: Compare | None = None, retry_source: RetryNow | None = None) -> None:
         self._store = store
         self._producers = Producers(store.appends)
         self._compare = compare
+        self._retry_source = retry_source
 
     async def answer(self, request: Request) -> Answer:
         """The answer to a request. An error of the store or of a check becomes `Refused`."""
@@ -112,6 +117,10 @@ class RequestHandler:
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")
                 return await self._compare(request)
+            case RetrySource():
+                if self._retry_source is None:
+                    raise LocalError("no node runs here, so no source is waiting", "start it: bsfg run")
+                return SourceRetried(self._retry_source(request.source))
             case ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
                 # Another zone confirms at its own request: otherwise facts that it lacks would be released.

@@ -67,6 +67,12 @@ class ComparePeer(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="ope
     scan: bool = False
 
 
+class RetrySource(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="operation"):
+    """Connect to a source at once instead of waiting for the next attempt."""
+
+    source: str
+
+
 class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer."""
 
@@ -165,6 +171,12 @@ class Compared(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operat
     streams: list[ComparedStream]
 
 
+class SourceRetried(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="operation"):
+    """`state`: in which the request found the source: waiting, connecting, connected, ..."""
+
+    state: str
+
+
 class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """The frontier after the confirmation, durable before it was answered."""
 
@@ -193,6 +205,18 @@ Request = (
     | ListConsumers
     | RemoveConsumer
     | ComparePeer
+    | RetrySource
     | ConfirmReceipt
 )
-Answer = Appended | LeaseAcquired | ObjectPut | Registered | Consumers | Removed | Compared | Confirmed | Refused
+Answer = (
+    Appended
+    | LeaseAcquired
+    | ObjectPut
+    | Registered
+    | Consumers
+    | Removed
+    | Compared
+    | SourceRetried
+    | Confirmed
+    | Refused
+)

@@ -110,7 +110,10 @@ class Node:
             pulling += [group.create_task(each.run(), name="compare") for each in self._comparers.values()]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
-            handler = local_socket.RequestHandler(self._store, partial(compare.compare, self._comparers))
+            handler = local_socket.RequestHandler(
+                *(self._store, partial(compare.compare, self._comparers)),
+                retry_source=lambda name: self._ingest.retry(name).value,
+            )
             serving.append(group.create_task(local_socket.serve(handler, self._settings.node.state_dir), name="local"))
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
             await stop.wait()

@@ -93,6 +93,7 @@ def test_a_missing_config_says_what_to_do(bsfg: Bsfg) -> None:
         (("append", "--stream", "Facts", "batch:1", "done", "{}"), "stream"),
         (("confirm", "--consumer", "nobody", "1"), "nobody"),
         (("status",), "bsfg run"),
+        (("source", "retry", "press-1"), "bsfg run"),
         (("tail", "--config", "elsewhere.toml"), "elsewhere.toml"),
     ],
 )

@@ -67,8 +67,8 @@ def test_a_source_says_what_it_lost() -> None:
     assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,))).endswith("connected, 40 tags, 9,000 values")
     lossy = replace(source, lost_total=12, tags_bad=3)
     said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
-    assert said.endswith("9,000 values, 12 lost")
-    assert "- source press: 3 of 40 tags cannot be read" in said
+    assert said.endswith("40 tags (3 bad), 9,000 values, 12 lost")
+    assert "- source press: 3 of 40 tags are bad" in said
 
 
 def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:

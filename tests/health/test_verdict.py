@@ -65,6 +65,11 @@ CASES = [
     ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.BROKEN, False, "source line1")),
     ("all tags bad", {"sources": {"tags": 40, "tags_bad": 40}}, (Level.BROKEN, True, "source line1")),
     (
+        *("connected without values", {"sources": {"tags": 40, "tags_bad": 3, "tags_silent": 37}}),
+        (Level.BROKEN, True, "source line1"),
+    ),
+    ("some without values", {"sources": {"tags": 40, "tags_silent": 37}}, None),
+    (
         *("gone with bad tags", {"sources": {"connected": False, "tags": 40, "tags_bad": 3}}),
         (Level.BROKEN, True, "source line1"),
     ),

@@ -3,7 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ingest import lifecycle
-from agent.ingest.lifecycle import TRANSITIONS, Backoff, Event, State, next_state
+from agent.ingest.lifecycle import (
+    FORGET_S,
+    REASONS_PER_OUTAGE_MAX,
+    TRANSITIONS,
+    Backoff,
+    Event,
+    Failures,
+    Outage,
+    State,
+    next_state,
+)
 
 
 def test_every_state_can_be_reached_and_left() -> None:
@@ -35,3 +45,33 @@ def test_waits_grow_and_stay_within_their_limit(failures: int, jitter: float) ->
     wait_ms = Backoff(1_000, 60_000).wait_ms(failures, jitter)
     assert 500 <= wait_ms <= 60_000
     assert wait_ms >= min(60_000, 1_000 * 2 ** min(failures - 1, 10)) // 2
+
+
+def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
+    """A life that never gave a value, or gave values for a moment, is one more failure; one that gave them for longer is
+    forgotten with all before it, and so is everything when a person asks for it."""
+    failures = Failures()
+    assert failures.end(alive_s=1000.0) == 1  # connected for long, no value
+    failures.begin()
+    failures.see_value(1000.0)
+    assert failures.end(alive_s=1000.0 + FORGET_S / 2) == 2
+    failures.begin()
+    assert failures.end(alive_s=1000.0 + FORGET_S) == 3  # not connected: the sign of life is an old one
+    failures.begin()
+    failures.see_value(2000.0)
+    assert failures.end(alive_s=2000.0 + FORGET_S) == 1
+    failures.begin()
+    assert failures.end(alive_s=2000.0 + FORGET_S) == 2
+    failures.forget()
+    assert failures.end(alive_s=2000.0 + FORGET_S) == 1
+
+
+def test_an_outage_tells_each_reason_once() -> None:
+    """A reason that differs in numbers only is the same; one that is new each time ends."""
+    outage = Outage()
+    assert outage.is_news("refused by port 4840")
+    assert not outage.is_news("refused by port 4841")
+    assert outage.is_news("no route")
+    assert not outage.is_news("refused by port 4840")
+    texts = ("x" * n for n in range(1, 100))
+    assert sum(outage.is_news(text) for text in texts) == REASONS_PER_OUTAGE_MAX - 2

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.sampling import Sampler, SamplingRule
+from agent.ingest.sampling import Sampler, SamplingRule, Tally
 from agent.message import Sample, Value
 
 S = 1_000_000_000
@@ -176,3 +176,34 @@ def test_the_last_fact_is_never_far_from_the_last_sample(
     assert facts[-1].quality == last.quality
     assert isinstance(facts[-1].value, int)
     assert abs(facts[-1].value - last.value) <= (rule.deadband or 0)  # type: ignore[operator]
+
+
+def test_a_loss_is_dated_at_the_last_sign_of_life() -> None:
+    """A tag that was seen before it gets that time; one that was seen after it, or never, is not put before its last
+    fact, or into a time in which it was not known."""
+    one = Sampler([(1, SamplingRule()), (2, SamplingRule()), (3, SamplingRule())])
+    one.select([Sample(1, 10 * S, 1.0), Sample(2, 21 * S, 1.0)], 21 * S)
+    found = one.lose(BAD, 40 * S, since_ns=20 * S)
+    assert [(s.tag, s.source_time_ns) for s in found] == [(1, 20 * S), (2, 21 * S + 1), (3, 40 * S)]
+
+
+def test_tags_are_counted_by_their_last_sample() -> None:
+    """Bad ones and those that never had a sample; whether the source or we called them bad makes no difference."""
+    one = Sampler([(n, SamplingRule()) for n in range(1, 5)])
+    assert one.tally() == Tally(bad=0, silent=4)
+    one.select([Sample(1, S, 1.0), Sample(2, S, None, BAD), Sample(3, S, 1.0)], S)
+    one.lose(BAD, 2 * S, [3])
+    assert one.tally() == Tally(bad=2, silent=1)
+    one.select([Sample(2, 3 * S, 1.0), Sample(3, 3 * S, 1.0, 0x4000_0000)], 3 * S)
+    assert one.tally() == Tally(bad=0, silent=1)
+
+
+def test_a_tag_that_its_source_calls_lost_returns_with_any_value() -> None:
+    """The bad sample of the source stays the only one; a value with an older time is recorded as a return."""
+    one = sampler()
+    one.select([Sample(TAG, 5 * S, 1.0), Sample(TAG, 10 * S, None, BAD)], 10 * S)
+    one.mark_lost([TAG])
+    assert one.lose(BAD, 11 * S) == []
+    assert one.select([Sample(TAG, 5 * S, 1.0)], 20 * S) == [Sample(TAG, 20 * S, 1.0)]
+    one.mark_lost([TAG])  # its last sample is good: it is not lost
+    assert one.lose(BAD, 30 * S) == [Sample(TAG, 30 * S, None, BAD)]

@@ -65,8 +65,8 @@ async def test_every_value_of_the_plant_arrives(plc: Program, meter: Program, tm
 
 @pytest.mark.parametrize("module", ["opcua_server", "modbus_server"])
 def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A server killed and started again needs no human: each tag is marked bad once, then values flow; the log says one
-    thing going and one returning. The OPC UA server comes back with other namespace indices and is followed by URI."""
+    """A server killed and started again needs no human: each tag is marked bad once, then values flow; the log says
+    each reason once and the return once. The OPC UA server comes back with other namespace indices and is followed by URI."""
     make, name = (opcua, "plc") if module == "opcua_server" else (modbus, "meter")
     tag = "plant/count_01" if name == "plc" else "plant/unit1.energy"
     still = "plant/state_01" if name == "plc" else "plant/unit1.model"
@@ -92,7 +92,23 @@ def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO, "agent.ingest"):
         story()
     actions = [record.action for record in caplog.records if hasattr(record, "action")]  # asyncio's own words have none
-    assert actions == ["source_connected", "source_lost", "source_returned"]
+    assert (actions[0], actions[-1]) == ("source_connected", "source_returned")
+    losses = [record.why for record in caplog.records if getattr(record, "action", "") == "source_lost"]
+    assert len(losses) == len(actions) - 2 == len(set(losses)), "a line for each reason"
+
+
+@in_loop
+async def test_a_server_is_polled(plc: Program, tmp_path: Path) -> None:
+    """In mode "poll" all forty variables come in by reads, in order and each value once, and a return needs no human."""
+    async with ingesting(opcua(plc.port, tmp_path, mode="poll", poll_interval_ms=50)) as run:
+        for found in opcua_signals():
+            await run.wait_good(f"plant/{found.name}")
+        await run.wait_good("plant/count_01", 10)
+        times = [sample.source_time_ns for sample in run.store.good("plant/count_01")]
+        assert times == sorted(set(times))
+        assert run.source("plc").tags_bad == 0
+        plc.kill()
+        await run.wait_bad("plant/count_01", BAD_COMMUNICATION)
 
 
 @in_loop

@@ -1,6 +1,8 @@
 """The lives of a source, with a driver whose fate the test decides."""
 
 import asyncio
+import json
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 
 from agent.ingest import supervisor
-from agent.ingest.errors import SourceLost, SourceRefused
+from agent.ingest.errors import SourceLost, SourceRefused, UnknownSource
+from agent.ingest.lifecycle import State
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.message import Sample
@@ -20,14 +23,17 @@ from tests.waiting import wait_until_async
 TAG = "tag,table,register,type\nplant/x,holding,1,int16\n"
 
 
-def lives(monkeypatch: pytest.MonkeyPatch, *deaths: Exception | None) -> None:
+def lives(
+    monkeypatch: pytest.MonkeyPatch, *deaths: Exception | None, value: float = 1.0, alive_ns: int | None = None
+) -> None:
     """Each life of the source delivers one sample and ends so; with None, and after all of them, it goes on."""
     left = list(deaths)
 
     async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
         on_up()
         (tag,) = self._delivery.points
-        await self._delivery.deliver([Sample(tag, self.now_ns(), float(len(left)))], self.now_ns())
+        self.alive_ns = self.now_ns() if alive_ns is None else alive_ns
+        await self._delivery.deliver([Sample(tag, self.alive_ns, value)], self.alive_ns)
         death = left.pop(0) if left else None
         if death is not None:
             raise death
@@ -78,35 +84,6 @@ async def test_lives_that_end_at_once_come_ever_more_rarely(monkeypatch: pytest.
 
 
 @in_loop
-async def test_each_reason_of_an_absence_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A server that is away, and then back but refusing our certificate, gets a line for each reason, however often
-    they come; after its return the same reason is news again."""
-    left: list[Exception | None] = [SourceLost("a"), SourceLost("a"), SourceRefused("b"), SourceLost("a"), None]
-    left += [SourceLost("a"), None]
-
-    async def run(_: ModbusSource, on_up: Callable[[], None]) -> None:
-        death = left.pop(0)
-        if death is not None:
-            raise death
-        on_up()
-        if left:
-            raise left.pop(0) or AssertionError("no death is left")
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(ModbusSource, "run", run)
-    async with ingesting(modbus(1, tmp_path, TAG)) as running:
-        await wait_until_async(lambda: not left and running.source("meter").connected, "the second return")
-    told = [(r.action, getattr(r, "why", "")) for r in caplog.records if getattr(r, "action", "").startswith("source_")]
-    assert [each for each in told if each[1]] == [
-        ("source_lost", "SourceLost: a"),
-        ("source_away", "SourceRefused: b"),
-        ("source_lost", "SourceLost: a"),
-    ]
-
-
-@in_loop
 async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ingest ends when what its sources delivered is committed, not when the store has taken it."""
     lives(monkeypatch, None)
@@ -131,3 +108,87 @@ async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatc
         await wait_until_async(lambda: states, "the commit")
     assert states == [0]
     assert running.source("meter").values_total == 1
+
+
+def gaps(store: FakeStore) -> list[tuple[str, str, int, bool]]:
+    """First and last time, count and exactness of each gap fact of a lost source."""
+    found = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    return [(g["first_time"], g["last_time"], g["count"], g["count_exact"]) for g in found]
+
+
+@in_loop
+async def test_a_loss_begins_at_the_last_sign_of_life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also the bad sample has its time. A gap fact stands from the moment of the loss, and a second one with the same
+    begin when a value has come."""
+    lives(monkeypatch, SourceLost("gone"), alive_ns=10**9)
+    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+        await run.wait_good("plant/x", 1)
+        (first,) = gaps(run.store)
+        assert (first[0], first[2:]) == ("1970-01-01T00:00:01Z", (0, False))
+        lost = run.store.of("plant/x")[1]
+        assert (lost.source_time_ns, lost.quality) == (10**9 + 1, BAD_COMMUNICATION_ERROR)
+    assert [gap[0] for gap in gaps(run.store)] == ["1970-01-01T00:00:01Z"] * 2
+
+
+@in_loop
+async def test_a_source_returns_with_a_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that comes up and gives nothing is no return: the log does not say so, and the outage goes on."""
+    left = [SourceLost("gone"), SourceLost("gone"), None]
+
+    async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
+        on_up()
+        death = left.pop(0)
+        if len(left) != 1:
+            self.alive_ns = self.now_ns()
+            await self._delivery.deliver([Sample(1, self.alive_ns, 1.0)], self.alive_ns)
+        if death is not None:
+            raise death
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    with caplog.at_level(logging.INFO, "agent.ingest"):
+        async with ingesting(modbus(1, tmp_path, TAG)) as running:
+            await running.wait_good("plant/x", 1)
+            assert running.source("meter").connects_total == 3
+    actions = [record.action for record in caplog.records if hasattr(record, "action")]
+    assert actions == ["source_connected", "source_lost", "source_returned"]
+    assert len({first for first, *_ in gaps(running.store)}) == 1
+
+
+@in_loop
+async def test_each_reason_of_an_outage_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Attempts that fail as the one before are not logged; one that fails for another reason is."""
+    lives(monkeypatch, SourceLost("gone"))
+    reasons = [SourceLost("no route"), SourceLost("no route"), SourceRefused("who are you?"), SourceLost("no route")]
+    alive = ModbusSource.run
+
+    async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
+        if self.alive_ns and reasons:
+            raise reasons.pop(0)
+        await alive(self, on_up)
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    with caplog.at_level(logging.WARNING, "agent.ingest"):
+        async with ingesting(modbus(1, tmp_path, TAG)) as running:
+            await running.wait_good("plant/x", 1)
+    found = [record.why for record in caplog.records if getattr(record, "action", "") == "source_lost"]
+    assert found == ["SourceLost: gone", "SourceLost: no route", "SourceRefused: who are you?"]
+
+
+@in_loop
+async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A source that waits for an hour is connected at once when somebody asks for it; a wrong name is answered with the
+    names there are."""
+    lives(monkeypatch, SourceLost("gone"))
+    hour = {"reconnect_delay_ms": 60_000, "reconnect_delay_max_ms": 3_600_000}
+    async with ingesting(modbus(1, tmp_path, TAG, **hour)) as run:
+        await run.wait_state("meter", State.WAITING)
+        with pytest.raises(UnknownSource, match="no source 'metre'; the sources of this node: meter"):
+            run.ingest.retry("metre")
+        assert run.ingest.retry("meter") is State.WAITING
+        await run.wait_good("plant/x", 1)
+        assert run.ingest.retry("meter") is State.CONNECTED

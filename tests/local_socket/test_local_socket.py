@@ -366,3 +366,26 @@ def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
             assert await local_socket.ask(tmp_path, first) == local_socket.Confirmed(3)
 
     asyncio.run(scenario())
+
+
+def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
+    """The name reaches the sources, what they say reaches the caller, also a refusal; where no node runs, that is said."""
+    asked = list[str]()
+
+    def retry(name: str) -> str:
+        asked.append(name)
+        if name != "plc":
+            raise UnknownConsumer(f"no source {name!r}")
+        return "waiting"
+
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        handler = local_socket.RequestHandler(store, retry_source=retry)
+        found = asyncio.run(handler.answer(local_socket.RetrySource("plc")))
+        assert found == local_socket.SourceRetried("waiting")
+        refused = asyncio.run(handler.answer(local_socket.RetrySource("plx")))
+        assert isinstance(refused, local_socket.Refused)
+        assert "no source 'plx'" in refused.message
+        alone = asyncio.run(local_socket.RequestHandler(store).answer(local_socket.RetrySource("plc")))
+        assert isinstance(alone, local_socket.Refused)
+        assert "no node runs" in alone.message
+    assert asked == ["plc", "plx"]

@@ -164,7 +164,14 @@ def test_how_a_pull_is_asking(tmp_path: Path, asking: Asking) -> None:
 
 def test_counts_of_a_source(tmp_path: Path) -> None:
     """Every count that a supervisor keeps reaches the status under its own name."""
-    counted = {"tags": 40, "tags_bad": 3, "connects_total": 2, "duplicates_total": 4, "out_of_order_total": 5}
+    counted = {
+        "tags": 40,
+        "tags_bad": 3,
+        "tags_silent": 11,
+        "connects_total": 2,
+        "duplicates_total": 4,
+        "out_of_order_total": 5,
+    }
     counted |= {"polls_missed_total": 6, "store_refused_total": 7, "values_total": 8, "errors_total": 9}
     names = [each.name for each in fields(SourceStatistics)]
     source = SourceStatistics(**(dict.fromkeys(names, "") | counted | {"dropped_total": 10, "state": State.CONNECTED}))  # type: ignore[arg-type]

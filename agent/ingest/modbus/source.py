@@ -42,11 +42,12 @@ class ModbusSource:
         self._units = self._units_for(delivery.points, [])
         self._silence = asyncio.Event()  # some unit has fallen silent
         self.polls_missed_total = 0
+        self.alive_s, self.alive_ns = 0.0, 0
+        self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
 
-    @property
-    def tags_bad(self) -> int:
-        """Tags that cannot be read now although the device is there."""
-        return sum(len(unit.tags) if unit.is_silent else unit.parked_count for unit in self._units)
+    def retry(self) -> None:
+        """Nothing to do while connected: silent units and refused values have pauses of their own, of a minute at
+        most."""
 
     def now_ns(self) -> int:
         """The time of this source's samples: our own, for Modbus carries none."""
@@ -145,7 +146,8 @@ class ModbusSource:
             else:
                 await self._delivery.lose(error.quality, self.now_ns(), unit.tags_of(read))
             return False
-        now_ns = self.now_ns()
+        now_ns = self._answered_ns[unit.unit_id] = self.alive_ns = self.now_ns()
+        self.alive_s = time.monotonic()
         await self._delivery.deliver(samples_of(read, words, unit.tags, now_ns), now_ns)
         return True
 
@@ -192,7 +194,8 @@ class ModbusSource:
         if unit.fell_silent(time.monotonic_ns()):
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("unit lost", extra=extra)
-        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags())
+        since_ns = self._answered_ns.get(unit.unit_id)
+        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=since_ns)
         self._silence.set()
 
     def _note_gap(self, slot_ns: int, missed: int) -> None:

@@ -1,7 +1,8 @@
-"""OPC UA: one server, one session, one subscription, rebuilt whole after any loss.
+"""OPC UA: one server, one session, its items in several subscriptions, rebuilt whole after any loss of the session.
 
-`address` reads node ids from the tag map, `plan` cuts work to the server's limits, `decode` turns notification bytes
-into samples (these three are cores). `security/` keeps certificates and makes secured connections, `explore/` looks at a
-server before it is a source. `session`, `variant` and these two folders speak to asyncua, and only they. `source` puts
-them together.
+Cores: `address` reads node ids from the tag map, `plan` cuts work to the server's limits, `groups` spreads items over
+subscriptions, `monitoring` sizes queues, `publishing` orders notifications, `liveness` judges signs of life, `decode`
+turns bytes into values. `publisher` and `subscription` drive a session; `source` puts them together, and `poll_source`
+does without subscriptions. `security/` keeps certificates and makes secured connections, `explore/` looks at a server
+before it is a source. `session`, `variant` and these two folders speak to asyncua, and only they.
 """

@@ -5,24 +5,31 @@ limit and the server's; a call refused for its size is halved, and stays halved.
 it is tried again with other parked nodes only, after a pause that doubles, so that a vanished node never holds up the
 others (influxdata/telegraf#19186).
 
+An item whose status says that its node is gone never comes back by itself, also when a node of that name does: the item
+is bound to the old one. `died` parks the node and has the item deleted, so that a new one is created (node-opcua).
+
 What is wanted may change while a call is on its way (`want`): items of handles that are wanted no more are to be
 deleted, also those that a call creates after all. Core: knows handles, items and status codes, no library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 PAUSE_DOUBLINGS_MAX = 10  # times the first pause, at most
+RELAPSE_PAUSES = 2  # an item that dies within so many of its last pauses was never well: the pause goes on growing
 
 
 class Created(NamedTuple):
-    """A server's answer for one item to create: a status, and the server's number of the item if it is good."""
+    """A server's answer for one item: a status, and if it is good the server's number of the item, its sampling
+    interval and its queue as the server revised them."""
 
     status: int
     item: int = 0
+    sampling_ms: float = 0.0
+    queue_size: int = 0
 
 
 @dataclass(slots=True)
@@ -43,7 +50,12 @@ class ItemPlan:
         self._pause_ns = pause_ns
         self._parked: dict[int, _Pause] = {}
         self._live: dict[int, int] = {}
+        self._revived: dict[int, tuple[int, int]] = {}  # of items that were parked: (when created, their last pause)
         self._unwanted: list[int] = []  # items at the server, of handles wanted no more
+
+    @property
+    def wanted(self) -> list[int]:
+        return list(self._wanted)
 
     @property
     def parked(self) -> frozenset[int]:
@@ -62,6 +74,44 @@ class ItemPlan:
         self._parked = {handle: pause for handle, pause in self._parked.items() if handle in self._wanted}
         self._unwanted += [item for handle, item in self._live.items() if handle not in self._wanted]
         self._live = {handle: item for handle, item in self._live.items() if handle in self._wanted}
+        self._revived = {handle: known for handle, known in self._revived.items() if handle in self._wanted}
+
+    def died(self, deaths: Mapping[int, int], now_ns: int) -> dict[int, int]:
+        """Items that will give no value any more, and their statuses: they are deleted, and their handles parked.
+        Returns those that were live; for the others this is no news."""
+        news: dict[int, int] = {}
+        for handle, status in deaths.items():
+            item = self._live.pop(handle, None)
+            if item is None:
+                continue
+            created_ns, pause_ns = self._revived.pop(handle, (0, 0))
+            relapsed = now_ns - created_ns < RELAPSE_PAUSES * pause_ns
+            self._unwanted.append(item)
+            self._park(handle, status, self._longer(pause_ns) if relapsed else self._pause_ns, now_ns)
+            news[handle] = status
+        return news
+
+    def retry(self) -> None:
+        """Try every parked handle at once."""
+        for pause in self._parked.values():
+            pause.at_ns = 0
+
+    def renew(self, handles: Iterable[int]) -> None:
+        """Delete the items of these handles and create them anew: they are to be monitored in another way."""
+        for handle in handles:
+            item = self._live.pop(handle, None)
+            if item is not None:
+                self._unwanted.append(item)
+                self._pending.append(handle)
+
+    def item(self, handle: int) -> int | None:
+        """The server's number of a live item."""
+        return self._live.get(handle)
+
+    @property
+    def size(self) -> int:
+        """How many items the next call may name."""
+        return self._size
 
     def next_deletion(self) -> Sequence[int]:
         """Items to delete now, in one call."""
@@ -97,20 +147,26 @@ class ItemPlan:
         news: dict[int, int] = {}
         asked = set(handles)
         self._pending = [handle for handle in self._pending if handle not in asked]
-        for handle, (status, item) in zip(handles, results, strict=True):
+        for handle, result in zip(handles, results, strict=True):
+            status, item = result.status, result.item
             known = self._parked.pop(handle, None)
             if not status & 0x8000_0000:
-                if handle in self._wanted:
-                    self._live[handle] = item
-                else:
+                if handle not in self._wanted:
                     self._unwanted.append(item)
+                    continue
+                self._live[handle] = item
+                if known is not None:
+                    self._revived[handle] = now_ns, known.pause_ns
                 continue
             if handle not in self._wanted:
                 continue
-            pause_ns = (
-                self._pause_ns if known is None else min(known.pause_ns * 2, self._pause_ns * PAUSE_DOUBLINGS_MAX)
-            )
-            self._parked[handle] = _Pause(now_ns + pause_ns, pause_ns, status)
+            self._park(handle, status, self._pause_ns if known is None else self._longer(known.pause_ns), now_ns)
             if known is None or known.quality != status:
                 news[handle] = status
         return news
+
+    def _park(self, handle: int, status: int, pause_ns: int, now_ns: int) -> None:
+        self._parked[handle] = _Pause(now_ns + pause_ns, pause_ns, status)
+
+    def _longer(self, pause_ns: int) -> int:
+        return min(pause_ns * 2, self._pause_ns * PAUSE_DOUBLINGS_MAX)

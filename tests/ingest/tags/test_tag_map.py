@@ -4,7 +4,8 @@ import pytest
 
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.address import NodeAddress, TagPoint
+from agent.ingest.opcua.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
@@ -35,7 +36,7 @@ def test_a_full_row(tmp_path: Path) -> None:
         'line1/oven,nsu=urn:plc;s=Oven,facts.oven,temperature_sampled,°C,"Oven, left",0.5,100,60000\n'
     )
     (tag,) = opcua(tmp_path, text).tags
-    assert (tag.row, tag.stream, tag.point) == (2, "facts.oven", NodeAddress("urn:plc", "Oven"))
+    assert (tag.row, tag.stream, tag.point) == (2, "facts.oven", TagPoint.of(NodeAddress("urn:plc", "Oven")))
     assert tag.rule == SamplingRule(0.5, min_interval_ns=100_000_000, max_interval_ns=60_000_000_000)
     definition = tag.definition
     assert definition.subject == "tag:line1/oven"
@@ -45,6 +46,32 @@ def test_a_full_row(tmp_path: Path) -> None:
         "Oven, left",
     )
     assert (definition.source, definition.address) == ("plc", "nsu=urn:plc;s=Oven")
+
+
+def test_how_an_item_is_monitored(tmp_path: Path) -> None:
+    """The columns for the server; an empty cell leaves it to the source, 0 is a value."""
+    header = "tag,address,sampling_interval_ms,queue_size,server_deadband,trigger\n"
+    rows = "a/1,i=1,0,20,0.5,\na/2,i=2,,,5%,STATUS\na/3,i=3,,,,status_value_timestamp\n"
+    found = [tag.point.monitoring for tag in opcua(tmp_path, header + rows).tags]
+    assert found == [
+        Monitoring(sampling_interval_ms=0, queue_size=20, deadband=0.5),
+        Monitoring(deadband=5, deadband_is_percent=True, trigger=Trigger.STATUS),
+        Monitoring(trigger=Trigger.STATUS_VALUE_TIMESTAMP),
+    ]
+    assert [one.has_filter for one in found] == [True, True, True]
+    with pytest.raises(TagMapError) as refused:
+        opcua(tmp_path, header + "a/1,i=1,-1,,,\na/2,i=2,,0,,\na/3,i=3,,,101%,\na/4,i=4,,,,values\na/5,i=1[4:2],,,,\n")
+    assert [problem.column for problem in refused.value.problems] == [
+        *("sampling_interval_ms", "queue_size", "server_deadband", "trigger", "address"),
+    ]
+
+
+def test_one_node_is_one_tag_however_it_is_monitored(tmp_path: Path) -> None:
+    """Another interval makes no other value; another element does."""
+    header = "tag,address,sampling_interval_ms\n"
+    with pytest.raises(TagMapError, match="is read the same way in row 2"):
+        opcua(tmp_path, header + "a/1,i=1,100\na/2,i=1,200\n")
+    assert len(opcua(tmp_path, header + "a/1,i=1[0],\na/2,i=1[1],\n").tags) == 2
 
 
 ROW = "a/b;nsu=urn:x;s=y"
@@ -67,7 +94,7 @@ def test_what_spreadsheets_save(tmp_path: Path, data: bytes, note: str) -> None:
     found = opcua(tmp_path, data)
     (tag,) = found.tags
     assert (tag.definition.subject, tag.definition.unit) == ("tag:a/b", "°C")
-    assert tag.point == NodeAddress("urn:x", "y")
+    assert tag.point == TagPoint.of(NodeAddress("urn:x", "y"))
     assert bool(found.notes) == bool(note)
     assert all(note in line for line in found.notes)
 

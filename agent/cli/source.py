@@ -1,0 +1,40 @@
+"""`bsfg source retry`: end the waiting of a source of the running node, for example after a repair at the device.
+
+The running node is asked through its local socket. Nothing is read from a device by the command itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import click
+
+from agent import local_socket
+from agent.cli import config_option, json_option
+from agent.cli.local_node import ask
+from agent.config import load
+
+
+@click.group()
+def source() -> None:
+    """The OPC UA servers and Modbus devices that the node reads."""
+
+
+@source.command()
+@config_option
+@click.argument("name")
+@json_option
+def retry(config_file: Path, name: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Connect to the source NAME now instead of waiting for the next attempt, for example after a repair.
+
+    At an OPC UA source that is connected, the tags that its server refuses are tried at once.
+    """
+    answer = cast(local_socket.SourceRetried, ask(load(config_file), local_socket.RetrySource(name)))
+    if as_json:
+        click.echo(json.dumps({"source": name, "was": answer.state}))
+    elif answer.state == "waiting":
+        click.echo(f"{name} connects now; see bsfg status")
+    else:
+        click.echo(f"{name} is {answer.state} already; tags that its server refuses are tried now")
