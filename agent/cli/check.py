@@ -1,6 +1,6 @@
 """`bsfg check`: every problem that can be found before a node starts, in one list.
 
-It reads node.toml, the tag maps that it names, the certificates and keys, and checks that the state folder can hold a
+It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, and checks that the state folder can hold a
 store. It connects to nothing and writes nothing. What `check` accepts, `run` starts with.
 """
 
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ import click
 from agent.cli import config_option, json_option
 from agent.config import BrokerSettings, ConfigError, NodeSettings, load
 from agent.ingest import TagMapError, load_tag_map
+from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import check_identity
 
 
@@ -28,18 +30,20 @@ def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
     try:
         settings = load(config_file)
     except ConfigError as error:
-        problems, text = [f"{config_file}: {problem}" for problem in error.problems], ""
+        problems, text, notes = [f"{config_file}: {problem}" for problem in error.problems], "", []
     else:
-        problems = list(problems_of(settings))
+        problems, notes = list(problems_of(settings)), notes_on(settings)
         text = "" if problems else summary(settings)
     if as_json:
-        click.echo(json.dumps({"file": str(config_file), "problems": problems}))
+        click.echo(json.dumps({"file": str(config_file), "problems": problems, "notes": notes}))
     elif problems:
         click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
         for problem in problems:
             click.echo(f"  {problem}")
     else:
         click.echo(f"{config_file}: good; {text}")
+    for note in () if as_json else notes:
+        click.echo(f"note: {note}")
     sys.exit(1 if problems else 0)
 
 
@@ -53,6 +57,12 @@ def problems_of(settings: NodeSettings) -> Iterator[str]:
             load_tag_map(source)
         except TagMapError as error:
             yield from (str(problem) for problem in error.problems)
+    yield from (found.text for found in check_source_files(settings.sources, datetime.now(UTC)) if found.is_problem)
+
+
+def notes_on(settings: NodeSettings) -> list[str]:
+    """What works today and needs attention, such as a certificate that ends soon."""
+    return [found.text for found in check_source_files(settings.sources, datetime.now(UTC)) if not found.is_problem]
 
 
 def summary(settings: NodeSettings) -> str:

@@ -307,6 +307,10 @@ class SourceStatus:
     store_refused_total: Annotated[
         int, Counter("bsfg_source_store_refusals_total", "Times that the store had no room for its values.")
     ] = 0
+    certificate_days_left: Annotated[
+        float | None,
+        Gauge("bsfg_source_certificate_days_left", "Until the first of our certificates that it uses ends."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,18 +212,19 @@ def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
         text = f"{source.tags_bad} of {source.tags} tags are bad"
         hint = "bsfg latest shows which; the log names those that are refused; correct the tag file or the device"
         yield Reason(Level.BROKEN, False, subject, text, hint)
+    days = source.certificate_days_left
+    left = "" if days is None else f"ends in {days:.0f} days" if days > 0 else "has ended"
+    hint = "bsfg opcua certificate --renew makes the next one; trust it at the server (docs/operate/opcua.md)"
+    yield from _judge("certificate_left", days, subject, f"our certificate {left}", hint)
     if source.connected:
         return
     last = source.last_value_unix_ms
     since = "never gave a value" if last is None else f"last value {duration((now_unix_ms - last) / 1000)} ago"
     text = f"not connected, {since}" + (f": {source.trouble}" if source.trouble else "")
-    yield Reason(
-        Level.BROKEN,
-        True,
-        subject,
-        text,
-        f"check the device and the network to it; values are not being read ({source.kind})",
-    )
+    hint = f"check the device and the network to it; values are not being read ({source.kind})"
+    if source.trouble.startswith("SourceRefused"):
+        hint = f"this does not pass by itself; bsfg {source.kind} test {source.name} tries each step"
+    yield Reason(Level.BROKEN, True, subject, text, hint)
 
 
 def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:

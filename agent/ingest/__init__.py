@@ -7,27 +7,42 @@ says which values of a source are read; sampling rules decide which samples beco
     opcua/  modbus/     the two adapters, alike file by file
     tags/               tag files: read, checked, watched, compared with the map in force
 
+Commands that look at servers or keep certificates import `opcua.explore` and `opcua.security` themselves: this face
+stays free of the protocol libraries, because reading a tag file needs none.
+
 The package drops no value without a fact that says so. It never writes to a device.
 """
 
-from agent.ingest.errors import TagMapError
+from agent.ingest.errors import IngestError, SourceError, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
 from agent.ingest.gap import PREDICATE as GAP_PREDICATE
 from agent.ingest.lifecycle import State
 from agent.ingest.ports import Newest, StoredFacts
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.ingest.settings import (
+    APPLICATION_URI,
+    ModbusSourceSettings,
+    OpcuaSourceSettings,
+    SecurityMode,
+    SecurityPolicy,
+    SourceSettings,
+)
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 
 __all__ = [
+    "APPLICATION_URI",
     "FILL_PREDICATE",
     "GAP_PREDICATE",
     "OUTAGE_REASONS",
     "Ingest",
+    "IngestError",
     "ModbusSourceSettings",
     "Newest",
     "OpcuaSourceSettings",
+    "SecurityMode",
+    "SecurityPolicy",
+    "SourceError",
     "SourceSettings",
     "SourceStatistics",
     "State",

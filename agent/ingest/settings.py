@@ -22,14 +22,16 @@ UNIT_ID_MAX = 255  # 1..247 on a serial line; 0 and 248..255 are used by devices
 ByteOrder = Literal["ABCD", "CDAB", "BADC", "DCBA"]
 SecurityPolicy = Literal["None", "Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"]
 SecurityMode = Literal["None", "Sign", "SignAndEncrypt"]
+APPLICATION_URI = "urn:bsfg:agent"  # who we are to OPC UA servers; our certificate holds it
 
 
 @dataclass(frozen=True, slots=True)
 class OpcuaSourceSettings:
     """[[opcua]]: one OPC UA server and how its tags are subscribed to.
 
-    The server's certificate is pinned, by file or by the SHA-256 of its DER form. Without encryption only when
-    `insecure` says so in as many words.
+    The server's certificate is pinned, by file or by the SHA-256 of its DER form, or it is judged by the trust folder.
+    Without encryption only when `insecure` says so in as many words. The user is a name with a password, a certificate
+    with its key, or anonymous.
     """
 
     name: str
@@ -42,9 +44,13 @@ class OpcuaSourceSettings:
     private_key_file: Path | None = None
     server_certificate_file: Path | None = None
     server_certificate_sha256: str = ""
-    application_uri: str = "urn:bsfg:agent"
+    trust_folder: Path | None = None  # trusted/, issuers/, crl/, rejected/
+    crl_required: bool = True  # a certificate by an issuer in issuers/ needs that issuer's revocation list in crl/
+    application_uri: str = APPLICATION_URI
     user_name: str = ""
     password_file: Path | None = None
+    user_certificate_file: Path | None = None
+    user_private_key_file: Path | None = None
     mode: Literal["subscribe", "poll"] = "subscribe"
     poll_interval_ms: int = 1_000  # in mode "poll": every value is read so often
     publishing_interval_ms: int = 500
@@ -115,6 +121,13 @@ class OpcuaSourceSettings:
             yield "user_name", "user_name and password_file go together"
         if self.user_name and self.security_mode != "SignAndEncrypt":
             yield "user_name", 'a password is only sent encrypted: set security_mode = "SignAndEncrypt"'
+        if (self.user_certificate_file is None) != (self.user_private_key_file is None):
+            yield "user_certificate_file", "user_certificate_file and user_private_key_file go together"
+        if self.user_certificate_file is not None:
+            if self.user_name:
+                yield "user_certificate_file", "the user is a name or a certificate, not both"
+            if self.security_policy == "None":
+                yield "user_certificate_file", "a user certificate is only used over a secured connection"
 
 
 @dataclass(frozen=True, slots=True)

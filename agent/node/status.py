@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ from agent.health.snapshot import (
 )
 from agent.health.watchdog import Progress
 from agent.ingest import Ingest
+from agent.ingest.opcua.security.file_check import certificate_days_left
 from agent.replication.mqtt import Link
 from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling import AntiEntropy, Puller, PullStatistics
@@ -69,6 +70,7 @@ class _FromDisk:
     artifact_bytes: int = 0
     artifact_bytes_lacking: int = 0
     certificate_days_left: float | None = None
+    source_days_left: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class StatusCollector:
@@ -104,6 +106,7 @@ class StatusCollector:
         while True:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._from_disk.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
+                self._from_disk.source_days_left = await asyncio.to_thread(self._source_days_left)
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
             self._turns += 1
@@ -133,6 +136,7 @@ class StatusCollector:
                 _status(
                     *(SourceStatus, one),
                     last_value_unix_ms=one.last_value_unix_ms or None,
+                    certificate_days_left=self._from_disk.source_days_left.get(one.name),
                     trouble="" if one.connected else one.last_error,
                     lost_total=one.dropped_total,
                 )
@@ -267,18 +271,23 @@ class StatusCollector:
         ends = [link.statistics().identity_ends for link in self._links.values()]
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
 
+    def _source_days_left(self) -> dict[str, float | None]:
+        """By source: how long our certificates last that it uses."""
+        now = datetime.now(UTC)
+        return {source.name: certificate_days_left(source, now) for source in self._settings.sources}
+
 
 def _status(kind: type[T], *parts: object, **given: object) -> T:
     """A record of the status from what parts of the node say: each field is `given`, or the attribute of that name of
     the first part that has one (a counter's without `_total`). While a part says nothing (None), a field that only it
     has keeps its default."""
     found = dict[str, Any](given)
-    for field in fields(kind):  # type: ignore[arg-type]
-        names = (field.name, field.name.removesuffix("_total"))
+    for one in fields(kind):  # type: ignore[arg-type]
+        names = (one.name, one.name.removesuffix("_total"))
         values = [getattr(part, name) for part in parts for name in names if hasattr(part, name)]
-        if field.name not in given and values:
-            found[field.name] = values[0]
-        assert field.name in found or (None in parts and field.default is not MISSING), (kind, field.name)
+        if one.name not in given and values:
+            found[one.name] = values[0]
+        assert one.name in found or (None in parts and one.default is not MISSING), (kind, one.name)
     return kind(**found)
 
 

@@ -15,7 +15,7 @@ from agent.query.scan import parse_time_ns
 from tests.foreign.plant import facts
 from tests.foreign.server import ForeignServer, Recorded
 
-BAD_NODE_ID_UNKNOWN = 0x8034_0000
+NODE_GONE = {0x8033_0000, 0x8034_0000}  # BadNodeIdInvalid, BadNodeIdUnknown
 
 
 class Stored(NamedTuple):
@@ -84,10 +84,10 @@ class Account:
 
     @property
     def _without_node(self) -> list[tuple[int, int]]:
-        """From the value before a sample that says BadNodeIdUnknown to the one after it."""
+        """From the value before a sample that says that its node is gone to the value after it."""
         found = []
         for i, one in enumerate(self.stored):
-            if one.quality == BAD_NODE_ID_UNKNOWN:
+            if one.quality in NODE_GONE:
                 before = [known.time_ns for known in self.stored[:i] if known.quality == 0]
                 after = [known.time_ns for known in self.stored[i:] if known.quality == 0]
                 found += [(before[-1], after[0])] if before and after else []

@@ -4,13 +4,15 @@ Of a variable without history, whatever is missing in the store must be declared
 be missing once the gaps are filled (BACKFILL), and nothing may be there twice. `make sim` plays fifty rounds.
 """
 
+import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.message import time_text
 from tests.foreign.account import Account, account
 from tests.foreign.plant import TappedStore, opcua, storing
 from tests.foreign.server import ForeignServer, foreign_server
@@ -114,8 +116,29 @@ TROUBLES: tuple[Trouble, ...] = (
 )
 
 
+class Printed(logging.Handler):
+    """Prints what the source says of itself, between the troubles."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {name: value for name, value in vars(record).items() if name in {"action", "why", "count", "statuses"}}
+        print(f"    {time_text(int(record.created * 1e9))} {fields}")
+
+
+@pytest.fixture(name="_printed_log")
+def printed_log() -> Iterator[None]:
+    """The log of ingest on standard output for the length of a test."""
+    logger, handler = logging.getLogger("agent.ingest"), Printed()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
 @pytest.mark.system
 @pytest.mark.foreign("node_opcua")
+@pytest.mark.usefixtures("_printed_log")
 @patient
 def test_every_value_is_stored_or_declared(tmp_path: Path) -> None:
     """After rounds of random trouble, each value of the server's record is in the store once or in a declared gap, and
@@ -132,9 +155,10 @@ def test_every_value_is_stored_or_declared(tmp_path: Path) -> None:
                 await wait_all_flow(run.store, names)
                 for trouble in chance.sample(TROUBLES * (rounds // len(TROUBLES) + 1), rounds):
                     seconds = chance.choice([0.2, 1.0, 4.5])  # the last is longer than a silence is borne
-                    print(f"{trouble.__name__} {seconds} s")
+                    print(f"{time_text(time.time_ns())} {trouble.__name__} {seconds} s")
                     await trouble(server, chance, seconds)
                     await wait_all_flow(run.store, names)
+                print(run.source("plc"))
             for name in names:
                 judge(name, account(server, tmp_path, name))
 
@@ -151,11 +175,16 @@ async def wait_all_flow(store: TappedStore, names: list[str]) -> None:
 
 def judge(name: str, found: Account) -> None:
     """What must hold of a variable in the end."""
-    print(
-        f"{name}: {len(found.recorded)} set, {len(found.stored)} stored, {len(found.lost)} lost, {len(found.gaps)} gaps"
-    )
+    counts = f"{len(found.recorded)} set, {len(found.stored)} stored, {len(found.lost)} lost, {len(found.gaps)} gaps"
+    print(f"{name}: {counts}")
     assert not found.invented
     assert not found.twice
-    assert not found.undeclared, f"{name}: {len(found.undeclared)} of {len(found.lost)} lost values are in no gap"
+    undeclared = found.undeclared
+    if undeclared:
+        print(
+            *(f"gap {time_text(gap.first_ns)} to {time_text(gap.last_ns)} {gap.reason}" for gap in found.gaps), sep="\n"
+        )
+        print(*(f"undeclared {time_text(one.time_ns)} {one.value}" for one in undeclared), sep="\n")
+    assert not undeclared, f"{name}: {len(undeclared)} of {len(found.lost)} lost values are in no gap"
     if BACKFILL and name in KEPT:
         assert not found.lost, f"{name}: the server's history holds them"

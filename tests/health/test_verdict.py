@@ -73,6 +73,9 @@ CASES = [
         *("gone with bad tags", {"sources": {"connected": False, "tags": 40, "tags_bad": 3}}),
         (Level.BROKEN, True, "source line1"),
     ),
+    ("own certificate 31", {"sources": {"certificate_days_left": 31.0}}, None),
+    ("own certificate 29", {"sources": {"certificate_days_left": 29.0}}, (Level.BROKEN, False, "source line1")),
+    ("own certificate over", {"sources": {"certificate_days_left": -1.0}}, (Level.BROKEN, True, "source line1")),
     ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, False, "source line1")),
     ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
     (

@@ -1,17 +1,23 @@
 """OPC UA with signing and encryption: the server's certificate is pinned, ours is made once, nothing falls back."""
 
 import hashlib
+import re
 import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import Program, in_loop, running
+from tests.ingest.opcua.security.certificates import certificate, der, key, revocation_list
 from tests.ingest.test_sources import ingesting, opcua
 
 SERVER_URI = "urn:freeopcua:python:server"  # what asyncua's server calls itself
@@ -53,7 +59,7 @@ async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
     """Nothing is trusted on first use: the refusal names the fingerprint, and with it pinned, by line or by file,
     values come in; with another pinned they do not."""
     settings = secured(plc.port, tmp_path)
-    with pytest.raises(SourceRefused, match="not pinned yet") as caught:
+    with pytest.raises(SourceRefused, match="is not trusted") as caught:
         async with open_session(settings):
             pass
     line = str(caught.value).split("then set ")[1]
@@ -67,6 +73,42 @@ async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
     with pytest.raises(SourceRefused, match="is not the pinned one"):
         async with open_session(secured(plc.port, tmp_path, server_certificate_sha256="0" * 64)):
             pass
+
+
+@pytest.mark.system
+@in_loop
+async def test_the_trust_folder_decides(tmp_path: Path) -> None:
+    """An unknown certificate is kept, with the command that trusts it, and after that command values come in; one by a
+    trusted issuer comes in with the issuer's list and is refused once the list names it."""
+    now = datetime.now(UTC)
+    server = certificate("plc", issuer="authority", uri=SERVER_URI, now=now)
+    file, server_key = tmp_path / "server.pem", tmp_path / "server.key"
+    file.write_bytes(server.public_bytes(Encoding.PEM))
+    form = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    server_key.write_bytes(key("plc", 2048).private_bytes(*form))
+    folder = TrustFolder(tmp_path / "trust")
+    with running("opcua_server", "--certificate", str(file), "--private-key", str(server_key)) as plc:
+        settings = secured(plc.port, tmp_path, trust_folder=folder.folder)
+        command = f"then run: bsfg opcua trust {facts_of(der(server)).sha1} --pki {folder.folder}"
+        with pytest.raises(SourceRefused, match=re.escape(command)):
+            async with open_session(settings):
+                pass
+        folder.trust(facts_of(der(server)).sha1)
+        async with ingesting(settings) as run:
+            await run.wait_good("plant/count_01", 3)
+
+        folder.distrust(facts_of(der(server)).sha1)
+        folder.add("issuers", der(certificate("authority", is_authority=True, now=now)))
+        with pytest.raises(SourceRefused, match="whose revocation list is missing"):
+            async with open_session(settings):
+                pass
+        folder.add("crl", der(revocation_list(now=now)))
+        async with open_session(settings) as session:
+            assert await session.namespaces()
+        folder.add("crl", der(revocation_list("authority", 7, days=(-4, 5), now=now)))
+        with pytest.raises(SourceRefused, match="was revoked by its issuer CN=authority"):
+            async with open_session(settings):
+                pass
 
 
 @pytest.mark.system

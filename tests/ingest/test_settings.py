@@ -5,6 +5,7 @@ import pytest
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 
 FILES = {"certificate_file": Path("a.pem"), "private_key_file": Path("a.key")}
+USER = {"user_certificate_file": Path("u.der"), "user_private_key_file": Path("u.key")}
 INSECURE = {"security_policy": "None", "security_mode": "None", "insecure": True}
 
 
@@ -42,6 +43,10 @@ def modbus(**settings: object) -> list[str]:
         ({**FILES, "user_name": "bsfg"}, ["user_name"]),
         ({**INSECURE, "user_name": "bsfg", "password_file": Path("p")}, ["user_name"]),
         ({**FILES, "security_mode": "Sign", "user_name": "bsfg", "password_file": Path("p")}, ["user_name"]),
+        ({**FILES, "user_certificate_file": Path("u.der")}, ["user_certificate_file"]),
+        ({**FILES, **USER}, []),
+        ({**FILES, **USER, "user_name": "a", "password_file": Path("p")}, ["user_certificate_file"]),
+        ({**INSECURE, **USER}, ["user_certificate_file"]),
         ({**FILES, "queue_size": -1}, ["queue_size"]),
         ({**FILES, "publish_requests": 0}, ["publish_requests"]),
         ({**FILES, "liveness_timeout_ms": 2_000}, ["liveness_timeout_ms"]),

@@ -24,7 +24,7 @@ NODE_ID = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>\d+);)?(?P<kind>[isgb
 STANDARD_URI = "http://opcfoundation.org/UA/"
 INDEX = re.compile(r"(?P<node>.*[^=])\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
 SAMPLING_INTERVAL_MS_MAX = 3_600_000
-COLUMNS = ("address", "sampling_interval_ms", "queue_size", "server_deadband", "trigger")
+COLUMNS = ("address", "data_type", "sampling_interval_ms", "queue_size", "server_deadband", "trigger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _read_point(cells: Cells) -> tuple[TagPoint, str, str]:
         deadband_is_percent=deadband.endswith("%"),
         trigger=Trigger[trigger.upper()],
     )
-    return TagPoint(readings, monitoring), text, ""
+    return TagPoint(readings, monitoring), text, cells.text("data_type")
 
 
 def _deadband(cells: Cells, text: str) -> float:

@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. This module, `security` and `variant` are all that know asyncua.
+"""One session with an OPC UA server, through asyncua. `security/`, `explore/` and `variant` know asyncua, too.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no publish loop
@@ -29,14 +29,14 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
-from agent.ingest.errors import HistoryRefused, SourceError, SourceLost, SourceRefused
+from agent.ingest.errors import HistoryRefused, SourceError, SourceLost
 from agent.ingest.opcua.address import NodeAddress, Reading
 from agent.ingest.opcua.decode import Change, DecodeError, Publication, decode_publication, decode_read_values
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.security import secure
+from agent.ingest.opcua.security.client import SteppedClient, connect
 from agent.ingest.opcua.values.type_reader import learn_missing
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
@@ -81,18 +81,6 @@ _LIMITS = {
     "subscriptions_per_session": ObjectIds.Server_ServerCapabilities_MaxSubscriptionsPerSession,
     "subscriptions": ObjectIds.Server_ServerCapabilities_MaxSubscriptions,
 }
-_REFUSALS = (  # trying again unchanged will not help
-    uaerrors.BadCertificateInvalid,
-    uaerrors.BadCertificateUntrusted,
-    uaerrors.BadCertificateTimeInvalid,
-    uaerrors.BadCertificateUriInvalid,
-    uaerrors.BadIdentityTokenInvalid,
-    uaerrors.BadIdentityTokenRejected,
-    uaerrors.BadSecurityChecksFailed,
-    uaerrors.BadSecurityModeRejected,
-    uaerrors.BadSecurityPolicyRejected,
-    uaerrors.BadUserAccessDenied,
-)
 
 
 class CallTooLarge(SourceError):
@@ -324,14 +312,9 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
     client = _new_client(settings)
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            if settings.security_policy != "None":
-                await secure(client, settings, scout=_new_client(settings))
-            await client.connect()
-    except _REFUSALS as error:
-        hint = "let the server trust our certificate, or check user name and policy"
-        raise SourceRefused(f"{settings.url} refuses us: {_text(error)}; {hint}") from error
-    except (UaError, OSError, TimeoutError) as error:
-        raise SourceLost(f"no connection to {settings.url}: {_text(error)}") from error
+            await connect(client, settings, scout=_new_client(settings))
+    except TimeoutError as error:
+        raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
     try:
         session = Session(client, settings)
 
@@ -350,11 +333,8 @@ def quiet_library() -> None:
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 
-def _new_client(settings: OpcuaSourceSettings) -> Client:
-    timeout_s = settings.request_timeout_ms / 1000
-    client = Client(settings.url, timeout=timeout_s, watchdog_intervall=timeout_s, auto_reconnect=False)
-    client.name = client.description = "bsfg"
-    client.application_uri = settings.application_uri
+def _new_client(settings: OpcuaSourceSettings) -> SteppedClient:
+    client = SteppedClient(settings)
     client.session_timeout = SESSION_TIMEOUT_MS
     client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)

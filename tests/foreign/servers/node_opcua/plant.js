@@ -106,10 +106,9 @@ class Plant {
         variable.node._internal_set_dataValue(made);
     }
 
-    /** A source time later than the last, unless the clock was set back; its last four digits count 100 ns. */
+    /** A source time later than the last, unless the clock was set back. */
     nextTime(variable) {
-        const ms = BigInt(this.clock.now().getTime());
-        const at = ms * 1_000_000n + BigInt(variable.count % 10_000) * 100n;
+        const at = this.clock.nowNs();
         const isSetBack = at + 1_000_000_000n < variable.lastNs;
         variable.lastNs = at > variable.lastNs || isSetBack ? at : variable.lastNs + 100n;
         return variable.lastNs;

@@ -17,11 +17,14 @@ for (const level of ["log", "info", "warn", "debug"]) {
     console[level] = (...words) => process.stderr.write(words.join(" ") + "\n");
 }
 
+globalThis.crypto ??= require("node:crypto").webcrypto; // node 18 has it, and not as a global
+
 const { OPCUACertificateManager } = require("node-opcua-certificate-manager");
 const { nodesets } = require("node-opcua-nodesets");
 const { MessageSecurityMode, SecurityPolicy } = require("node-opcua-secure-channel");
 const { OPCUAServer } = require("node-opcua-server");
 const { NAMESPACE, Plant } = require("./plant");
+const { addTree } = require("./tree");
 const { Clock, PublishGate } = require("./trouble");
 
 const HOST = "127.0.0.1";
@@ -44,6 +47,7 @@ class Program {
         this.clock.showIn(addressSpace);
         this.plant = new Plant(addressSpace, this.clock, this.options.record);
         if (this.options.every_type) this.plant.addEveryType();
+        if (this.options.tree) addTree(this.plant);
         for (const variable of this.options.variables ?? []) this.plant.add(variable);
         this.alarm = addAlarm(this.plant);
         await this.server.start();

@@ -1,0 +1,156 @@
+"""`bsfg opcua browse`: the variables of a server as a tree, as JSON, or as a tag file.
+
+The walk and the rows are made by `agent.ingest`; here they are filtered, shown and written. Progress goes to standard
+error, and only on a terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent.cli import json_option
+from agent.cli.opcua.options import Connection, connection_of, connection_options, printable
+from agent.ingest.opcua.explore.explorer import explore
+from agent.ingest.opcua.explore.tag_rows import tag_file
+from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, Walk, is_wanted
+
+if TYPE_CHECKING:
+    from agent.ingest.opcua.explore.tag_rows import TagRow
+    from agent.ingest.opcua.explore.walk import FoundVariable
+
+    Found = list[tuple[FoundVariable, TagRow]]
+
+PROGRESS_S = 0.5
+
+
+@click.command()
+@connection_options
+@click.option("--start", default="", metavar="NODE", help="The node to start from; by default the Objects folder.")
+@click.option("--filter", "text", default="", help="Only variables with this text in path or node id.")
+@click.option("--glob", "pattern", default="", help="Only variables whose path matches, as 'Line1/*/Temperature'.")
+@click.option("--depth", type=click.IntRange(1, 100), default=20, show_default=True, help="How deep to look.")
+@click.option("--max-nodes", type=click.IntRange(1, 2_000_000), default=200_000, show_default=True)
+@click.option("--properties", is_flag=True, help="Also properties, such as serial numbers and limits.")
+@click.option("--server-object", is_flag=True, help="Also the server's own state and diagnostics.")
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a tag file.")
+@click.option("--scope", default="", help="The part of a tag's name before the slash, where no folder gives one.")
+@click.option("--force", is_flag=True, help="Replace an existing tag file.")
+@json_option
+def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+    """List the variables of URL as a tree, or write them as a tag file.
+
+    What cannot be browsed or read is counted and named at the end. Exit status 1 when no variable was found.
+    """
+    names = ("start", "text", "pattern", "depth", "max_nodes", "properties", "server_object", "scope")
+    wanted = {name: options.pop(name) for name in names}
+    if csv_file is not None and csv_file.exists() and not force:
+        raise click.UsageError(f"{csv_file} exists; give another name, or --force to replace it")
+    walk, found = asyncio.run(_browse(connection_of(options), **wanted))
+    if csv_file is not None and found:
+        data = tag_file([row for _, row in found])
+        csv_file.parent.mkdir(parents=True, exist_ok=True)
+        csv_file.write_bytes(data)
+        click.echo(f"wrote {len(found):,} tags to {csv_file}")
+    elif as_json:
+        for variable, row in found:
+            click.echo(json.dumps({"path": variable.path_text, **asdict(row)}, ensure_ascii=False))
+    else:
+        for line in _tree(found):
+            click.echo(printable(line))
+    for line in _remarks(walk, len(found)):
+        click.echo(printable(line), err=True)
+    if not found:
+        sys.exit(1)
+
+
+async def _browse(
+    connection: Connection,
+    *,
+    start: str,
+    text: str,
+    pattern: str,
+    depth: int,
+    max_nodes: int,
+    properties: bool,
+    server_object: bool,
+    scope: str,
+) -> tuple[Walk, Found]:
+    progress = _Progress()
+    async with explore(connection.settings, connection.password) as explorer:
+        try:
+            node = explorer.address(start) if start else OBJECTS
+        except ValueError as error:
+            raise click.UsageError(f"--start {start!r} {error}") from error
+        skipped = () if server_object or node == SERVER else (SERVER,)
+        walk = Walk(node, depth, max_nodes, skipped, with_properties=properties)
+        await explorer.walk(walk, progress)
+        wanted = [one for one in walk.variables() if is_wanted(one, text, pattern)]
+        found = await explorer.rows(wanted, scope or connection.settings.name, walk.failures, progress)
+    progress.end()
+    return walk, found
+
+
+class _Progress:
+    """How far a long browse is, on a terminal; silent in a pipe."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._next_s = time.monotonic() + PROGRESS_S
+        self._has_written = False
+
+    def __call__(self, what: str, count: int) -> None:
+        if self._is_shown and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + PROGRESS_S
+            self._has_written = True
+            click.echo(f"\r\x1b[K{count:,} {what}", nl=False, err=True)
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self._has_written:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def _tree(found: Found) -> Iterator[str]:
+    """Folders as lines of their own, variables with what is known of them."""
+    above: tuple[str, ...] = ()
+    for variable, row in found:
+        shared = 0
+        for one, other in zip(above, variable.path[:-1], strict=False):
+            if one != other:
+                break
+            shared += 1
+        for level, name in enumerate(variable.path[:-1]):
+            if level >= shared:
+                yield f"{'  ' * level}{name}"
+        above = variable.path
+        unit = f" {row.unit}" if row.unit else ""
+        slow = f", sampled every {row.sampling_ms} ms at most" if row.sampling_ms else ""
+        text = f"  {row.description}" if row.description else ""
+        indent = "  " * (len(variable.path) - 1)
+        yield f"{indent}{variable.path[-1]} [{row.data_type}{unit}{slow}] {row.address}{text}"
+
+
+def _remarks(walk: Walk, count: int) -> Iterator[str]:
+    """What was left out, and why."""
+    if not count:
+        yield "no variable found; look with a wider --filter, --glob or --depth, or as another user"
+    if walk.is_cut:
+        yield f"stopped after {walk.nodes_total:,} nodes; look deeper with --max-nodes, or begin further down with --start"
+    if walk.deeper_total:
+        yield f"{walk.deeper_total:,} nodes lie deeper than --depth and were not looked at"
+    for why, number in walk.failures.counts.most_common():
+        yield f"{number:,} left out: {why}"
+    for name in walk.failures.named:
+        yield f"  {name}"
+    more = walk.failures.counts.total() - len(walk.failures.named)
+    if more > 0:
+        yield f"  and {more:,} more"

@@ -1,0 +1,73 @@
+"""`bsfg opcua certificate`: show or make our own certificate, which servers must trust, and renew it in two steps, so that
+no server meets one that it does not know."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from agent.cli import json_option
+from agent.cli.opcua.options import pki_option
+from agent.ingest import APPLICATION_URI
+from agent.ingest.opcua.security.certificate import (
+    activate_certificate,
+    ensure_certificate,
+    hand_over_file,
+    read_certificate,
+    renew_certificate,
+)
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@pki_option
+@click.option("--certificate", "certificate_file", type=_FILE, help="The certificate, in place of --pki's.")
+@click.option("--key", "key_file", type=_FILE, help="Its key.")
+@click.option("--application-uri", default=APPLICATION_URI, show_default=True, help="Of a new one.")
+@click.option(
+    "--renew", is_flag=True, help="Make the next certificate, for the same key; the present one stays in use."
+)
+@click.option("--activate", is_flag=True, help="Put the next certificate into use.")
+@json_option
+def certificate(
+    pki_folder: Path,
+    certificate_file: Path | None,
+    key_file: Path | None,
+    application_uri: str,
+    renew: bool,  # noqa: FBT001 click's way
+    activate: bool,  # noqa: FBT001 click's way
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Show our certificate and the file that a server imports; make it if there is none.
+
+    To renew: --renew, have every server trust the new file, then --activate. Nothing is interrupted that way.
+    """
+    if renew and activate:
+        raise click.UsageError(
+            "--renew and --activate are two steps; between them every server has to trust the new one"
+        )
+    own, key = certificate_file or pki_folder / "own.der", key_file or pki_folder / "own.key"
+    if renew:
+        shown = renew_certificate(own, key)
+        todo = "have every server trust this file, then call this again with --activate"
+    elif activate:
+        previous = activate_certificate(own, key)
+        shown, todo = own, f"in use from the next connection on; the previous one is kept as {previous}"
+    else:
+        ensure_certificate(own, key, application_uri)
+        shown, todo = own, "a server's operator imports this file as a trusted client"
+    facts, file = read_certificate(shown), hand_over_file(shown)
+    days = facts.days_left(datetime.now(UTC))
+    if as_json:
+        names = {"sha1": facts.sha1, "sha256": facts.sha256, "names": [*facts.uris, *facts.host_names]}
+        click.echo(json.dumps({"file": str(file), **names, "days_left": round(days, 1)}))
+        return
+    click.echo(f"{file}: {days:.0f} days left, valid {facts.validity}")
+    click.echo(f"  thumbprint  {facts.sha1} (SHA-1)")
+    click.echo(f"  SHA-256     {facts.sha256}")
+    click.echo(f"  names       {', '.join((*facts.uris, *facts.host_names))}")
+    click.echo(f"  next: {todo}")

@@ -1,0 +1,124 @@
+"""The options by which every command connects, and the settings of a source made from them.
+
+A password comes from a file or a prompt, never from the command line, where every process of the machine can read it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+from urllib.parse import urlsplit
+
+import click
+
+from agent.cli import DEFAULT_CONFIG
+from agent.config import load
+from agent.ingest import APPLICATION_URI, OpcuaSourceSettings, SecurityMode, SecurityPolicy
+from agent.ingest.opcua.explore.probe import check_settings
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path, dir_okay=False)
+DEFAULT_POLICY: SecurityPolicy = "Basic256Sha256"
+DEFAULT_MODE: SecurityMode = "SignAndEncrypt"
+
+pki_option = click.option(
+    "--pki",
+    "pki_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("pki/opcua"),
+    show_default=True,
+    envvar="BSFG_OPCUA_PKI",
+    help="The folder of our certificate (own.der, own.key) and of those that are trusted.",
+)
+_OPTIONS = (
+    click.argument("url", metavar="URL"),
+    click.option("--config", "config_file", type=_FILE, default=DEFAULT_CONFIG, help="For URL as a source's name."),
+    pki_option,
+    click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, in place of --pki's."),
+    click.option("--key", "private_key_file", type=_FILE, help="Its key."),
+    click.option("--policy", type=click.Choice([p for p in get_args(SecurityPolicy) if p != "None"])),
+    click.option("--mode", type=click.Choice([m for m in get_args(SecurityMode) if m != "None"])),
+    click.option("--insecure", is_flag=True, help="Neither sign nor encrypt (policy None)."),
+    click.option("--server-certificate", "server_certificate_file", type=_FILE, help="Pin this certificate."),
+    click.option("--server-sha256", "server_certificate_sha256", default="", help="Pin the one with this SHA-256."),
+    click.option("--application-uri", default=APPLICATION_URI, show_default=True),
+    click.option("--user", "user_name", default="", help="A user name; the password is asked for."),
+    click.option("--password-file", type=_FILE, help="The password, instead of asking for it."),
+    click.option("--user-certificate", "user_certificate_file", type=_FILE, help="A certificate as the user."),
+    click.option("--user-key", "user_private_key_file", type=_FILE, help="Its key."),
+    click.option("--timeout-ms", "request_timeout_ms", type=click.IntRange(500, 120_000), default=10_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The settings of a source, the password if it was asked for, and whether policy or mode were chosen."""
+
+    settings: OpcuaSourceSettings
+    password: str
+    is_chosen: bool
+
+
+def connection_options(command: _Command) -> _Command:
+    """Give a command URL and the options; it gets them as keyword arguments for `connection_of`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def connection_of(options: dict[str, Any]) -> Connection:
+    """The settings that the options mean. Raises SourceRefused for those that no source may have."""
+    url, config_file, pki = options.pop("url"), options.pop("config_file"), options.pop("pki_folder")
+    if "://" not in url:
+        return _source(url, config_file)
+    policy: SecurityPolicy | None = options.pop("policy")
+    mode: SecurityMode | None = options.pop("mode")
+    is_chosen = bool(policy or mode)
+    if options["insecure"]:
+        if is_chosen:
+            raise click.UsageError("--insecure goes with no --policy and no --mode")
+        policy = mode = "None"
+    for name, file in (("certificate_file", "own.der"), ("private_key_file", "own.key")):
+        options[name] = options[name] or (None if options["insecure"] else pki / file)
+    name = re.sub(r"[^a-z0-9._-]+", "-", (urlsplit(url).hostname or "").lower()).strip("-._") or "plc"
+    password = ""
+    wanted = OpcuaSourceSettings(
+        name,
+        url,
+        Path(f"tags.d/{name}.csv"),
+        security_policy=policy or DEFAULT_POLICY,
+        security_mode=mode or DEFAULT_MODE,
+        trust_folder=None if options["insecure"] else pki,
+        **options,
+    )
+    if wanted.user_name and wanted.password_file is None:
+        check_settings(replace(wanted, password_file=Path("password")))
+        password = _prompt(wanted.user_name)
+    else:
+        check_settings(wanted)
+    return Connection(wanted, password, is_chosen)
+
+
+def _source(name: str, config_file: Path) -> Connection:
+    """The settings of a source of node.toml."""
+    sources = load(config_file).opcua
+    for source in sources:
+        if source.name == name:
+            return Connection(source, "", is_chosen=True)
+    known = ", ".join(source.name for source in sources) or "none"
+    raise click.UsageError(f"{name!r} is neither a URL (opc.tcp://host:4840) nor a source of {config_file} ({known})")
+
+
+def _prompt(user: str) -> str:
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"the password of {user} cannot be asked for here; give --password-file")
+    return str(click.prompt(f"password of {user}", hide_input=True, err=True))
+
+
+def printable(text: str) -> str:
+    """A server's text without control sequences for a terminal."""
+    return "".join(one if one.isprintable() else "?" for one in text)

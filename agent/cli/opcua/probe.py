@@ -1,0 +1,83 @@
+"""`bsfg opcua test`: try the way to a server step by step, and print the section for node.toml."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from agent.cli import json_option
+from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options, printable
+from agent.ingest import OpcuaSourceSettings
+from agent.ingest.opcua.explore.probe import Outcome, Probe, section
+
+
+@click.command()
+@connection_options
+@click.option("--trust", is_flag=True, help="Trust the server's certificate without asking.")
+@json_option
+def test(trust: bool, as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+    """Try URL step by step: name, port, endpoints, certificates, session, state, clock, limits.
+
+    Prints the [[opcua]] section to paste into node.toml. An unknown certificate of the server is shown and trusted on
+    confirmation. Exit status 1 when a step fails.
+    """
+    given = connection_of(options)
+
+    def confirm(verdict: Any) -> bool:
+        if trust or as_json or not sys.stdin.isatty():
+            return trust
+        click.echo(f"  the server shows a certificate that {verdict.why}:", err=True)
+        click.echo(f"    {printable(verdict.facts.subject)}, SHA-1 {verdict.facts.sha1}", err=True)
+        click.echo(f"    SHA-256 {verdict.facts.sha256}", err=True)
+        return click.confirm("  is that the thumbprint shown at the server? Trust it", err=True)
+
+    probe = Probe(given.settings, given.password, given.is_chosen, confirm)
+    failed = asyncio.run(_run(probe, as_json=as_json))
+    text = section(probe.settings, str(probe.settings.tags_file))
+    if as_json:
+        click.echo(json.dumps({"section": None if failed else text}))
+    elif not failed:
+        click.echo(f"\n# for node.toml; paths count from its folder\n{text}", nl=False)
+        if given.password:
+            click.echo('password_file = "..."  # a file with the password, mode 0600')
+        click.echo(f"\nnext: {_browse_command(probe.settings)}")
+    if failed:
+        sys.exit(1)
+
+
+async def _run(probe: Probe, *, as_json: bool) -> bool:
+    """Print the steps. Returns whether one failed."""
+    failed = False
+    if not as_json:
+        click.echo(probe.settings.url)
+    async for step in probe.steps():
+        failed |= step.outcome is Outcome.FAILED
+        if as_json:
+            click.echo(json.dumps({**asdict(step), "outcome": step.outcome.value}))
+            continue
+        click.echo(f"  {step.outcome.value:<7} {step.name:<16} {printable(step.what)}")
+        for line in step.details:
+            click.echo(f"{'':26} {printable(line)}")
+        if step.todo:
+            click.echo(f"{'':26} -> {printable(step.todo)}")
+    return failed
+
+
+def _browse_command(settings: OpcuaSourceSettings) -> str:
+    """How to browse with the settings that worked."""
+    words = ["bsfg", "opcua", "browse", settings.url]
+    if settings.insecure:
+        words.append("--insecure")
+    elif (settings.security_policy, settings.security_mode) != (DEFAULT_POLICY, DEFAULT_MODE):
+        words += ["--policy", settings.security_policy, "--mode", settings.security_mode]
+    if settings.server_certificate_sha256:
+        words += ["--server-sha256", settings.server_certificate_sha256]
+    if settings.user_name:
+        words += ["--user", settings.user_name]
+    return shlex.join([*words, "--csv", str(settings.tags_file)])

@@ -1,0 +1,69 @@
+"""`bsfg opcua read`: the values of single nodes of a server, with type, status and times, and for each the row of a tag
+file that reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent.cli import json_option
+from agent.cli.opcua.options import Connection, connection_of, connection_options, printable
+from agent.ingest.opcua.explore.explorer import explore, row_text
+
+if TYPE_CHECKING:
+    from agent.ingest.opcua.explore.explorer import NodeReading
+
+
+@click.command()
+@connection_options
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@json_option
+def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+    """Read NODEs of URL: value, type, status, times, and the row for a tag file.
+
+    A NODE is nsu=<namespace URI>;s=<name>, also ;i= ;g= and ;b=, or ns=<index>;... as other clients show it. Exit status 1
+    when one of them is bad.
+    """
+    connection = connection_of(options)
+    found = asyncio.run(_read(connection, nodes))
+    is_bad = False
+    for one in found:
+        is_bad |= one.status.startswith("Bad")
+        row = row_text(one, connection.settings.name)
+        if as_json:
+            times = {name: _iso(getattr(one, name)) for name in ("source_time", "server_time")}
+            click.echo(json.dumps({**asdict(one), **times, "row": row}, ensure_ascii=False))
+            continue
+        click.echo(printable(f"{one.name or '(no name)'}  {one.address}"))
+        for name, text in (
+            ("value", one.value),
+            ("type", one.data_type),
+            ("status", one.status),
+            ("source time", _iso(one.source_time) or "none"),
+            ("server time", _iso(one.server_time) or "none"),
+            ("row", row),
+        ):
+            click.echo(printable(f"  {name:<12} {text}").rstrip())
+    if is_bad:
+        sys.exit(1)
+
+
+async def _read(connection: Connection, nodes: tuple[str, ...]) -> list[NodeReading]:
+    async with explore(connection.settings, connection.password) as explorer:
+        addresses = []
+        for node in nodes:
+            try:
+                addresses.append(explorer.address(node))
+            except ValueError as error:
+                raise click.UsageError(f"{node!r} {error}") from error
+        return await explorer.read(addresses)
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.replace(tzinfo=None).isoformat() + "Z"

@@ -1,0 +1,67 @@
+"""`bsfg opcua trust`: the certificates of servers that sources trust, and those that came and are not trusted yet."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from agent.cli import json_option
+from agent.cli.opcua.options import pki_option, printable
+from agent.ingest.opcua.security.trust_folder import TrustFolder
+
+
+@click.command()
+@click.argument("what", required=False, metavar="[THUMBPRINT|FILE]")
+@pki_option
+@click.option("--issuer", is_flag=True, help="FILE is an authority whose certificates are trusted.")
+@click.option("--crl", is_flag=True, help="FILE is the revocation list of an authority.")
+@click.option("--remove", is_flag=True, help="Trust THUMBPRINT no longer.")
+@json_option
+def trust(what: str | None, pki_folder: Path, issuer: bool, crl: bool, remove: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Trust a server's certificate: one that was rejected, by THUMBPRINT, or one in a FILE. Without either, list them.
+
+    Compare the thumbprint with the one that the server itself shows before trusting it.
+    """
+    folder = TrustFolder(pki_folder)
+    if what is None:
+        if issuer or crl or remove:
+            raise click.UsageError("name the THUMBPRINT or FILE that is meant")
+        _list(folder, as_json=as_json)
+        return
+    file = Path(what)
+    if issuer or crl or (not remove and file.is_file()):
+        if not file.is_file():
+            raise click.UsageError(f"{what} is no file")
+        name = "issuers" if issuer else "crl" if crl else "trusted"
+        text = f"{name}: {folder.add(name, file.read_bytes())}"
+    elif remove:
+        text = f"no longer trusted: {folder.distrust(what).file}"
+    else:
+        text = f"trusted: {folder.trust(what).file}"
+    click.echo(json.dumps({"done": text}) if as_json else f"{text}; sources see it when they connect next")
+
+
+def _list(folder: TrustFolder, *, as_json: bool) -> None:
+    now = datetime.now(UTC)
+    count = 0
+    for name in ("trusted", "issuers", "rejected"):
+        for one in folder.certificates(name):
+            count += 1
+            facts, days = one.facts, one.facts.days_left(now)
+            if as_json:
+                shown = {"list": name, "file": str(one.file), "subject": facts.subject, "sha1": facts.sha1}
+                click.echo(json.dumps({**shown, "sha256": facts.sha256, "days_left": round(days, 1)}))
+                continue
+            left = f"{days:.0f} days left" if days > 0 else "ended"
+            click.echo(printable(f"{name:<9} {facts.sha1}  {facts.subject}, {left}"))
+    if not as_json:
+        lists = len(folder.revocation_lists())
+        if lists:
+            click.echo(f"{'crl':<9} {lists} revocation list{'s' * (lists > 1)}")
+        for file in folder.unreadable():
+            click.echo(printable(f"passed over: {file} holds no certificate or revocation list"))
+        if not count:
+            click.echo(f"{folder.folder} holds no certificates; bsfg opcua test URL shows a server's")

@@ -1,0 +1,217 @@
+"""What a person asks of a server: its variables as rows of a tag file, and the values of single nodes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from asyncua import ua
+from asyncua.ua.attribute_ids import AttributeIds
+from asyncua.ua.object_ids import ObjectIdNames
+
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.ingest.opcua.explore.services import Question, Services, open_services, status_name
+from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text, tag_names
+from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
+from agent.ingest.settings import OpcuaSourceSettings
+
+_BY_INDEX = re.compile(r"ns=(\d{1,5});(.+)", re.DOTALL)
+_CURRENT_READ = 1  # bit 0 of AccessLevel (OPC 10000-3, 8.57)
+_ATTRIBUTES = (
+    AttributeIds.DataType,
+    AttributeIds.ValueRank,
+    AttributeIds.Description,
+    AttributeIds.MinimumSamplingInterval,
+    AttributeIds.UserAccessLevel,
+)
+VALUE_CHARACTERS_MAX = 200  # of a value on one line
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """One node as read. Times are UTC, None where the server gives none."""
+
+    address: str
+    name: str
+    data_type: str
+    value: str
+    status: str
+    source_time: datetime | None
+    server_time: datetime | None
+
+
+class Explorer:
+    """An open connection for looking. Made by `explore`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._type_names: dict[NodeAddress, str] = {}
+
+    def address(self, text: str) -> NodeAddress:
+        """A node id as people write it, also by namespace index, which holds for this server and this moment. Raises
+        ValueError that says what to write."""
+        match = _BY_INDEX.fullmatch(text)
+        if match is None or match[1] == "0":
+            return parse_node_address(text)
+        index = int(match[1])
+        if index >= len(self._services.namespaces):
+            count = len(self._services.namespaces)
+            raise ValueError(f"names namespace {index}, and the server has {count}, counted from 0")
+        return parse_node_address(f"nsu={self._services.namespaces[index]};{match[2]}")
+
+    async def walk(self, walk: Walk, progress: Progress) -> None:
+        """Browse until the walk is over. Raises SourceLost."""
+        while nodes := walk.next_nodes(self._services.nodes_per_browse):
+            answers = await self._services.browse(nodes)
+            walk.give_back(nodes[len(answers) :])
+            for node, answer in zip(nodes, answers, strict=False):
+                if isinstance(answer, str):
+                    walk.failed(node, answer)
+                else:
+                    walk.found(node, answer)
+            progress("nodes browsed", walk.browsed_total)
+
+    async def rows(
+        self, variables: Sequence[FoundVariable], scope: str, failures: Failures, progress: Progress
+    ) -> list[tuple[FoundVariable, TagRow]]:
+        """The variables that can be read, with their rows. Those that cannot are counted in `failures`. Raises
+        SourceLost."""
+        known: list[tuple[FoundVariable, str]] = []
+        for variable in variables:
+            try:
+                known.append((variable, address_text(variable.node)))
+            except ValueError as error:
+                failures.add(variable.path_text, str(error))
+        questions: list[Question] = [(one.node, attribute) for one, _ in known for attribute in _ATTRIBUTES]
+        step = len(_ATTRIBUTES)
+        answers = await self._services.read(questions, lambda done: progress("variables read", done // step))
+        units = await self._units([one for one, _ in known])
+        await self._learn_types(answers[::step])
+        kept: list[tuple[FoundVariable, TagRow]] = []
+        for index, (variable, address) in enumerate(known):
+            row, why = self._row(address, units.get(variable.node, ""), answers[index * step : (index + 1) * step])
+            if row is None:
+                failures.add(variable.path_text, why)
+            else:
+                kept.append((variable, row))
+        names = tag_names([one.path for one, _ in kept], [row.address for _, row in kept], scope)
+        return [(one, replace(row, tag=name)) for name, (one, row) in zip(names, kept, strict=True)]
+
+    async def read(self, nodes: Sequence[NodeAddress]) -> list[NodeReading]:
+        """The values of nodes, and what they are. Raises SourceLost."""
+        attributes = (AttributeIds.Value, AttributeIds.BrowseName, AttributeIds.DataType)
+        answers = await self._services.read([(node, attribute) for node in nodes for attribute in attributes])
+        await self._learn_types(answers[2::3])
+        found = []
+        for node, value, name, kind in zip(nodes, answers[::3], answers[1::3], answers[2::3], strict=True):
+            shown = _value(name)
+            found.append(
+                NodeReading(
+                    address=address_text(node),
+                    name="" if shown is None else str(shown.Name),
+                    data_type=self._type_name(_value(kind), is_array=isinstance(_value(value), list)),
+                    value=value_text(_value(value)),
+                    status=status_name(value.StatusCode),
+                    source_time=value.SourceTimestamp,
+                    server_time=value.ServerTimestamp,
+                )
+            )
+        return found
+
+    async def _units(self, variables: Sequence[FoundVariable]) -> dict[NodeAddress, str]:
+        """The display names of EngineeringUnits (OPC 10000-8, 5.6.3), by variable."""
+        having = [(one.node, one.units) for one in variables if one.units is not None]
+        answers = await self._services.read([(units, AttributeIds.Value) for _, units in having])
+        found = {}
+        for (node, _), answer in zip(having, answers, strict=True):
+            value = _value(answer)
+            if isinstance(value, ua.EUInformation) and value.DisplayName is not None:
+                found[node] = clean_text(value.DisplayName.Text or "")
+        return found
+
+    def _row(self, address: str, unit: str, answers: Sequence[ua.DataValue]) -> tuple[TagRow | None, str]:
+        """A row without its name, or why there is none."""
+        kind, rank, description, interval, access = answers
+        if _value(kind) is None:
+            return None, status_name(kind.StatusCode)
+        level = _value(access)
+        if isinstance(level, int) and not level & _CURRENT_READ:
+            return None, "this user may not read it"
+        text = _value(description)
+        ms = _value(interval)
+        dimensions = _value(rank)
+        return TagRow(
+            tag="",
+            address=address,
+            data_type=self._type_name(_value(kind), is_array=isinstance(dimensions, int) and dimensions >= 0),
+            unit=unit,
+            description=clean_text(getattr(text, "Text", None) or ""),
+            sampling_ms=int(ms) if isinstance(ms, int | float) and 0 < ms < 86_400_000 else 0,
+        ), ""
+
+    async def _learn_types(self, kinds: Sequence[ua.DataValue]) -> None:
+        """Read the names of data types that are not the specification's own."""
+        wanted: dict[NodeAddress, None] = {}
+        for kind in kinds:
+            node = _value(kind)
+            address = self._services.address(node) if isinstance(node, ua.NodeId) else None
+            if address is not None and address.namespace_uri != STANDARD_URI and address not in self._type_names:
+                wanted[address] = None
+        answers = await self._services.read([(address, AttributeIds.BrowseName) for address in wanted])
+        for address, answer in zip(wanted, answers, strict=True):
+            name = _value(answer)
+            self._type_names[address] = clean_text(str(name.Name)) if name is not None else "unknown"
+
+    def _type_name(self, kind: Any, *, is_array: bool) -> str:
+        if not isinstance(kind, ua.NodeId):
+            return ""
+        if kind.NamespaceIndex == 0:
+            identifier: Any = kind.Identifier
+            name = ObjectIdNames.get(identifier, str(identifier))
+        else:
+            address = self._services.address(kind)
+            name = "unknown" if address is None else self._type_names.get(address, "unknown")
+        return f"{name}[]" if is_array else name
+
+
+@asynccontextmanager
+async def explore(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Explorer]:
+    """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
+    async with open_services(settings, password) as services:
+        yield Explorer(services)
+
+
+def row_text(one: NodeReading, scope: str) -> str:
+    """The row that reads a node, for a tag file with the columns tag, address, data_type."""
+    (name,) = tag_names([(one.name or "value",)], [one.address], scope)
+    text = io.StringIO()
+    csv.writer(text).writerow([name, one.address, one.data_type])
+    return text.getvalue().strip()
+
+
+def value_text(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, bytes):
+        text = f"0x{value.hex()}"
+    elif isinstance(value, ua.LocalizedText):
+        text = value.Text or ""
+    elif isinstance(value, datetime):
+        text = value.isoformat()
+    elif isinstance(value, list):
+        text = "[" + ", ".join(value_text(one) for one in value[: VALUE_CHARACTERS_MAX // 2]) + "]"
+    else:
+        text = "" if value is None else str(value)
+    text = "".join(one if one.isprintable() else " " for one in text)
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 3] + "..."
+
+
+def _value(answer: ua.DataValue) -> Any:
+    is_bad = answer.StatusCode is not None and answer.StatusCode.is_bad()
+    return None if is_bad or answer.Value is None else answer.Value.Value

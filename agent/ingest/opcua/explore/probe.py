@@ -1,0 +1,335 @@
+"""The way to a server, step by step: name, port, protocol, endpoints, both certificates, session, user, state, limits.
+
+Each step says what it found or exactly what is wrong and what to do; a step that fails ends the way. The steps use what a
+source uses, so what works here works there. At the end stand the settings that worked, to be pasted into node.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+from asyncua import ua
+from asyncua.ua.attribute_ids import AttributeIds
+from asyncua.ua.object_ids import ObjectIds
+
+from agent.ingest.errors import SourceError, SourceRefused
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
+from agent.ingest.opcua.explore.services import Services, open_services
+from agent.ingest.opcua.security.certificate import (
+    ensure_certificate,
+    hand_over_file,
+    own_certificate,
+    read_certificate,
+)
+from agent.ingest.opcua.security.channel import judge_server, mode_name, policy_name, shown_by
+from agent.ingest.opcua.security.client import SteppedClient, offered_endpoints
+from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
+from agent.ingest.opcua.security.trust_folder import TrustFolder
+from agent.ingest.opcua.security.trust_list import Verdict
+from agent.ingest.settings import OpcuaSourceSettings, SecurityMode, SecurityPolicy
+
+PORT = 4840
+CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to put together, and certificates may be refused
+_PREFERRED: tuple[tuple[SecurityPolicy, SecurityMode], ...] = (  # the common floor first: it is tested most at servers
+    ("Basic256Sha256", "SignAndEncrypt"),
+    ("Aes256Sha256RsaPss", "SignAndEncrypt"),
+    ("Aes128Sha256RsaOaep", "SignAndEncrypt"),
+    ("Basic256Sha256", "Sign"),
+    ("Aes256Sha256RsaPss", "Sign"),
+    ("Aes128Sha256RsaOaep", "Sign"),
+)
+_TOKENS = {
+    ua.UserTokenType.Anonymous: "anonymous",
+    ua.UserTokenType.UserName: "user name",
+    ua.UserTokenType.Certificate: "certificate",
+    ua.UserTokenType.IssuedToken: "issued token",
+}
+
+
+class Outcome(Enum):
+    """How a step ended."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStep:
+    """One step. `details` are further lines; `todo` is what to do."""
+
+    name: str
+    outcome: Outcome
+    what: str
+    todo: str = ""
+    details: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Probe:
+    """One try. `settings` become those that work; `is_chosen` allows another policy than the default one.
+
+    `confirm` is asked for an unknown certificate of the server, and answers whether to trust it.
+    """
+
+    settings: OpcuaSourceSettings
+    password: str
+    is_chosen: bool
+    confirm: Callable[[Verdict], bool]
+    is_over: bool = False
+    _endpoints: list[ua.EndpointDescription] = field(default_factory=list)
+
+    async def steps(self) -> AsyncIterator[ProbeStep]:
+        """The steps, as they end. After the last one `settings` are those that were tried."""
+        for step in (self._name, self._ask, self._choose, self._own, self._server):
+            try:
+                found = await step()
+            except SourceError as error:
+                found = _failed(_NAMES[step.__name__], str(error))
+            if found is not None:
+                yield found
+                if found.outcome is Outcome.FAILED:
+                    return
+        async for found in self._session_steps():
+            yield found
+
+    async def _name(self) -> ProbeStep:
+        parts = urlsplit(self.settings.url)
+        host, port = parts.hostname or "", parts.port or PORT
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            failure = Failure(Step.TCP, NAME_UNKNOWN, str(error))
+            return _failed("name", explain(failure, Identity(self.settings.url, "")).text)
+        addresses = sorted({str(each[4][0]) for each in found})
+        return ProbeStep("name", Outcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
+
+    async def _ask(self) -> ProbeStep:
+        """TCP, Hello and GetEndpoints, each with its own words when it fails."""
+        self._endpoints = await offered_endpoints(SteppedClient(self.settings), self.settings)
+        lines = [_endpoint_line(each) for each in self._endpoints]
+        server = self._endpoints[0].Server if self._endpoints else None
+        if server is None:
+            return _failed("endpoints", f"{self.settings.url} offers no endpoint", "configure one at the server")
+        name = server.ApplicationName.Text if server.ApplicationName is not None else ""
+        what = f"{name or 'a server'} ({server.ApplicationUri}), product {server.ProductUri or 'unnamed'}"
+        return ProbeStep("endpoints", Outcome.OK, what, details=tuple(lines))
+
+    async def _choose(self) -> ProbeStep:
+        offered = {(policy_name(each), mode_name(each)) for each in self._endpoints}
+        settings = self.settings
+        if settings.security_policy == "None":
+            if ("None", "None") in offered:
+                return ProbeStep("policy", Outcome.NOTE, "no signing and no encryption, as asked for with --insecure")
+            return _failed("policy", f"{settings.url} does not offer connections without security", "omit --insecure")
+        wanted = (settings.security_policy, settings.security_mode)
+        if wanted in offered:
+            return ProbeStep("policy", Outcome.OK, f"{wanted[0]}, {wanted[1]}")
+        if not self.is_chosen:
+            for policy, mode in _PREFERRED:
+                if (policy, mode) in offered:
+                    self.settings = replace(settings, security_policy=policy, security_mode=mode)
+                    return ProbeStep("policy", Outcome.OK, f"{policy}, {mode}")
+        names = ", ".join(sorted({policy for policy, _ in offered}))
+        todo = f"enable one of {', '.join(dict.fromkeys(policy for policy, _ in _PREFERRED))} at the server"
+        if "None" in offered_policies(self._endpoints):
+            todo += "; or, where the network is protected otherwise, accept no security with --insecure"
+        return _failed("policy", f"{settings.url} offers no policy that can be used; it offers {names}", todo)
+
+    async def _own(self) -> ProbeStep | None:
+        settings = self.settings
+        if settings.security_policy == "None":
+            return None
+        certificate, key = settings.certificate_file, settings.private_key_file
+        assert certificate is not None, "checked with the settings"
+        assert key is not None, "checked with the settings"
+        is_new = not certificate.exists()
+        await asyncio.to_thread(ensure_certificate, certificate, key, settings.application_uri)
+        own = own_certificate(settings)
+        file = await asyncio.to_thread(hand_over_file, certificate)
+        return ProbeStep(
+            "our certificate",
+            Outcome.OK,
+            f"{'made now' if is_new else 'from'} {file}",
+            details=(
+                *_certificate_lines(own.sha1, own.sha256, own.validity),
+                f"names {', '.join((*own.uris, *own.host_names))}",
+            ),
+        )
+
+    async def _server(self) -> ProbeStep | None:
+        """The server's certificate: trusted, or trusted now on confirmation."""
+        settings = self.settings
+        if settings.security_policy == "None":
+            return None
+        endpoint = next(
+            each
+            for each in self._endpoints
+            if (policy_name(each), mode_name(each)) == (settings.security_policy, settings.security_mode)
+        )
+        shown = shown_by(settings, endpoint)
+        file = settings.server_certificate_file
+        pinned = None if file is None else read_certificate(file)
+        verdict = await asyncio.to_thread(judge_server, settings, shown, pinned)
+        facts = verdict.facts
+        lines = (
+            *_certificate_lines(facts.sha1, facts.sha256, facts.validity),
+            f"subject {facts.subject}, {'self-signed' if facts.is_self_issued else f'issued by {facts.issuer}'}",
+            f"names {', '.join((*facts.uris, *facts.host_names)) or 'none'}",
+        )
+        name = "its certificate"
+        if verdict.trust is not None:
+            return ProbeStep(name, Outcome.OK, f"accepted: {verdict.trust.value}", details=lines)
+        if not verdict.is_unknown:
+            return _failed(name, verdict.why, verdict.todo, lines)
+        why = verdict.why + (f", and {verdict.also_why}" if verdict.also_why else "")
+        if not self.confirm(verdict):
+            todo = "compare the thumbprint with the one shown at the server, then call this again with --trust"
+            return _failed(name, why, todo, lines)
+        if settings.trust_folder is None or verdict.also_why or verdict.why != "is not trusted":
+            self.settings = replace(settings, server_certificate_sha256=facts.sha256, server_certificate_file=None)
+            return ProbeStep(name, Outcome.OK, f"pinned now: it {why}", details=lines)
+        folder = TrustFolder(settings.trust_folder)
+        await asyncio.to_thread(folder.reject, facts)
+        trusted = await asyncio.to_thread(folder.trust, facts.sha1)
+        return ProbeStep(name, Outcome.OK, f"trusted now: {trusted.file}", details=lines)
+
+    async def _session_steps(self) -> AsyncIterator[ProbeStep]:
+        settings = self.settings
+        try:
+            async with open_services(settings, self.password) as services:
+                user = settings.user_name or str(settings.user_certificate_file or "anonymous")
+                yield ProbeStep("session", Outcome.OK, f"opened as {user}")
+                yield await _state_step(services)
+                yield await _clock_step(services)
+                yield await _limits_step(services)
+                self.is_over = True
+        except SourceError as error:
+            yield _failed("session", str(error))
+
+
+_NAMES = {
+    "_name": "name",
+    "_ask": "endpoints",
+    "_choose": "policy",
+    "_own": "our certificate",
+    "_server": "its certificate",
+}
+
+
+def offered_policies(endpoints: Sequence[ua.EndpointDescription]) -> set[str]:
+    """The policies of these endpoints by name."""
+    return {policy_name(each) for each in endpoints}
+
+
+async def _state_step(services: Services) -> ProbeStep:
+    names = ("State", "BuildInfo_ProductName", "BuildInfo_ManufacturerName", "BuildInfo_SoftwareVersion", "StartTime")
+    state, product, maker, version, started = await _values(services, [f"Server_ServerStatus_{name}" for name in names])
+    try:
+        word = ua.ServerState(state).name if isinstance(state, int) else "unknown"
+    except ValueError:
+        word = str(state)
+    text = " ".join(str(part) for part in (product, version) if part) or "unnamed product"
+    what = f"{word}: {text}" + (f" by {maker}" if maker else "")
+    if isinstance(started, datetime):
+        what += f", since {_utc(started):%Y-%m-%d %H:%M} UTC"
+    if state == 0:
+        return ProbeStep("server", Outcome.OK, what)
+    return ProbeStep("server", Outcome.NOTE, what, "the server does not call itself running; look at it")
+
+
+async def _clock_step(services: Services) -> ProbeStep:
+    before = datetime.now(UTC)
+    (told,) = await _values(services, ["Server_ServerStatus_CurrentTime"])
+    after = datetime.now(UTC)
+    if not isinstance(told, datetime):
+        return ProbeStep("clock", Outcome.NOTE, "the server does not tell its time", "liveness is judged by any answer")
+    difference_s = (_utc(told) - (before + (after - before) / 2)).total_seconds()
+    ahead = "ahead of" if difference_s >= 0 else "behind"
+    what = f"the server's clock is {abs(difference_s):.3f} s {ahead} ours"
+    if abs(difference_s) <= CLOCK_DIFFERENCE_S:
+        return ProbeStep("clock", Outcome.OK, what)
+    return ProbeStep("clock", Outcome.NOTE, what, "set both by a time server: values carry the server's time")
+
+
+async def _limits_step(services: Services) -> ProbeStep:
+    lines = [f"{name} {value}" for name, value in services.limits.items()]
+    names = ("MaxSessions", "MaxSubscriptionsPerSession", "MaxMonitoredItemsPerSubscription", "MinSupportedSampleRate")
+    values = await _values(services, [f"Server_ServerCapabilities_{name}" for name in names])
+    lines += [f"{name} {value:g}" for name, value in zip(names, values, strict=True) if isinstance(value, int | float)]
+    (history,) = await _values(services, ["HistoryServerCapabilities_AccessHistoryDataCapability"])
+    if isinstance(history, bool):
+        lines.append(f"history of values: {'yes' if history else 'no'}")
+    return ProbeStep("limits", Outcome.OK, ", ".join(lines) or "the server tells none")
+
+
+async def _values(services: Services, names: Sequence[str]) -> list[Any]:
+    """Values of standard nodes by the names of their ids; None for what the server has not."""
+    nodes = [NodeAddress(STANDARD_URI, getattr(ObjectIds, name)) for name in names if hasattr(ObjectIds, name)]
+    answers = await services.read([(node, AttributeIds.Value) for node in nodes])
+    found = [answer.Value.Value if answer.Value is not None else None for answer in answers]
+    return found + [None] * (len(names) - len(found))
+
+
+def _endpoint_line(endpoint: ua.EndpointDescription) -> str:
+    tokens = sorted({_TOKENS.get(token.TokenType, "unknown") for token in endpoint.UserIdentityTokens or ()})
+    return f"{policy_name(endpoint)}, {mode_name(endpoint)}: users {', '.join(tokens) or 'not told'} at {endpoint.EndpointUrl}"
+
+
+def _certificate_lines(sha1: str, sha256: str, validity: str) -> tuple[str, ...]:
+    return f"thumbprint {sha1} (SHA-1)", f"SHA-256 {sha256}", f"valid {validity}"
+
+
+def _failed(name: str, what: str, todo: str = "", details: tuple[str, ...] = ()) -> ProbeStep:
+    return ProbeStep(name, Outcome.FAILED, what, todo, details)
+
+
+def _utc(time: datetime) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
+    """The `[[opcua]]` section of these settings, for node.toml: what differs from the defaults."""
+    lines = ["[[opcua]]", f"name = {_toml(settings.name)}", f"url = {_toml(settings.url)}"]
+    lines.append(f"tags_file = {_toml(tags_file)}")
+    default = OpcuaSourceSettings(settings.name, settings.url, settings.tags_file)
+    for name in (
+        *("security_policy", "security_mode", "insecure", "certificate_file", "private_key_file"),
+        *("server_certificate_file", "server_certificate_sha256", "trust_folder", "crl_required", "application_uri"),
+        *("user_name", "password_file", "user_certificate_file", "user_private_key_file"),
+    ):
+        value = getattr(settings, name)
+        if settings.security_policy == "None" and name in _SECURED_ONLY:
+            continue
+        if settings.server_certificate_sha256 and name == "trust_folder":
+            continue
+        if value != getattr(default, name) and value is not None:
+            lines.append(f"{name} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+_SECURED_ONLY = {
+    *("certificate_file", "private_key_file", "trust_folder", "crl_required", "application_uri"),
+    *("server_certificate_file", "server_certificate_sha256"),
+}
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def check_settings(settings: OpcuaSourceSettings) -> None:
+    """Refuse settings that break a rule, in the words of `bsfg check`. Raises SourceRefused."""
+    problems = [f"{name}: {why}" for name, why in settings.problems()]
+    if problems:
+        raise SourceRefused("; ".join(problems))

@@ -1,0 +1,231 @@
+"""Browse and Read at one server, cut to its limits, over a connection of their own.
+
+A call that the server finds too large, or does not answer in time, is halved and tried again. Continuation points are
+followed to their end. What fails for one node is that node's result and not the call's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from uuid import UUID
+
+from asyncua import ua
+from asyncua.ua import uaerrors
+from asyncua.ua.attribute_ids import AttributeIds
+from asyncua.ua.object_ids import ObjectIds
+from asyncua.ua.uaerrors import UaError
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
+from agent.ingest.opcua.explore.tag_rows import clean_text
+from agent.ingest.opcua.explore.walk import Reference
+from agent.ingest.opcua.security.client import SteppedClient, Unreadable, connect, of_library
+from agent.ingest.quality import BAD_DECODING_ERROR
+from agent.ingest.settings import OpcuaSourceSettings
+
+NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
+REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself for ever is left at that
+SESSION_TIMEOUT_MS = 60_000
+GOODBYE_S = 2.0
+PROPERTY_TYPE = 68
+
+_TOO_MUCH = (
+    uaerrors.BadTooManyOperations,
+    uaerrors.BadEncodingLimitsExceeded,
+    uaerrors.BadRequestTooLarge,
+    uaerrors.BadResponseTooLarge,
+    uaerrors.BadTcpMessageTooLarge,
+    TimeoutError,
+    Unreadable,  # the fewer nodes in a call, the fewer fall with the one that the library cannot read
+)
+_BAD_DECODING: Any = BAD_DECODING_ERROR
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+Question = tuple[NodeAddress, AttributeIds]
+
+
+class Services:
+    """An open session for looking. Made by `open_services`."""
+
+    def __init__(self, client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+        self._session, self._url = client.uaclient.session, settings.url
+        self.namespaces: list[str] = []
+        self.limits: dict[str, int] = {}
+        self._per_browse = self._per_read = NODES_PER_CALL_MAX
+
+    async def prepare(self) -> None:
+        """Read namespaces and limits, one by one: a server may lack any of them."""
+        self.namespaces = [STANDARD_URI]
+        found = await self.read([(NodeAddress(STANDARD_URI, ObjectIds.Server_NamespaceArray), AttributeIds.Value)])
+        value = found[0].Value.Value if found[0].Value is not None else None
+        if not isinstance(value, list):
+            raise SourceLost(f"{self._url} does not tell its namespaces ({status_name(found[0].StatusCode)})")
+        self.namespaces = [str(uri) for uri in value]
+        prefix = "Server_ServerCapabilities_OperationLimits_"
+        names = ("MaxNodesPerRead", "MaxNodesPerBrowse", "MaxMonitoredItemsPerCall", "MaxNodesPerHistoryReadData")
+        answers = await self.read(
+            [(NodeAddress(STANDARD_URI, getattr(ObjectIds, prefix + name)), AttributeIds.Value) for name in names]
+        )
+        values = [answer.Value.Value if answer.Value is not None else None for answer in answers]
+        self.limits = {
+            name: value for name, value in zip(names, values, strict=True) if isinstance(value, int) and value > 0
+        }
+        self._per_read = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerRead", NODES_PER_CALL_MAX))
+        self._per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
+
+    @property
+    def nodes_per_browse(self) -> int:
+        """How many nodes one Browse call takes, as far as is known by now."""
+        return self._per_browse
+
+    async def read(
+        self, questions: Sequence[Question], progress: Callable[[int], None] = lambda _: None
+    ) -> list[ua.DataValue]:
+        """Attributes of nodes, one result each, in order. A node in a namespace that the server lacks is BadNodeIdUnknown.
+        Raises SourceLost."""
+
+        async def call(part: Sequence[Question]) -> list[ua.DataValue]:
+            ids = [ua.ReadValueId(NodeId=self._node_id(node), AttributeId=attribute) for node, attribute in part]
+            parameters = ua.ReadParameters(NodesToRead=ids, TimestampsToReturn=ua.TimestampsToReturn.Both)
+            try:
+                return list(await of_library(self._session.read(parameters)))
+            except Unreadable:
+                if len(part) > 1:
+                    raise
+                return [ua.DataValue(StatusCode=ua.StatusCode(_BAD_DECODING))]
+
+        results: list[ua.DataValue] = []
+        while len(results) < len(questions):
+            part = questions[len(results) : len(results) + self._per_read]
+            answers = await self._halving(part, call)
+            self._per_read = len(answers) if len(answers) < len(part) else self._per_read
+            results += answers
+            progress(len(results))
+        return results
+
+    async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
+        """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call
+        takes, for the first of the nodes. Raises SourceLost."""
+        answers = await self._halving(nodes, self._browse_once)
+        self._per_browse = len(answers) if len(answers) < len(nodes) else self._per_browse
+        return [await self._all_references(answer) for answer in answers]
+
+    async def _browse_once(self, nodes: Sequence[NodeAddress]) -> list[ua.BrowseResult]:
+        mask = ua.BrowseResultMask
+        parameters = ua.BrowseParameters(
+            View=ua.ViewDescription(),
+            RequestedMaxReferencesPerNode=0,
+            NodesToBrowse=[
+                ua.BrowseDescription(
+                    NodeId=self._node_id(node),
+                    BrowseDirection=ua.BrowseDirection.Forward,
+                    ReferenceTypeId=ua.NodeId(ObjectIds.HierarchicalReferences),  # type: ignore[arg-type]
+                    IncludeSubtypes=True,
+                    NodeClassMask=ua.NodeClass.Object | ua.NodeClass.Variable,
+                    ResultMask=mask.NodeClass | mask.BrowseName | mask.TypeDefinition,
+                )
+                for node in nodes
+            ],
+        )
+        return list(await of_library(self._session.browse(parameters)))
+
+    async def _all_references(self, result: ua.BrowseResult) -> list[Reference] | str:
+        """The references of one node, its continuation points followed."""
+        if not result.StatusCode.is_good():
+            return status_name(result.StatusCode)
+        found = [*self._references(result)]
+        while point := result.ContinuationPoint:
+            parameters = ua.BrowseNextParameters(ContinuationPoints=[point])
+            try:
+                (result,) = await of_library(self._session.browse_next(parameters))
+            except (UaError, OSError, TimeoutError) as error:
+                raise self._lost(error) from error
+            if not result.StatusCode.is_good():
+                return status_name(result.StatusCode)
+            more = [*self._references(result)]
+            found += more
+            if len(found) > REFERENCES_PER_NODE_MAX or (not more and result.ContinuationPoint == point):
+                return "its references do not end"
+        return found
+
+    def _references(self, result: ua.BrowseResult) -> list[Reference]:
+        found = []
+        for one in result.References or ():
+            node = self.address(one.NodeId)
+            if node is None:
+                continue  # at another server, or in a namespace that this one does not name
+            kind = one.TypeDefinition
+            is_property = kind is not None and kind.NamespaceIndex == 0 and kind.Identifier == PROPERTY_TYPE
+            name = clean_text(str(one.BrowseName.Name or ""))
+            found.append(Reference(node, name, one.NodeClass == ua.NodeClass.Variable, is_property))
+        return found
+
+    def address(self, node: ua.NodeId) -> NodeAddress | None:
+        """A node id of the server by namespace URI; None where that is not to be had."""
+        uri = getattr(node, "NamespaceUri", None)
+        if getattr(node, "ServerIndex", 0):
+            return None
+        if uri is None and 0 <= node.NamespaceIndex < len(self.namespaces):
+            uri = self.namespaces[node.NamespaceIndex]
+        identifier: Any = node.Identifier
+        if uri is None or not isinstance(identifier, int | str | UUID | bytes):
+            return None
+        return NodeAddress(uri, identifier)
+
+    def _node_id(self, node: NodeAddress) -> ua.NodeId:
+        index: Any = node.index(self.namespaces)
+        if index is None:
+            index = 0xFFFF  # no server has it: the answer is BadNodeIdUnknown
+        identifier: Any = node.identifier
+        return ua.NodeId(identifier, index)
+
+    async def _halving(
+        self, items: Sequence[_Item], call: Callable[[Sequence[_Item]], Awaitable[list[_Result]]]
+    ) -> list[_Result]:
+        """The results for as many of the items, from the first, as the server takes at once."""
+        count = len(items)
+        while True:
+            try:
+                results = await call(items[:count])
+            except _TOO_MUCH as error:
+                if count == 1:
+                    raise self._lost(error) from error
+                count = (count + 1) // 2
+                continue
+            except (UaError, OSError) as error:
+                raise self._lost(error) from error
+            if len(results) != count:
+                raise SourceLost(f"{self._url} answered {len(results)} results for {count} nodes")
+            return results
+
+    def _lost(self, error: BaseException) -> SourceLost:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return SourceLost(f"{self._url} does not answer as it should: {text}")
+
+
+@asynccontextmanager
+async def open_services(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Services]:
+    """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
+    logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
+    client = SteppedClient(settings)
+    client.session_timeout = SESSION_TIMEOUT_MS
+    await connect(client, settings, SteppedClient(settings), password)
+    try:
+        services = Services(client, settings)
+        await services.prepare()
+        yield services
+    finally:
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await client.disconnect()
+        except (UaError, OSError, TimeoutError):
+            client.disconnect_socket()
+
+
+def status_name(status: ua.StatusCode | None) -> str:
+    """A status as its symbolic name; what has none is good."""
+    return "Good" if status is None else str(status.name)

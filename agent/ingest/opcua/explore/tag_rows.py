@@ -1,0 +1,135 @@
+"""Variables as rows of a tag file: an address with the namespace by URI, a name made from the path, what is known.
+
+Names are plain: letters, digits, `_`, `-` and `.`, the first part of the path before the slash. Two that become equal are
+told apart by a piece of the address's digest, so that the same variable has the same name next time. Core: takes
+variables and what was read of them, returns text.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from agent.ingest.errors import IngestError
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, dialect, parse_node_address
+from agent.ingest.tags.tag_map import ROWS_MAX
+
+ID_CHARACTERS_MAX = 200  # a subject may have 512 bytes; longer names are cut in the middle of the path
+TEXT_BYTES_MAX = 1_000  # unit and description; a definition holds 1,024
+DIGEST_DIGITS = 6
+
+
+class TooManyRows(IngestError):
+    """More variables than a tag file may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagRow:
+    """One row. `sampling_ms` is the fastest the server samples it; 0: any, or not known."""
+
+    tag: str
+    address: str
+    data_type: str = ""
+    unit: str = ""
+    description: str = ""
+    sampling_ms: int = 0
+
+
+def address_text(node: NodeAddress) -> str:
+    """A node id as a tag file holds it. Raises ValueError where no tag file can."""
+    text = _identifier_text(node.identifier)
+    if node.namespace_uri != STANDARD_URI:
+        text = f"nsu={node.namespace_uri};{text}"
+    if len(text.encode("utf-8", "replace")) > TEXT_BYTES_MAX or not text.isprintable() or text != text.strip():
+        raise ValueError("the node id is too long, or has characters that a tag file cannot hold")
+    if _parsed(text) != node:
+        raise ValueError("the namespace URI or the node id has a form that a tag file cannot hold")
+    return text
+
+
+def _identifier_text(identifier: int | str | UUID | bytes) -> str:
+    if isinstance(identifier, int):
+        return f"i={identifier}"
+    if isinstance(identifier, str):
+        return f"s={identifier}"
+    if isinstance(identifier, UUID):
+        return f"g={identifier}"
+    return f"b={base64.b64encode(identifier).decode()}"
+
+
+def _parsed(text: str) -> NodeAddress | None:
+    try:
+        return parse_node_address(text)
+    except ValueError:
+        return None
+
+
+def tag_names(paths: Sequence[tuple[str, ...]], addresses: Sequence[str], scope: str) -> list[str]:
+    """A unique tag name for each path; `scope` stands before a path of one part."""
+    assert len(paths) == len(addresses), "one address a path"
+    taken: set[str] = set()
+    names = []
+    for path, address in zip(paths, addresses, strict=True):
+        parts = [plain_name(part) for part in path]
+        head, rest = (parts[0], parts[1:]) if len(parts) > 1 else (plain_name(scope), parts)
+        identifier = ".".join(rest)
+        digest = hashlib.sha256(address.encode()).hexdigest()[:DIGEST_DIGITS]
+        if len(identifier) > ID_CHARACTERS_MAX:
+            identifier = f"{identifier[: ID_CHARACTERS_MAX // 2]}~{digest}~{identifier[-ID_CHARACTERS_MAX // 2 :]}"
+        name = f"{head[:ID_CHARACTERS_MAX]}/{identifier}"
+        if name.lower() in taken:  # also names that differ only in case: people take them for one
+            name = f"{name}_{digest}"
+        number = 2
+        while name.lower() in taken:
+            name, number = f"{name}_{number}", number + 1
+        taken.add(name.lower())
+        names.append(name)
+    return names
+
+
+def plain_name(text: str) -> str:
+    """A part of a name in plain characters; accents fall off, other scripts become their digest."""
+    text = text.replace("ß", "ss")
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", ascii_text).strip("_.")
+    return plain or f"x{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:DIGEST_DIGITS]}"
+
+
+def tag_file(rows: Sequence[TagRow]) -> bytes:
+    """The rows as a tag file. With a byte order mark, by which spreadsheets know UTF-8. Raises TooManyRows."""
+    if len(rows) > ROWS_MAX:
+        raise TooManyRows(
+            f"{len(rows):,} variables, and a tag file holds {ROWS_MAX:,}; take fewer, by --filter or --glob"
+        )
+    columns = ["tag", "address", "data_type", "unit", "description"]
+    has_sampling = "sampling_interval_ms" in dialect().columns and any(row.sampling_ms for row in rows)
+    if has_sampling:
+        columns.append("sampling_interval_ms")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        cells = [row.tag, row.address, row.data_type, row.unit, row.description]
+        if has_sampling:
+            cells.append(str(row.sampling_ms) if row.sampling_ms else "")
+        writer.writerow([_cell(cell) for cell in cells])
+    return text.getvalue().encode("utf-8-sig", "replace")
+
+
+def clean_text(text: str) -> str:
+    """A server's text as a unit or description: one line, printable, of limited length."""
+    plain = "".join(one if one.isprintable() else " " for one in text)
+    return " ".join(plain.split()).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+
+
+def _cell(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula, whatever a server calls its nodes; the space is passed over when
+    the file is read."""
+    return f" {text}" if text[:1] in {"=", "+", "-", "@"} else text

@@ -1,0 +1,143 @@
+"""The walk through a server's address space: what to browse next, what was found, where it ends.
+
+Breadth first, each node once, so that loops end and a variable has its shortest path. Bounded by a depth and by a number
+of nodes. Core: takes the answers, returns the next questions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
+
+OBJECTS = NodeAddress(STANDARD_URI, 85)  # the Objects folder, below which a server shows its plant
+SERVER = NodeAddress(STANDARD_URI, 2253)  # its own diagnostics, the same at every server
+ENGINEERING_UNITS = "EngineeringUnits"
+FAILURES_NAMED_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One hierarchical reference, from the browsed node to another."""
+
+    node: NodeAddress
+    browse_name: str
+    is_variable: bool
+    is_property: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundVariable:
+    """A variable, with the browse names that lead to it and its EngineeringUnits property, if it has one."""
+
+    node: NodeAddress
+    path: tuple[str, ...]
+    units: NodeAddress | None = None
+
+    @property
+    def path_text(self) -> str:
+        """The path as filters see it and people read it."""
+        return "/".join(name.replace("/", "_") for name in self.path)
+
+
+@dataclass(slots=True)
+class Failures:
+    """What could not be looked at, by reason: how many, and the first of them by name."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    named: list[str] = field(default_factory=list)
+
+    def add(self, what: str, why: str) -> None:
+        """Count one."""
+        self.counts[why] += 1
+        if len(self.named) < FAILURES_NAMED_MAX:
+            self.named.append(f"{what}: {why}")
+
+
+class Walk:
+    """One walk from `start`."""
+
+    def __init__(
+        self,
+        start: NodeAddress,
+        depth_max: int,
+        nodes_max: int,
+        skipped: Iterable[NodeAddress] = (),
+        *,
+        with_properties: bool = False,
+    ) -> None:
+        assert depth_max >= 1, "a walk of no depth finds nothing"
+        self._depth_max, self._nodes_max, self._with_properties = depth_max, nodes_max, with_properties
+        self._paths: dict[NodeAddress, tuple[str, ...]] = {start: ()}
+        self._skipped = frozenset(skipped)
+        self._pending: deque[NodeAddress] = deque([start])  # bounded by nodes_max
+        self._variables: dict[NodeAddress, FoundVariable] = {}
+        self.failures = Failures()
+        self.browsed_total = 0
+        self.is_cut = False  # by nodes_max
+        self.deeper_total = 0  # nodes at depth_max, whose children were not looked at
+
+    def next_nodes(self, count: int) -> list[NodeAddress]:
+        """Up to `count` nodes to browse; none when the walk is over."""
+        return [self._pending.popleft() for _ in range(min(count, len(self._pending)))]
+
+    def give_back(self, nodes: Sequence[NodeAddress]) -> None:
+        """Nodes that were not browsed after all come first again."""
+        self._pending.extendleft(reversed(nodes))
+
+    def found(self, node: NodeAddress, references: Iterable[Reference]) -> None:
+        """What a node refers to."""
+        self.browsed_total += 1
+        path = self._paths[node]
+        for reference in references:
+            if reference.is_property:
+                self._found_property(node, reference)
+                if not self._with_properties:
+                    continue
+            if reference.node in self._paths or reference.node in self._skipped:
+                continue
+            if len(self._paths) >= self._nodes_max:
+                self.is_cut = True
+                return
+            if len(path) >= self._depth_max:
+                self.deeper_total += 1
+                continue
+            own = (*path, reference.browse_name)
+            self._paths[reference.node] = own
+            if reference.is_variable:
+                self._variables[reference.node] = FoundVariable(reference.node, own)
+            if len(own) < self._depth_max or reference.is_variable:
+                # Variables at the last level are browsed for their unit; what lies below them is not taken.
+                self._pending.append(reference.node)
+            else:
+                self.deeper_total += 1
+
+    def failed(self, node: NodeAddress, why: str) -> None:
+        """A node that could not be browsed."""
+        self.browsed_total += 1
+        self.failures.add("/".join(self._paths[node]) or "the start node", why)
+
+    def variables(self) -> list[FoundVariable]:
+        """The variables so far, by path."""
+        return sorted(self._variables.values(), key=lambda one: one.path)
+
+    @property
+    def nodes_total(self) -> int:
+        """Nodes seen, browsed or not."""
+        return len(self._paths)
+
+    def _found_property(self, node: NodeAddress, reference: Reference) -> None:
+        variable = self._variables.get(node)
+        if variable is not None and reference.browse_name == ENGINEERING_UNITS:
+            self._variables[node] = FoundVariable(node, variable.path, reference.node)
+
+
+def is_wanted(variable: FoundVariable, text: str, glob: str) -> bool:
+    """Whether a variable passes the filters: a text anywhere in path or node id, in any case, and a glob on the whole
+    path. An empty filter lets all pass."""
+    path = variable.path_text
+    haystack = f"{path} {variable.node.identifier!s}".lower()
+    return (not text or text.lower() in haystack) and (not glob or fnmatchcase(path, glob))

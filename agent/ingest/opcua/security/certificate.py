@@ -1,0 +1,215 @@
+"""Our own application certificate (OPC 10000-4, 6.1): made once, kept, never replaced behind the operator's back.
+
+Servers identify a client by this certificate and by the application URI inside it; one that changed at every start
+would have to be trusted by hand at every start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
+from agent.ingest.settings import OpcuaSourceSettings
+
+KEY_BITS = 2048  # the floor of Basic256Sha256 and the most that old devices take
+LIFETIME_DAYS = 3650  # a gateway's life; its end is watched like any other certificate's
+CLOCK_SLACK_DAYS = 1  # a device whose clock is behind must not find it "not yet valid"
+
+
+def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: str) -> None:
+    """Make a key (PEM) and a self-signed certificate unless both are there. One without the other is refused.
+
+    The certificate is DER, which is what servers import; PEM in a file named .pem.
+    """
+    there = certificate_file.exists(), key_file.exists()
+    if all(there):
+        return
+    if any(there):
+        missing = key_file if there[0] else certificate_file
+        raise SourceRefused(f"{missing} is missing beside its other half; restore it, or remove both to make new ones")
+    key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
+    try:
+        write_whole(key_file, _key_pem(key), 0o600)
+        write_whole(certificate_file, _encoded(_self_signed(key, application_uri), certificate_file), 0o644)
+    except OSError as error:
+        text = f"our certificate cannot be written to {certificate_file.parent}: {error.strerror}"
+        raise SourceRefused(f"{text}; let this user write there, or make it with `bsfg opcua certificate`") from error
+
+
+def _encoded(certificate: x509.Certificate, file: Path) -> bytes:
+    """PEM in a file named .pem, otherwise DER."""
+    is_pem = file.suffix.lower() == ".pem"
+    return certificate.public_bytes(serialization.Encoding.PEM if is_pem else serialization.Encoding.DER)
+
+
+def hand_over_file(certificate_file: Path) -> Path:
+    """The file that a server's operator imports: always DER, a copy beside the certificate where that is PEM.
+
+    Where no copy can be written, the certificate's own file: PEM is better than nothing. Raises OSError, ValueError.
+    """
+    data = certificate_file.read_bytes()
+    if b"-----BEGIN" not in data:
+        return certificate_file
+    copy = certificate_file.with_suffix(".der")  # of a PEM file that is named .der, too: it is put right
+    der = parse_certificate(data).public_bytes(serialization.Encoding.DER)
+    try:
+        if not copy.exists() or copy.read_bytes() != der:
+            write_whole(copy, der, 0o644)
+    except OSError:
+        return certificate_file
+    return copy
+
+
+def renew_certificate(certificate_file: Path, key_file: Path) -> Path:
+    """Make the next certificate for the same key and names, beside the one in use, which stays in use: each server has
+    to trust the new one first. Returns its file. Raises SourceRefused."""
+    own = read_certificate(certificate_file)
+    key = read_key_of(own, key_file)
+    if not own.is_self_issued:
+        raise SourceRefused(f"{certificate_file} was issued by {own.issuer}; have that authority renew it")
+    if not isinstance(key, rsa.RSAPrivateKey) or len(own.uris) != 1:
+        raise SourceRefused(f"{certificate_file} was not made by this program; renew it where it was made")
+    file = next_file(certificate_file)
+    _write_or_refuse(file, _encoded(_self_signed(key, own.uris[0]), file))
+    return file
+
+
+def activate_certificate(certificate_file: Path, key_file: Path) -> Path:
+    """Put the next certificate into use; connections made from now on show it. Returns the file in which the previous
+    one is kept. Raises SourceRefused."""
+    new = next_file(certificate_file)
+    read_key_of(read_certificate(new), key_file)
+    previous = certificate_file.with_name(f"{certificate_file.stem}.previous{certificate_file.suffix}")
+    _write_or_refuse(previous, read_file(certificate_file))
+    _write_or_refuse(certificate_file, read_file(new))
+    new.unlink()
+    return previous
+
+
+def next_file(certificate_file: Path) -> Path:
+    """Where the next certificate waits until it is put into use."""
+    return certificate_file.with_name(f"{certificate_file.stem}.next{certificate_file.suffix}")
+
+
+def _write_or_refuse(file: Path, data: bytes) -> None:
+    try:
+        write_whole(file, data, 0o644)
+    except OSError as error:
+        raise SourceRefused(f"{file} cannot be written: {error.strerror}; let this user write there") from error
+
+
+def own_certificate(settings: OpcuaSourceSettings) -> CertificateFacts:
+    """Our certificate, with the application URI that the settings announce. Raises SourceRefused."""
+    file = settings.certificate_file
+    assert file is not None, "checked with the settings"
+    own = read_certificate(file)
+    if settings.application_uri not in own.uris:
+        uris = ", ".join(own.uris) or "none"
+        text = f"application_uri is {settings.application_uri}, and the certificate {file} has {uris}"
+        raise SourceRefused(f"{text}; servers refuse the difference: set application_uri to the certificate's")
+    return own
+
+
+def read_certificate(file: Path) -> CertificateFacts:
+    """A certificate in PEM or DER. Raises SourceRefused."""
+    try:
+        return facts_of(read_file(file))
+    except ValueError as error:
+        raise SourceRefused(f"{file} is not a certificate (PEM or DER)") from error
+
+
+def read_secret(file: Path) -> bytes:
+    """A key or a password; refused while everybody on the machine may read it too."""
+    data = read_file(file)
+    if file.stat().st_mode & 0o007:
+        raise SourceRefused(f"{file} may be read by everybody; chmod 600 it, and change what it held")
+    return data
+
+
+def read_key(file: Path) -> PrivateKeyTypes:
+    """A private key in PEM or DER, without a password. Raises SourceRefused."""
+    data = read_secret(file)
+    load = serialization.load_pem_private_key if b"-----BEGIN" in data else serialization.load_der_private_key
+    try:
+        return load(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        text = f"{file} is not a private key without a password (PEM or DER)"
+        raise SourceRefused(f"{text}; `openssl pkey -in FILE -out FILE` removes a password") from error
+
+
+def read_key_of(certificate: CertificateFacts, file: Path) -> PrivateKeyTypes:
+    """The private key of a certificate. Raises SourceRefused, also where the two do not fit."""
+    key = read_key(file)
+    spki = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    if key.public_key().public_bytes(*spki) != parse_certificate(certificate.der).public_key().public_bytes(*spki):
+        raise SourceRefused(f"{file} is not the key of the certificate {certificate.sha1}; name the right pair")
+    return key
+
+
+def read_file(file: Path) -> bytes:
+    """The bytes of a file that the settings name. Raises SourceRefused."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SourceRefused(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _self_signed(key: rsa.RSAPrivateKey, application_uri: str) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bsfg")])
+    names = [x509.UniformResourceIdentifier(application_uri), x509.DNSName(socket.gethostname() or "localhost")]
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=True,
+        key_encipherment=True,
+        data_encipherment=True,
+        key_agreement=False,
+        key_cert_sign=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=CLOCK_SLACK_DAYS))
+        .not_valid_after(now + timedelta(days=LIFETIME_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _key_pem(key: rsa.RSAPrivateKey) -> bytes:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(encoding, form, serialization.NoEncryption())
+
+
+def write_whole(file: Path, data: bytes, mode: int) -> None:
+    """Whole or not at all: written beside, then renamed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as handle:
+        os.fchmod(descriptor, mode)  # of a part that an earlier, broken attempt left, too
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    part.replace(file)

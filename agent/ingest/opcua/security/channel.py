@@ -1,0 +1,203 @@
+"""How a connection to an OPC UA server is secured: our key pair, and the server's certificate, known beforehand.
+
+The library takes whatever certificate a server shows when it is not told which one to expect; here it is always told.
+What the server shows unsecured is judged before anything else is sent (`trust_list`); the channel is then encrypted for
+exactly that certificate. An unknown one is refused, with its thumbprint and what to do. Nothing falls back to a weaker
+policy, and a key or password that everybody on the machine may read is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+from asyncua import ua
+from asyncua.client.client import Client
+from asyncua.crypto import security_policies, uacrypto
+from asyncua.ua.uaerrors import UaError
+from cryptography.hazmat.primitives import serialization
+
+from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.security.certificate import (
+    ensure_certificate,
+    hand_over_file,
+    own_certificate,
+    read_certificate,
+    read_key_of,
+    read_secret,
+)
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, parse_certificate, split_chain
+from agent.ingest.opcua.security.refusal import Identity
+from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
+from agent.ingest.opcua.security.trust_list import Shown, TrustList, Verdict, judge
+from agent.ingest.settings import OpcuaSourceSettings
+
+Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]
+
+
+async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpoints, password: str = "") -> Identity:
+    """Sign and encrypt, for a server whose certificate is accepted; `endpoints` asks the server what it offers.
+
+    `password` stands in for `password_file`. Returns who we are to the server. Raises SourceRefused, and what
+    `endpoints` raises.
+    """
+    certificate, key_file = settings.certificate_file, settings.private_key_file
+    assert certificate is not None, "checked with the settings"
+    assert key_file is not None, "checked with the settings"
+    await asyncio.to_thread(ensure_certificate, certificate, key_file, settings.application_uri)
+    own = own_certificate(settings)
+    key = read_key_of(own, key_file)
+    user = _set_user(client, settings, password)
+    pinned = None if settings.server_certificate_file is None else read_certificate(settings.server_certificate_file)
+    found = await _offered(endpoints, pinned)
+    server = pinned
+    if found is not None:
+        endpoint = choose_endpoint(settings, found)
+        _check_user(settings, endpoint)
+        server = await asyncio.to_thread(_accepted, settings, shown_by(settings, endpoint), pinned)
+    assert server is not None, "without a pinned certificate the server's answer is needed"
+    form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    await client.set_security(
+        getattr(security_policies, f"SecurityPolicy{settings.security_policy}"),
+        uacrypto.CertProperties(own.der, "der"),
+        uacrypto.CertProperties(key.private_bytes(*form), "der"),
+        server_certificate=uacrypto.CertProperties(server.der, "der"),
+        mode=ua.MessageSecurityMode[settings.security_mode],
+    )
+    file = await asyncio.to_thread(hand_over_file, certificate)
+    return Identity(settings.url, settings.security_policy, own, str(file), user)
+
+
+def choose_endpoint(
+    settings: OpcuaSourceSettings, endpoints: Sequence[ua.EndpointDescription]
+) -> ua.EndpointDescription:
+    """The endpoint with the policy and mode of the settings. Raises SourceRefused."""
+    mode = ua.MessageSecurityMode[settings.security_mode]
+    uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
+    for endpoint in endpoints:
+        if endpoint.SecurityMode == mode and endpoint.SecurityPolicyUri == uri and endpoint.ServerCertificate:
+            return endpoint
+    offered = ", ".join(sorted({f"{policy_name(e)}/{mode_name(e)}" for e in endpoints})) or "nothing"
+    wanted = f"{settings.security_policy}/{settings.security_mode}"
+    raise SourceRefused(f"{settings.url} does not offer {wanted}; it offers {offered}")
+
+
+def policy_name(endpoint: ua.EndpointDescription) -> str:
+    """The security policy of an endpoint as the settings name it; for one of no common form its URI's end."""
+    names = {
+        getattr(security_policies, f"SecurityPolicy{name}").URI: name
+        for name in ("Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss")
+    }
+    uri = str(endpoint.SecurityPolicyUri)
+    return names.get(uri, uri.rpartition("#")[2])
+
+
+def mode_name(endpoint: ua.EndpointDescription) -> str:
+    """The security mode of an endpoint as the settings name it."""
+    return str(endpoint.SecurityMode.name).rstrip("_")
+
+
+def shown_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> Shown:
+    """What the server shows at an endpoint. Raises SourceRefused."""
+    try:
+        chain = tuple(split_chain(endpoint.ServerCertificate))
+    except ValueError as error:
+        raise SourceRefused(f"{settings.url} shows a certificate that {error}; renew it at the server") from error
+    return Shown(chain, endpoint.Server.ApplicationUri or "", urlsplit(settings.url).hostname or "")
+
+
+def judge_server(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None = None) -> Verdict:
+    """Whether the settings accept what the server shows. `pinned` is the certificate of `server_certificate_file`.
+    Raises SourceRefused."""
+    sha256 = pinned.sha256 if pinned is not None else settings.server_certificate_sha256
+    accepted = TrustList(pinned_sha256=sha256)
+    try:
+        if settings.trust_folder is not None and not sha256:
+            folder = TrustFolder(settings.trust_folder)
+            accepted = TrustList(
+                trusted=frozenset(each.facts.sha256 for each in folder.certificates("trusted")),
+                issuers=tuple(folder.issuers()),
+                revocation_lists=tuple(folder.revocation_lists()),
+                is_revocation_list_required=settings.crl_required,
+            )
+        return judge(shown, accepted, datetime.now(UTC))
+    except TrustError as error:
+        raise SourceRefused(str(error)) from error
+    except ValueError as error:
+        raise SourceRefused(f"{settings.url} shows a certificate that cannot be read: {error}") from error
+
+
+def _accepted(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None) -> CertificateFacts:
+    """The server's certificate, if the settings accept it."""
+    verdict = judge_server(settings, shown, pinned)
+    if verdict.trust is None:
+        raise SourceRefused(_not_accepted(settings, verdict))
+    return verdict.facts
+
+
+def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
+    """What is wrong with a server's certificate, and what to do; an unknown one is kept in rejected/."""
+    facts, folder = verdict.facts, settings.trust_folder
+    text = f"the certificate of {settings.url} ({facts.thumbprints}) {verdict.why}"
+    if not verdict.is_unknown:
+        return f"{text}; {verdict.todo}"
+    pinned_file = settings.server_certificate_file
+    if verdict.also_why:
+        text += f", and {verdict.also_why}"
+    if folder is not None and pinned_file is None and not settings.server_certificate_sha256:
+        try:
+            text += f"; it is kept as {TrustFolder(folder).reject(facts)}"
+        except TrustError as error:
+            text += f"; {error}"
+        if not verdict.also_why:
+            return f"{text}; compare it at the server, then run: bsfg opcua trust {facts.sha1} --pki {folder}"
+    line = f'server_certificate_sha256 = "{facts.sha256}"'
+    if pinned_file is not None:
+        line = f"server_certificate_file to a file with it, or {line} instead"
+    return f"{text}; compare it at the server, then set {line}"
+
+
+async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> list[ua.EndpointDescription] | None:
+    """What the server offers. None when it does not tell without security, which is no obstacle if we have its
+    certificate."""
+    try:
+        return await endpoints()
+    except UaError:
+        if pinned is None:
+            raise
+        return None
+
+
+def _set_user(client: Client, settings: OpcuaSourceSettings, password: str) -> str:
+    """Set the user at the client. Returns how messages name it, "" for anonymous. Raises SourceRefused."""
+    if settings.user_certificate_file is not None:
+        assert settings.user_private_key_file is not None, "checked with the settings"
+        user = read_certificate(settings.user_certificate_file)
+        client.user_private_key = read_key_of(user, settings.user_private_key_file)
+        client.user_certificate = parse_certificate(user.der)
+        return f"the user certificate {settings.user_certificate_file} (SHA-1 {user.sha1})"
+    if settings.user_name:
+        if settings.password_file is not None:
+            password = read_secret(settings.password_file).decode().rstrip("\r\n")
+        client.set_user(settings.user_name)
+        client.set_password(password)
+        return f"user {settings.user_name}"
+    return ""
+
+
+def _check_user(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> None:
+    """Refuse a kind of user that the endpoint does not take, before a password is sent to it in vain."""
+    kinds = {
+        ua.UserTokenType.Anonymous: "anonymous users",
+        ua.UserTokenType.UserName: "user names (user_name, password_file)",
+        ua.UserTokenType.Certificate: "user certificates (user_certificate_file, user_private_key_file)",
+    }
+    ours = ua.UserTokenType.UserName if settings.user_name else ua.UserTokenType.Anonymous
+    if settings.user_certificate_file is not None:
+        ours = ua.UserTokenType.Certificate
+    taken = {token.TokenType for token in endpoint.UserIdentityTokens or ()}
+    if taken and ours not in taken:
+        names = ", ".join(kinds[kind] for kind in kinds if kind in taken) or "other kinds of user only"
+        raise SourceRefused(f"{settings.url} takes no {kinds[ours].partition(' (')[0]}; it takes {names}")

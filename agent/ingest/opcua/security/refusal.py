@@ -1,0 +1,155 @@
+"""Why a connection to a server failed, in words an operator can act on.
+
+A server that does not trust a client's certificate seldom says so: OPC 10000-4, 6.1.3 lets it hide the reason, so what
+arrives is BadSecurityChecksFailed, BadTcpInternalError or a closed socket while the secure channel is opened. The step
+at which a connection failed tells more than its status; this table puts the two together. Core: values in, text out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts
+
+
+class Step(Enum):
+    """The steps of connecting, in their order; the value completes "while ..."."""
+
+    TCP = "the TCP connection is opened"
+    HELLO = "the first OPC UA message is answered"
+    CHANNEL = "the secure channel is opened"
+    SESSION = "the session is created"
+    USER = "the user is checked"
+
+
+CLOSED = "the server closes the connection"
+SILENT = "no answer in time"
+NOT_OPC_UA = "the answer is not OPC UA"
+SWAPPED = "another certificate than at first"
+NAME_UNKNOWN = "the host name is unknown"
+PORT_CLOSED = "the port is closed"
+
+_HIDDEN = {"BadCertificateUntrusted", "BadSecurityChecksFailed", "BadTcpInternalError", CLOSED}
+_ISSUER = {
+    *("BadCertificateChainIncomplete", "BadCertificateIssuerTimeInvalid", "BadCertificateIssuerUseNotAllowed"),
+    *("BadCertificateIssuerRevocationUnknown", "BadCertificateIssuerRevoked", "BadCertificateRevocationUnknown"),
+}
+_UNUSABLE = {
+    *("BadCertificateInvalid", "BadCertificateUseNotAllowed", "BadCertificateHostNameInvalid"),
+    *("BadCertificatePolicyCheckFailed", "BadCertificateRevoked"),
+}
+_POLICY = {"BadSecurityPolicyRejected", "BadSecurityModeRejected", "BadSecurityModeInsufficient"}
+_USER = {
+    *("BadIdentityTokenRejected", "BadIdentityTokenInvalid", "BadUserAccessDenied", "BadUserSignatureInvalid"),
+}
+_BUSY = {"BadTooManySessions", "BadTcpServerTooBusy", "BadMaxConnectionsReached", "BadTcpNotEnoughResources"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Where and how a connection failed. `status` is a symbolic status or one of the words above."""
+
+    step: Step
+    status: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who we are to the server: our certificate, the file to hand over, and the user. None and "" without security."""
+
+    url: str
+    policy: str
+    certificate: CertificateFacts | None = None
+    hand_over_file: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One line for the operator. `is_refusal`: trying again does not help before somebody changes something."""
+
+    is_refusal: bool
+    text: str
+
+
+def explain(failure: Failure, we: Identity) -> Explanation:
+    """What happened, to which server, and what to do."""
+    status, own = failure.status, we.certificate
+    if failure.step in (Step.TCP, Step.HELLO):
+        return _not_reached(failure, we)
+    if failure.step is Step.USER and (status in _USER or status.startswith("BadCertificate")):
+        return _user_refused(status, we)
+    if status == SWAPPED:
+        text = f"{we.url} shows another certificate in the session than before, or cannot sign with its key"
+        return Explanation(True, f"{text}; something between may answer in its place: find out what is at this address")
+    if status in _POLICY:
+        text = f"{we.url} refuses the security policy {we.policy} ({status})"
+        return Explanation(True, f"{text}; choose one that `bsfg opcua test {we.url}` lists")
+    if own is not None and failure.step in (Step.CHANNEL, Step.SESSION):
+        if status in _HIDDEN:
+            return _untrusted(failure, we, own)
+        if found := _certificate_refused(status, we, own):
+            return found
+    if status in _BUSY:
+        text = f"{we.url} takes no further connection ({status})"
+        return Explanation(False, f"{text}; close another client of it or raise its limit of sessions")
+    what = f"{status} {failure.detail}".strip()
+    return Explanation(False, f"no connection to {we.url}: {what} while {failure.step.value}")
+
+
+def _not_reached(failure: Failure, we: Identity) -> Explanation:
+    hints = {
+        NAME_UNKNOWN: "the host name of {url} is unknown here ({detail}); correct it, or write the IP address",
+        PORT_CLOSED: "nothing listens at {url}; is the server running, and is the port right (4840 is the usual one)?",
+        NOT_OPC_UA: "what answers at {url} is not an OPC UA server ({detail}); correct host and port",
+    }
+    if failure.status in hints:
+        return Explanation(False, hints[failure.status].format(url=we.url, detail=failure.detail))
+    if failure.status == SILENT:
+        what = "the address does not answer" if failure.step is Step.TCP else "the port is open, but nothing answers"
+        return Explanation(False, f"no connection to {we.url}: {what}; check the address, the server and firewalls")
+    if failure.step is Step.HELLO and failure.status == CLOSED:
+        text = f"{we.url} closes the connection at the first OPC UA message"
+        return Explanation(False, f"{text}; is it an OPC UA server with opc.tcp at this port, and not too busy?")
+    what = f"{failure.status} {failure.detail}".strip()
+    return Explanation(False, f"no connection to {we.url}: {what} while {failure.step.value}")
+
+
+def _untrusted(failure: Failure, we: Identity, own: CertificateFacts) -> Explanation:
+    what = "refuses us, most likely because it does not trust our certificate"
+    if failure.status == "BadCertificateUntrusted":
+        what = "does not trust our certificate"
+    return Explanation(
+        True,
+        f"{we.url} {what} ({failure.status} while {failure.step.value}); at the server, move the certificate with"
+        f" thumbprint {own.sha1} (SHA-1; SHA-256 {own.sha256}) from rejected to trusted, or import"
+        f" {we.hand_over_file} there; the source then connects by itself",
+    )
+
+
+def _certificate_refused(status: str, we: Identity, own: CertificateFacts) -> Explanation | None:
+    ours = f"our certificate (thumbprint {own.sha1}, {we.hand_over_file})"
+    if status == "BadCertificateTimeInvalid":
+        text = f"{we.url} finds {ours} not valid at its time ({status}); it is valid from {own.validity}"
+        return Explanation(True, f"{text}; set the server's clock, or renew the certificate: bsfg opcua certificate")
+    if status == "BadCertificateUriInvalid":
+        uris = ", ".join(own.uris) or "none"
+        text = f"{we.url} finds another application URI than the one in {ours} ({status})"
+        return Explanation(True, f"{text}; the certificate has {uris}: set application_uri to that")
+    if status in _ISSUER:
+        text = f"{we.url} cannot check the issuer of {ours} ({status})"
+        return Explanation(True, f"{text}; import the issuer's certificate and its revocation list at the server")
+    if status in _UNUSABLE:
+        text = f"{we.url} cannot use {ours} ({status})"
+        return Explanation(True, f"{text}; let `bsfg opcua certificate` make one, and trust that at the server")
+    return None
+
+
+def _user_refused(status: str, we: Identity) -> Explanation:
+    if not we.user:
+        text = f"{we.url} takes no anonymous user ({status})"
+        return Explanation(True, f"{text}; set user_name and password_file, or user_certificate_file")
+    text = f"{we.url} refuses {we.user} ({status})"
+    return Explanation(True, f"{text}; check name, password or certificate, and the user's rights at the server")

@@ -1,0 +1,229 @@
+"""Whether a server's certificate is accepted, and if not, the one reason and what to do about it.
+
+Accepted is a certificate that is pinned at the source, one that lies in `trusted/`, or one issued by a certificate in
+`issuers/` whose revocation list does not name it. A pin ties one certificate to one source, so nothing else is asked of
+it: many devices show an ended certificate, or one without their address, and nobody can change it. The others are
+checked for validity, use, key length, application URI and host name (OPC 10000-4, 6.1.3). Core: takes bytes, lists and
+the time, returns a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from itertools import islice, pairwise
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
+
+KEY_BITS_MIN = 2048  # the floor of every policy that is offered here (OPC 10000-7)
+ISSUERS_DEEP_MAX = 5  # from a server's certificate up to one in issuers/
+WAYS_MAX = 20  # looked at; a server chooses the names in its chain, and each way costs signatures
+
+
+class Trust(Enum):
+    """Why a certificate is accepted."""
+
+    PINNED = "pinned"
+    TRUSTED = "in trusted/"
+    ISSUED = "issued by one in issuers/"
+
+
+@dataclass(frozen=True, slots=True)
+class TrustList:
+    """What the operator accepts: a pin (SHA-256) of this source, and the certificates and lists of its trust folder."""
+
+    pinned_sha256: str = ""
+    trusted: frozenset[str] = frozenset()  # SHA-256
+    issuers: tuple[x509.Certificate, ...] = ()
+    revocation_lists: tuple[x509.CertificateRevocationList, ...] = ()
+    is_revocation_list_required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a server shows: its certificate chain (DER, its own first), the application URI that it announces ("" when
+    it was not asked), and the host name by which we reach it."""
+
+    chain: tuple[bytes, ...]
+    application_uri: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`trust` is None for a certificate that is not accepted; `why` completes "the certificate of ... ", `todo` is what
+    to do. `is_unknown`: the operator can trust it, by a pin, and by putting it into `trusted/` if `also_why` is empty:
+    what is wrong with it besides."""
+
+    facts: CertificateFacts
+    trust: Trust | None
+    why: str = ""
+    todo: str = ""
+    is_unknown: bool = False
+    also_why: str = ""
+
+
+def judge(shown: Shown, accepted: TrustList, now: datetime) -> Verdict:
+    """The verdict on what a server shows. Raises ValueError for what is no certificate."""
+    facts = facts_of(shown.chain[0])
+    if accepted.pinned_sha256:
+        if facts.sha256 == accepted.pinned_sha256:
+            return Verdict(facts, Trust.PINNED)
+        return Verdict(facts, None, "is not the pinned one", is_unknown=True)
+    problem = next(_problems(facts, parse_certificate(shown.chain[0]), shown, now), None)
+    trust = Trust.TRUSTED
+    if facts.sha256 not in accepted.trusted:
+        trust, issue = Trust.ISSUED, _issue_problem(shown.chain, accepted, now)
+        if issue is _UNKNOWN_ISSUER:
+            also = "" if problem is None else problem.why
+            return Verdict(facts, None, "is not trusted", is_unknown=True, also_why=also)
+        problem = issue or problem
+    if problem is not None:
+        return Verdict(facts, None, problem.why, problem.todo)
+    return Verdict(facts, trust)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    why: str
+    todo: str = ""
+
+
+_UNKNOWN_ISSUER = _Problem("")
+
+
+def _problems(
+    facts: CertificateFacts, certificate: x509.Certificate, shown: Shown, now: datetime
+) -> Iterator[_Problem]:
+    """What is wrong with a certificate that is trusted as such."""
+    pin = f'or pin it: server_certificate_sha256 = "{facts.sha256}"'
+    yield from _time_problems("", facts, now)
+    if 0 < facts.key_bits < KEY_BITS_MIN:
+        yield _Problem(
+            f"has a key of {facts.key_bits} bits; {KEY_BITS_MIN} are needed", f"renew it at the server {pin}"
+        )
+    if use := _use_problem(certificate):
+        yield _Problem(use, f"renew it at the server, {pin}")
+    if shown.application_uri and shown.application_uri not in facts.uris:
+        uris = ", ".join(facts.uris) or "none"
+        text = f"is for the application URI {uris}, and the server calls itself {shown.application_uri}"
+        yield _Problem(text, f"check that it is the right server, and renew its certificate, {pin}")
+    if not _is_for_host(facts, shown.host):
+        names = ", ".join(facts.host_names) or "no host"
+        yield _Problem(f"is for {names}, not for {shown.host}", f"use a name of the certificate in url, {pin}")
+
+
+def _time_problems(whose: str, facts: CertificateFacts, now: datetime) -> Iterator[_Problem]:
+    if facts.not_before <= now <= facts.not_after:
+        return
+    text = f"{whose}is valid from {facts.validity}, and this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
+    if now < facts.not_before:
+        yield _Problem(text, "set this machine's clock (timedatectl), or wait")
+    else:
+        yield _Problem(text, "renew it at the server, or set this machine's clock if it is wrong (timedatectl)")
+
+
+def _use_problem(certificate: x509.Certificate) -> str:
+    """Bits that a server needs (OPC 10000-6, 6.2.2). What the certificate does not restrict is allowed."""
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        usage = None
+    if usage is not None and not (usage.digital_signature and (usage.key_encipherment or usage.data_encipherment)):
+        return "may not be used to sign and encrypt (its key usage)"
+    try:
+        extended = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return ""
+    if not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & set(extended):
+        return "is not for a server (its extended key usage)"
+    return ""
+
+
+def _is_for_host(facts: CertificateFacts, host: str) -> bool:
+    """Whether the certificate names the host by which we reach the server; names without regard to case."""
+    return host.lower().strip("[]").rstrip(".") in {name.lower().rstrip(".") for name in facts.host_names}
+
+
+def _issue_problem(chain: Sequence[bytes], accepted: TrustList, now: datetime) -> _Problem | None:
+    """Why no way leads from the server's certificate to one in issuers/; None when one does."""
+    found: _Problem = _UNKNOWN_ISSUER
+    shown = [parse_certificate(each) for each in chain]
+    for way in islice(_ways([shown[0]], shown[1:], accepted.issuers), WAYS_MAX):
+        problems = (
+            problem for child, issuer in pairwise(way) for problem in _link_problems(child, issuer, accepted, now)
+        )
+        problem = next(problems, None)
+        if problem is None:
+            return None
+        found = problem
+    return found
+
+
+def _ways(
+    way: list[x509.Certificate], shown: Sequence[x509.Certificate], issuers: Sequence[x509.Certificate]
+) -> Iterator[list[x509.Certificate]]:
+    """The ways from a server's certificate up to one in issuers/, by name alone."""
+    wanted = way[-1].issuer
+    for issuer in issuers:
+        if issuer.subject == wanted:
+            yield [*way, issuer]
+    if len(way) <= ISSUERS_DEEP_MAX:
+        for between in shown:
+            if between.subject == wanted and between not in way:
+                yield from _ways([*way, between], shown, issuers)
+
+
+def _link_problems(
+    child: x509.Certificate, issuer: x509.Certificate, accepted: TrustList, now: datetime
+) -> Iterator[_Problem]:
+    """What is wrong between a certificate and its issuer."""
+    name = issuer.subject.rfc4514_string()
+    try:
+        child.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
+        yield _Problem(f"names {name} as its issuer, but the signature is not that issuer's", "do not trust it")
+        return
+    try:
+        is_authority = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        is_authority = False
+    if not is_authority:
+        yield _Problem(f"is issued by {name}, which may not issue certificates", "put the authority's into issuers/")
+    yield from _time_problems(f"is issued by {name}, which ", facts_of(issuer.public_bytes(Encoding.DER)), now)
+    yield from _revocation_problems(child, issuer, name, accepted, now)
+
+
+def _revocation_problems(
+    child: x509.Certificate, issuer: x509.Certificate, name: str, accepted: TrustList, now: datetime
+) -> Iterator[_Problem]:
+    """Revoked, or not known not to be. Only a list that the issuer has signed counts, and of several the newest."""
+    key = issuer.public_key()
+    signed = [one for one in accepted.revocation_lists if one.issuer == issuer.subject and _is_signed(one, key)]
+    if not signed:
+        if accepted.is_revocation_list_required:
+            text = f"is issued by {name}, whose revocation list is missing in crl/"
+            yield _Problem(text, "put its list there, or set crl_required = false")
+        return
+    newest = max(signed, key=lambda one: one.last_update_utc)
+    if newest.get_revoked_certificate_by_serial_number(child.serial_number) is not None:
+        yield _Problem(f"was revoked by its issuer {name}", "do not use this server before it has a new certificate")
+    ends = newest.next_update_utc
+    if ends is not None and ends < now and accepted.is_revocation_list_required:
+        text = f"is issued by {name}, whose revocation list ended {ends:%Y-%m-%d %H:%M} UTC"
+        text += f", and this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
+        yield _Problem(text, "put a new list into crl/, or set crl_required = false")
+
+
+def _is_signed(one: x509.CertificateRevocationList, key: object) -> bool:
+    try:
+        return one.is_signature_valid(key)  # type: ignore[arg-type]
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        return False

@@ -1,0 +1,122 @@
+"""`bsfg opcua` against node-opcua: a secured server from the first day to a tag file that a source reads."""
+
+import asyncio
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from agent.ingest import OpcuaSourceSettings, load_tag_map
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from tests.foreign.plant import opcua
+from tests.foreign.server import OPEN62541, foreign_server
+from tests.ingest.fakes import in_loop
+from tests.ingest.plant import ingesting
+from tests.support import command
+
+pytestmark = pytest.mark.system
+
+POLICIES = ["Basic256Sha256", "Aes256_Sha256_RsaPss"]
+
+
+async def bsfg(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """The command in a process of its own, as the server's loop is busy here: exit status, output, errors."""
+    done = await asyncio.to_thread(command.process, folder, *arguments)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.foreign("node_opcua")
+@in_loop
+async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
+    """`test` stops at the server's certificate, then at ours, each with what to do; when both sides trust each other,
+    `browse` writes a tag file with the units, types and descriptions of the server, and a source reads its tags."""
+    async with foreign_server(tmp_path / "server", policies=POLICIES, tree=True) as server:
+        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url)
+        shown = facts_of(server.certificate.read_bytes())
+        assert code == 1
+        assert f"is not trusted, and is for {shown.host_names[0]}" in out
+        assert shown.sha1 in out
+
+        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url, "--trust")
+        own = facts_of((tmp_path / "pki" / "opcua" / "own.der").read_bytes())
+        assert code == 1
+        assert "does not trust our certificate" in out
+        assert out.count(own.sha1) == 2
+
+        await server.trust(tmp_path / "pki" / "opcua" / "own.der")
+        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url, "--trust")
+        assert code == 0, out
+        assert f'server_certificate_sha256 = "{shown.sha256}"' in out
+        assert "Running: NodeOPCUA-Server" in out
+        next_words = out.rpartition("next: bsfg ")[2].split()
+
+        code, out, err = await bsfg(tmp_path, *next_words, "--glob", "Line*")
+        assert code == 0, err
+        assert "1 left out: this user may not read it\n  Line 1/Recipe: this user may not read it" in err
+        file = tmp_path / next_words[-1]
+        rows = {row["address"]: row for row in csv.DictReader(io.StringIO(file.read_text("utf-8-sig")))}
+        oven = rows["nsu=urn:bsfg:foreign;s=oven1.temperature"]
+        assert oven["tag"] == "Line_1/Oven_1.Temperature"
+        assert (oven["data_type"], oven["unit"]) == ("Double", "°C")
+        assert oven["description"] == "Air in the chamber, at the door"
+        names = {rows[f"nsu=urn:bsfg:foreign;s=oven1.{name}"]["tag"] for name in ("o", "ö")}
+        assert "Line_1/Oven_1.Offnung" in names
+        assert len(names) == 2
+
+        source = OpcuaSourceSettings("plc", server.url, file)
+        assert len(load_tag_map(source).tags) == len(rows) == 7
+        secured = opcua(
+            server,
+            tmp_path,
+            tags=file.read_text("utf-8-sig"),
+            security_policy="Basic256Sha256",
+            security_mode="SignAndEncrypt",
+            insecure=False,
+            certificate_file=tmp_path / "pki" / "opcua" / "own.der",
+            private_key_file=tmp_path / "pki" / "opcua" / "own.key",
+            server_certificate_sha256=shown.sha256,
+        )
+        async with ingesting(secured) as run:
+            for row in rows.values():
+                await run.wait_good(row["tag"])
+
+
+@pytest.mark.foreign("node_opcua")
+@in_loop
+async def test_thousands_of_nodes_within_the_limits_of_the_server(tmp_path: Path) -> None:
+    """3,000 variables at a server that takes 40 nodes a Browse and 90 a Read: all of them, and no call was refused."""
+    limits = {"nodes_per_browse": 40, "nodes_per_read": 90}
+    variables = [{"name": "v", "count": 3000}]
+    async with foreign_server(tmp_path / "server", limits=limits, variables=variables) as server:
+        arguments = ("--insecure", "--glob", "Plant/v_*", "--csv", "t.csv")
+        code, out, err = await bsfg(tmp_path, "opcua", "browse", server.url, *arguments)
+        assert (code, out, err) == (0, "wrote 3,000 tags to t.csv\n", "")
+        assert "BadTooManyOperations" not in server.log
+        assert len(load_tag_map(OpcuaSourceSettings("plc", server.url, tmp_path / "t.csv")).tags) == 3000
+
+
+@pytest.mark.foreign("open62541")
+@in_loop
+async def test_another_stack_refuses_us_and_then_takes_us(tmp_path: Path) -> None:
+    """open62541 hides why it refuses a certificate, and `test` names ours all the same; its own certificate fits its
+    address, so that a place in trusted/ is enough for browsing, and no pin is printed."""
+    own, other = tmp_path / "pki" / "opcua" / "own.der", tmp_path / "other.der"
+    ensure_certificate(other, tmp_path / "other.key", "urn:other")
+    options = {"policies": ["Basic256Sha256"], "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}
+    async with foreign_server(tmp_path / "server", OPEN62541, **options, trusted=[str(other)]) as server:
+        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url, "--trust")
+        assert code == 1
+        assert "trusted now: pki/opcua/trusted/" in out
+        assert "most likely because it does not trust our certificate (BadSecurityChecksFailed" in out
+        assert out.count(facts_of(own.read_bytes()).sha1) == 2
+        await server.stop()
+        await server.start(trusted=[str(own)])
+        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url)
+        assert code == 0, out
+        assert 'trust_folder = "pki/opcua"' in out
+        assert "server_certificate_sha256" not in out
+        code, out, err = await bsfg(tmp_path, *out.rpartition("next: bsfg ")[2].split())
+        assert (code, err) == (0, "")
+        assert out.startswith("wrote 1 tags to ")

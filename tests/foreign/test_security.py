@@ -1,0 +1,128 @@
+"""Security against node-opcua: who trusts whom, and what an operator reads until both do."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.trust_folder import TrustFolder
+from agent.ingest.opcua.session import open_session
+from agent.ingest.settings import OpcuaSourceSettings
+from tests.foreign.plant import opcua
+from tests.foreign.server import ForeignServer, foreign_server
+from tests.ingest.fakes import in_loop
+from tests.ingest.plant import ingesting
+from tests.waiting import wait_until_async
+
+pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
+
+COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
+SECURED = {"policies": ["Basic256Sha256"], "variables": [COUNT]}
+
+
+def secured(server: ForeignServer, folder: Path, **settings: object) -> OpcuaSourceSettings:
+    """A source that signs and encrypts and pins the server's certificate, unless the settings say otherwise."""
+    given: dict[str, object] = {
+        "security_policy": "Basic256Sha256",
+        "security_mode": "SignAndEncrypt",
+        "insecure": False,
+        "certificate_file": folder / "own.der",
+        "private_key_file": folder / "own.key",
+        **settings,
+    }
+    if "trust_folder" not in settings:
+        given["server_certificate_sha256"] = facts_of(server.certificate.read_bytes()).sha256
+    return opcua(server, folder, "count", **given)
+
+
+async def refusal(settings: OpcuaSourceSettings) -> str:
+    """Why a connection is refused."""
+    with pytest.raises(SourceRefused) as caught:
+        async with open_session(settings):
+            pass
+    return str(caught.value)
+
+
+@in_loop
+async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The server does not know our certificate: the log says which server refuses which certificate, where its file is
+    and what to do there, once; when the certificate is moved to trusted, values come without any further act."""
+    caplog.set_level(logging.INFO)
+    async with (
+        foreign_server(tmp_path / "server", **SECURED) as server,
+        ingesting(secured(server, tmp_path)) as run,
+    ):
+        await wait_until_async(lambda: run.source("plc").errors_total >= 3, "three refusals")
+        own = facts_of((tmp_path / "own.der").read_bytes())
+        why = [getattr(r, "why", "") for r in caplog.records if getattr(r, "action", "") == "source_lost"]
+        assert len(why) == 1
+        for wanted in (server.url, own.sha1, own.sha256, str(tmp_path / "own.der"), "from rejected to trusted"):
+            assert wanted in why[0]
+        (rejected,) = (tmp_path / "server" / "pki" / "rejected").iterdir()
+        assert own.sha1.lower() in rejected.name
+        await server.trust(tmp_path / "own.der")
+        await run.wait_good("f/count", 3)
+        assert [r.action for r in caplog.records if getattr(r, "source", "")][-1] == "source_returned"
+
+
+@in_loop
+async def test_an_unknown_server_is_kept_in_rejected_and_learns_no_password(tmp_path: Path) -> None:
+    """Until a person accepts the server's certificate no session is made and no password sent. This server's is made
+    for the machine's own name and not for 127.0.0.1: the refusal says so at once, and that a pin is the way; with the
+    pin, values come."""
+    (tmp_path / "password").write_text("secret")
+    (tmp_path / "password").chmod(0o600)
+    user = {"user_name": "op", "password_file": tmp_path / "password"}
+    async with foreign_server(tmp_path / "server", **SECURED, accept_unknown=True, users={"op": "secret"}) as server:
+        settings = secured(server, tmp_path, trust_folder=tmp_path / "trust", **user)
+        text = await refusal(settings)
+        shown = facts_of(server.certificate.read_bytes())
+        (kept,) = TrustFolder(tmp_path / "trust").certificates("rejected")
+        assert kept.facts == shown
+        line = f'then set server_certificate_sha256 = "{shown.sha256}"'
+        for wanted in (shown.sha1, f"is not trusted, and is for {shown.host_names[0]}", str(kept.file), line):
+            assert wanted in text
+        assert (await server.status())["sessions"] == 0
+        TrustFolder(tmp_path / "trust").trust(shown.sha1)
+        assert "not for 127.0.0.1; use a name of the certificate in url, or pin it" in await refusal(settings)
+        async with ingesting(secured(server, tmp_path, **user)) as run:
+            await run.wait_good("f/count", 3)
+
+
+@in_loop
+async def test_users_are_refused_in_their_own_words(tmp_path: Path) -> None:
+    """Nobody, a wrong password, a kind of user that is not taken: each is told apart from a certificate refused."""
+    (tmp_path / "password").write_text("wrong")
+    (tmp_path / "password").chmod(0o600)
+    async with foreign_server(tmp_path / "server", **SECURED, accept_unknown=True, users={"op": "secret"}) as server:
+        assert "takes no anonymous users; it takes user names" in await refusal(secured(server, tmp_path))
+        wrong = secured(server, tmp_path, user_name="op", password_file=tmp_path / "password")
+        text = await refusal(wrong)
+        assert "refuses user op" in text
+        assert "rejected to trusted" not in text
+        (tmp_path / "password").write_text("secret\n")
+        async with ingesting(wrong) as run:
+            await run.wait_good("f/count", 3)
+
+
+@pytest.mark.parametrize("policy", ["Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"])
+@in_loop
+async def test_a_user_certificate_with_every_policy(tmp_path: Path, policy: str) -> None:
+    """A user certificate that the server does not know is refused as that; a trusted one gets values."""
+    user, key = tmp_path / "user.der", tmp_path / "user.key"
+    ensure_certificate(user, key, "urn:user")
+    ensure_certificate(tmp_path / "own.der", tmp_path / "own.key", "urn:bsfg:agent")
+    names = {"Aes128Sha256RsaOaep": "Aes128_Sha256_RsaOaep", "Aes256Sha256RsaPss": "Aes256_Sha256_RsaPss"}
+    options = {**SECURED, "policies": [names.get(policy, policy)]}
+    async with foreign_server(tmp_path / "server", **options) as server:
+        await server.trust(tmp_path / "own.der")
+        settings = secured(
+            server, tmp_path, security_policy=policy, user_certificate_file=user, user_private_key_file=key
+        )
+        assert f"refuses the user certificate {user}" in await refusal(settings)
+        await server.trust(user)
+        async with ingesting(settings) as run:
+            await run.wait_good("f/count", 3)

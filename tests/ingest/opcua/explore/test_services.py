@@ -1,0 +1,148 @@
+"""Browse and Read cut to what a server takes, with a session whose answers the test decides."""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asyncua import ua
+from asyncua.ua import uaerrors
+from asyncua.ua.attribute_ids import AttributeIds
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
+from agent.ingest.opcua.explore import services as module
+from agent.ingest.opcua.explore.services import Services, status_name
+from agent.ingest.settings import OpcuaSourceSettings
+from tests.ingest.fakes import in_loop
+
+SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
+
+
+class FakeSession:
+    """A server of numbered nodes, each with `children` children; more than `limit` operations in a call, or the node
+    `bad` among them, are answered as `error`."""
+
+    def __init__(self, limit: int = 1000, error: Exception | None = None, bad: int = -1, page: int = 1000) -> None:
+        self.limit, self.error, self.bad, self.page = limit, error or uaerrors.BadTooManyOperations(), bad, page
+        self.calls: list[int] = []
+        self.children = 5
+        self.is_endless = False
+
+    async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        wanted = [each.NodeId.Identifier for each in parameters.NodesToRead]
+        self._check(wanted)
+        return [ua.DataValue(ua.Variant(each, ua.VariantType.Int64)) for each in wanted]
+
+    async def browse(self, parameters: ua.BrowseParameters) -> list[ua.BrowseResult]:
+        wanted = [each.NodeId.Identifier for each in parameters.NodesToBrowse]
+        self._check(wanted)
+        return [self._page(each, 0) for each in wanted]
+
+    async def browse_next(self, parameters: ua.BrowseNextParameters) -> list[ua.BrowseResult]:
+        (point,) = parameters.ContinuationPoints
+        node, first = struct.unpack("<qq", point)
+        return [self._page(node, first)]
+
+    def _page(self, node: int, first: int) -> ua.BrowseResult:
+        last = min(first + self.page, self.children)
+        references = [reference(node * 100 + number) for number in range(first, last)]
+        point = struct.pack("<qq", node, last) if last < self.children or self.is_endless else None
+        return ua.BrowseResult(References=references, ContinuationPoint=point)
+
+    def _check(self, wanted: Sequence[int]) -> None:
+        self.calls.append(len(wanted))
+        if len(wanted) > self.limit or self.bad in wanted:
+            raise self.error
+
+
+def reference(number: int) -> ua.ReferenceDescription:
+    """A reference to a variable."""
+    return ua.ReferenceDescription(
+        NodeId=ua.ExpandedNodeId(number, 0),  # type: ignore[arg-type]
+        BrowseName=ua.QualifiedName(f"v{number}", 0),  # type: ignore[arg-type]
+        NodeClass=ua.NodeClass.Variable,
+        TypeDefinition=ua.ExpandedNodeId(63, 0),  # type: ignore[arg-type]
+    )
+
+
+def services(session: FakeSession) -> Services:
+    """Services over a fake session, with the standard namespace."""
+    client: Any = SimpleNamespace(uaclient=SimpleNamespace(session=session))
+    made = Services(client, SETTINGS)
+    made.namespaces = [STANDARD_URI]
+    return made
+
+
+def nodes(count: int) -> list[NodeAddress]:
+    """Numbered nodes."""
+    return [NodeAddress(STANDARD_URI, number) for number in range(count)]
+
+
+@pytest.mark.parametrize("error", [uaerrors.BadTooManyOperations(), uaerrors.BadResponseTooLarge(), TimeoutError()])
+@in_loop
+async def test_a_call_that_is_too_large_is_halved_and_the_size_is_kept(error: Exception) -> None:
+    """A server that names no limit, or a wrong one, teaches it; every node is read once, in order."""
+    session = FakeSession(limit=60, error=error)
+    found = await services(session).read([(node, AttributeIds.Value) for node in nodes(1000)])
+    assert [each.Value.Value for each in found if each.Value is not None] == list(range(1000))
+    refused = [size for size in session.calls if size > 60]
+    assert refused == [500, 250, 125, 63]
+    assert max(session.calls[len(refused) :]) <= 60
+
+
+@in_loop
+async def test_a_server_that_takes_not_even_one_node_is_lost() -> None:
+    """It ends, with the server's reason."""
+    with pytest.raises(SourceLost, match="does not answer as it should"):
+        await services(FakeSession(limit=0)).read([(node, AttributeIds.Value) for node in nodes(3)])
+
+
+@in_loop
+async def test_one_value_that_cannot_be_read_costs_that_value() -> None:
+    """The library fails at a whole answer; the one node behind it is found and is bad, the others have their values."""
+    found = await services(FakeSession(error=struct.error("short"), bad=7)).read(
+        [(node, AttributeIds.Value) for node in nodes(20)]
+    )
+    assert [status_name(each.StatusCode) for each in found].count("BadDecodingError") == 1
+    assert status_name(found[7].StatusCode) == "BadDecodingError"
+    assert found[8].Value is not None
+
+
+@in_loop
+async def test_continuation_points_are_followed() -> None:
+    """A server that gives three references at a time gives all of them, for each node."""
+    session = FakeSession(page=3)
+    session.children = 8
+    found = await services(session).browse(nodes(4))
+    assert [len(each) for each in found] == [8] * 4
+    assert isinstance(found[2], list)
+    assert [each.browse_name for each in found[2]] == [f"v{200 + number}" for number in range(8)]
+
+
+@in_loop
+async def test_references_without_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A continuation point that leads to itself is a failure of that node, not a hang; so are ever more references."""
+    session = FakeSession()
+    session.is_endless = True
+    assert await services(session).browse(nodes(1)) == ["its references do not end"]
+    monkeypatch.setattr(module, "REFERENCES_PER_NODE_MAX", 10)
+    session = FakeSession(page=3)
+    session.children = 1000
+    assert await services(session).browse(nodes(1)) == ["its references do not end"]
+
+
+@in_loop
+async def test_a_node_in_an_unknown_namespace_is_asked_for_in_vain_and_no_other() -> None:
+    """It does not become a node of the standard namespace."""
+    asked: list[ua.NodeId] = []
+
+    class Session(FakeSession):
+        async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
+            asked.extend(each.NodeId for each in parameters.NodesToRead)
+            return await super().read(parameters)
+
+    await services(Session()).read([(NodeAddress("urn:none", 85), AttributeIds.Value)])
+    assert asked[0].NamespaceIndex == 0xFFFF

@@ -1,0 +1,258 @@
+"""How a connection fails against servers that do not answer as they should: each failure names its step and cause."""
+
+import asyncio
+import dataclasses
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from asyncua import ua
+from asyncua.client.ua_client import UASocketProtocol
+from asyncua.common.utils import Buffer
+from asyncua.crypto import uacrypto
+from asyncua.ua import ua_binary, uaerrors
+from asyncua.ua.object_ids import ObjectIds
+from cryptography.exceptions import InvalidSignature
+
+from agent.ingest.errors import SourceLost, SourceRefused
+from agent.ingest.opcua.security.certificate import ensure_certificate
+from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.client import SteppedClient
+from agent.ingest.opcua.security.refusal import Step
+from agent.ingest.opcua.session import open_session
+from agent.ingest.settings import OpcuaSourceSettings
+from tests.ingest.fakes import Program, in_loop, running
+from tests.ingest.plant import opcua
+
+SECURE_URI = b"SecurityPolicy#Basic256Sha256"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(name="plc", scope="module")
+def secure_plc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, Path]]:
+    """The plant's server, encrypted only, and its certificate."""
+    folder = tmp_path_factory.mktemp("plc")
+    certificate, key = folder / "server.pem", folder / "server.key"
+    ensure_certificate(certificate, key, "urn:freeopcua:python:server")
+    with running("opcua_server", "--certificate", str(certificate), "--private-key", str(key)) as program:
+        yield program, certificate
+
+
+def secured(port: int, folder: Path, pinned: Path) -> OpcuaSourceSettings:
+    """A source that signs and encrypts and knows the server's certificate."""
+    return opcua(
+        port,
+        folder,
+        security_policy="Basic256Sha256",
+        security_mode="SignAndEncrypt",
+        insecure=False,
+        certificate_file=folder / "own.der",
+        private_key_file=folder / "own.key",
+        server_certificate_file=pinned,
+    )
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[tuple[asyncio.Server, int]]:
+    """A TCP server on a free port, and that port; at the end its connections are over, too."""
+    over: list[asyncio.Event] = []
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        over.append(asyncio.Event())
+        end = over[-1]
+        try:
+            with suppress(ConnectionError):
+                await serve(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            end.set()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield server, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for event in over:
+            await event.wait()
+
+
+@asynccontextmanager
+async def gate(port: int, refusal: bytes, *, falls: bool = False) -> AsyncIterator[int]:
+    """A proxy before a server that answers a secured OpenSecureChannel itself, with these bytes, and closes the
+    connection; with `falls` it takes no connection from then on. Yields its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def forth() -> None:
+            while data := await reader.read(65536):
+                if data.startswith(b"OPN") and SECURE_URI in data:
+                    if falls:
+                        server.close()
+                    writer.write(refusal)
+                    break
+                behind_writer.write(data)
+            behind_writer.close()
+
+        async def back() -> None:
+            while data := await behind_reader.read(65536):
+                writer.write(data)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(forth(), name="forth")
+            group.create_task(back(), name="back")
+        with suppress(ConnectionError):
+            await behind_writer.wait_closed()
+
+    async with listening(serve) as (server, own_port):
+        yield own_port
+
+
+def error_message(status: int) -> bytes:
+    """An ERR message of OPC UA TCP (OPC 10000-6, 7.1.2.5)."""
+    return struct.pack("<4sIIi", b"ERRF", 16, status, -1)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "answer, status",
+    [
+        (b"", "the server closes the connection"),
+        (error_message(uaerrors.BadSecurityChecksFailed.code), "BadSecurityChecksFailed"),
+        (error_message(uaerrors.BadTcpInternalError.code), "BadTcpInternalError"),
+        (error_message(uaerrors.BadCertificateUntrusted.code), "BadCertificateUntrusted"),
+    ],
+)
+@in_loop
+async def test_a_refused_certificate_is_recognised_however_it_is_hidden(
+    plc: tuple[Program, Path], tmp_path: Path, answer: bytes, status: str
+) -> None:
+    """A closed socket or any of the usual statuses at OpenSecureChannel names our thumbprint and the file to import,
+    which is DER."""
+    program, pinned = plc
+    async with gate(program.port, answer) as port:
+        with pytest.raises(SourceRefused) as caught:
+            async with open_session(secured(port, tmp_path, pinned)):
+                pass
+    own = facts_of((tmp_path / "own.der").read_bytes())
+    for wanted in (f"127.0.0.1:{port}", own.sha1, own.sha256, str(tmp_path / "own.der"), f"({status} while"):
+        assert wanted in str(caught.value)
+
+
+@pytest.mark.system
+@in_loop
+async def test_a_server_that_goes_down_is_not_said_to_refuse_us(plc: tuple[Program, Path], tmp_path: Path) -> None:
+    """The same closed socket, from a server that answers nobody any more, is a loss."""
+    program, pinned = plc
+    async with gate(program.port, b"", falls=True) as port:
+        with pytest.raises(SourceLost, match="closes the connection while the secure channel is opened"):
+            async with open_session(secured(port, tmp_path, pinned)):
+                pass
+
+
+@pytest.mark.system
+@in_loop
+async def test_another_certificate_than_the_pinned_file_is_refused_before_anything_is_sent(
+    plc: tuple[Program, Path], tmp_path: Path
+) -> None:
+    """A file that pins another certificate is told as that, not as a refusal by the server."""
+    program, _ = plc
+    other = tmp_path / "other.pem"
+    ensure_certificate(other, tmp_path / "other.key", "urn:other")
+    with pytest.raises(SourceRefused, match="is not the pinned one; compare it at the server, then set"):
+        async with open_session(secured(program.port, tmp_path, other)):
+            pass
+
+
+@pytest.mark.parametrize(
+    "error", [uaerrors.UaError("Server certificate mismatch"), InvalidSignature(), uacrypto.InvalidSignature()]
+)
+@pytest.mark.system
+@in_loop
+async def test_a_certificate_swapped_on_the_way_is_told_as_that(
+    plc: tuple[Program, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What the library says of a session whose certificate or signature is not that of the endpoints is a refusal of
+    ours, and no loss."""
+    program, pinned = plc
+
+    async def create_session(self: SteppedClient) -> None:
+        self.step = Step.SESSION
+        raise error
+
+    monkeypatch.setattr(SteppedClient, "create_session", create_session)
+    with pytest.raises(SourceRefused, match="shows another certificate in the session than before"):
+        async with open_session(secured(program.port, tmp_path, pinned)):
+            pass
+
+
+@asynccontextmanager
+async def speaking(answer: bytes) -> AsyncIterator[int]:
+    """A server that says this to whatever comes. Yields its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        while await reader.read(65536):
+            pass
+
+    async with listening(serve) as (_, port):
+        yield port
+
+
+@in_loop
+async def test_a_web_server_is_named_as_no_opc_ua_server(tmp_path: Path) -> None:
+    """Its answer is shown at once, not waited for as the beginning of a huge message."""
+    async with speaking(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+        with pytest.raises(SourceLost, match=r"is not an OPC UA server \(it says b'HTTP/1\.1 400"):
+            async with open_session(opcua(port, tmp_path)):
+                pass
+
+
+@in_loop
+async def test_a_port_that_answers_nothing_is_told_from_an_address_that_does_not(tmp_path: Path) -> None:
+    """Silence after the connection was taken is the program's, not the network's."""
+    async with speaking(b"") as port:
+        with pytest.raises(SourceLost, match="the port is open, but nothing answers"):
+            async with open_session(opcua(port, tmp_path, request_timeout_ms=500)):
+                pass
+
+
+@in_loop
+async def test_a_closed_port_and_an_unknown_name_are_told_apart(tmp_path: Path) -> None:
+    """The two commonest mistakes in a URL have their own words."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = opcua(free.getsockname()[1], tmp_path)
+        with pytest.raises(SourceLost, match=r"nothing listens at opc\.tcp://127"):
+            async with open_session(closed):
+                pass
+    with pytest.raises(SourceLost, match=r"the host name of opc\.tcp://plc\.invalid:4840 is unknown here"):
+        async with open_session(dataclasses.replace(closed, url="opc.tcp://plc.invalid:4840")):
+            pass
+
+
+def test_a_service_fault_for_a_secure_channel_is_its_status() -> None:
+    """node-opcua refuses a certificate with a ServiceFault, which the library would take for the response."""
+    fault = ua.ServiceFault()
+    fault.ResponseHeader.ServiceResult = ua.StatusCode(ua.StatusCodes.BadSecurityChecksFailed)
+
+    class Message(ua.Message):
+        def __init__(self) -> None: ...
+
+        def SecurityHeader(self) -> object:  # noqa: N802 the library's name
+            return ua.AsymmetricAlgorithmHeader()
+
+        def body(self) -> Buffer:
+            return Buffer(ua_binary.struct_to_binary(fault))
+
+    assert fault.TypeId == ua.FourByteNodeId(ObjectIds.ServiceFault_Encoding_DefaultBinary)  # type: ignore[arg-type]
+    protocol = SteppedClient(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))).uaclient._make_protocol()
+    assert isinstance(protocol, UASocketProtocol)
+    with pytest.raises(uaerrors.BadSecurityChecksFailed):
+        protocol._process_received_message(Message())

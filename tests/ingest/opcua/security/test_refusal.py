@@ -1,0 +1,103 @@
+"""What an operator reads when a connection fails: which server, why, and what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.opcua.security.certificate import ensure_certificate, hand_over_file
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, split_chain
+from agent.ingest.opcua.security.refusal import CLOSED, SILENT, SWAPPED, Failure, Identity, Step, explain
+
+URL = "opc.tcp://plc:4840"
+
+
+@pytest.fixture(name="own", scope="module")
+def own_certificate(tmp_path_factory: pytest.TempPathFactory) -> CertificateFacts:
+    """Our certificate."""
+    folder = tmp_path_factory.mktemp("own")
+    ensure_certificate(folder / "own.der", folder / "own.key", "urn:bsfg:agent")
+    return facts_of((folder / "own.der").read_bytes())
+
+
+@pytest.mark.parametrize("step", [Step.CHANNEL, Step.SESSION])
+@pytest.mark.parametrize(
+    "status", ["BadCertificateUntrusted", "BadSecurityChecksFailed", "BadTcpInternalError", CLOSED]
+)
+def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: Step, own: CertificateFacts) -> None:
+    """However the server hides it, the line names the server, both thumbprints, the file and the move to make."""
+    found = explain(Failure(step, status), Identity(URL, "Basic256Sha256", own, "pki/own.der"))
+    assert found.is_refusal
+    assert found.text.startswith(f"{URL} ")
+    for wanted in (own.sha1, own.sha256, "pki/own.der", status, "from rejected to trusted", "connects by itself"):
+        assert wanted in found.text
+    assert ("most likely" in found.text) == (status != "BadCertificateUntrusted")
+    assert "\n" not in found.text
+
+
+@pytest.mark.parametrize(
+    "failure, words",
+    [
+        (Failure(Step.CHANNEL, "BadCertificateTimeInvalid"), "set the server's clock"),
+        (Failure(Step.SESSION, "BadCertificateUriInvalid"), "the certificate has urn:bsfg:agent: set application_uri"),
+        (Failure(Step.CHANNEL, "BadCertificateIssuerRevocationUnknown"), "revocation list at the server"),
+        (Failure(Step.CHANNEL, "BadCertificateUseNotAllowed"), "bsfg opcua certificate"),
+        (Failure(Step.CHANNEL, "BadSecurityPolicyRejected"), "refuses the security policy Basic256Sha256"),
+        (Failure(Step.SESSION, SWAPPED), "something between may answer in its place"),
+        (Failure(Step.USER, "BadIdentityTokenRejected"), "refuses user op"),
+        (Failure(Step.USER, "BadCertificateUntrusted"), "refuses user op"),
+    ],
+)
+def test_other_refusals_are_told_apart(failure: Failure, words: str, own: CertificateFacts) -> None:
+    """Each reason that a server does give leads to its own advice, and none of them to the advice to trust us."""
+    found = explain(failure, Identity(URL, "Basic256Sha256", own, "pki/own.der", "user op"))
+    assert found.is_refusal
+    assert words in found.text
+    assert "from rejected to trusted" not in found.text
+
+
+@pytest.mark.parametrize(
+    "failure, words",
+    [
+        (Failure(Step.CHANNEL, SILENT), "no answer in time while the secure channel is opened"),
+        (Failure(Step.SESSION, "BadTooManySessions"), "takes no further connection"),
+        (Failure(Step.SESSION, "BadServerHalted"), "BadServerHalted while the session is created"),
+        (Failure(Step.TCP, SILENT), "check the address, the server and firewalls"),
+        (Failure(Step.HELLO, CLOSED), "is it an OPC UA server"),
+    ],
+)
+def test_what_may_pass_by_itself_is_no_refusal(failure: Failure, words: str, own: CertificateFacts) -> None:
+    """A server that is silent, full or halted does not send the operator to its trust list."""
+    found = explain(failure, Identity(URL, "Basic256Sha256", own, "pki/own.der"))
+    assert not found.is_refusal
+    assert words in found.text
+
+
+def test_without_a_certificate_of_ours_nobody_is_sent_to_a_trust_list() -> None:
+    """Security None has no certificate to trust."""
+    found = explain(Failure(Step.SESSION, CLOSED), Identity(URL, "None"))
+    assert not found.is_refusal
+    assert "trust" not in found.text
+
+
+def test_a_chain_is_split_and_a_broken_one_refused(own: CertificateFacts) -> None:
+    """The server's own certificate is the first of the field; bytes that are none are named."""
+    assert split_chain(own.der * 3) == [own.der] * 3
+    for broken in (own.der + b"\x30", own.der[:-1], b"\x31\x00", own.der * 11):
+        with pytest.raises(ValueError, match=r"cut short|no certificate|more than"):
+            split_chain(broken)
+
+
+def test_the_handed_over_file_is_der(tmp_path: Path) -> None:
+    """A file named .der holds DER; beside a PEM certificate lies a DER copy of it; PEM in a .der is put right."""
+    der, pem = tmp_path / "a.der", tmp_path / "b.pem"
+    ensure_certificate(der, tmp_path / "a.key", "urn:a")
+    ensure_certificate(pem, tmp_path / "b.key", "urn:b")
+    assert der.read_bytes()[:1] == b"\x30"
+    assert pem.read_bytes().startswith(b"-----BEGIN")
+    assert hand_over_file(der) == der
+    assert hand_over_file(pem) == tmp_path / "b.der"
+    assert facts_of((tmp_path / "b.der").read_bytes()) == facts_of(pem.read_bytes())
+    der.write_bytes(pem.read_bytes())
+    assert hand_over_file(der) == der
+    assert facts_of(der.read_bytes()) == facts_of(pem.read_bytes())
+    assert der.read_bytes()[:1] == b"\x30"
