@@ -1,11 +1,25 @@
-"""Sources of foreign servers."""
+"""Sources of foreign servers, and ingest at work on them, into a real store."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+from agent.fact_store import FactStore, StoreReader
 from agent.ingest.settings import OpcuaSourceSettings
+from agent.message import Message, Sample, TagDefinition
+from agent.pages import Hole
+from agent.query.scan import fact_messages
 from tests.foreign.server import ForeignServer
+from tests.ingest.fakes import FakeStore
+from tests.ingest.plant import Running, ingesting
 
 # Quick where the product is patient. Sampling 0 asks for every change, so that nothing is missing but what was lost.
 QUICK: dict[str, object] = {
@@ -21,6 +35,7 @@ QUICK: dict[str, object] = {
     "reconnect_delay_ms": 50,
     "reconnect_delay_max_ms": 200,
 }
+FACTS_MAX = 1_000_000
 
 
 def opcua(
@@ -30,3 +45,99 @@ def opcua(
     file = folder / "plc.csv"
     file.write_text(server.tags(*names) if tags is None else tags)
     return OpcuaSourceSettings("plc", server.url, file, **{**QUICK, **settings})  # type: ignore[arg-type]
+
+
+class TappedStore(FakeStore):
+    """A real store, and what was appended to it, for a test that waits for something to be there."""
+
+    def __init__(self, store: FactStore) -> None:
+        super().__init__()
+        self._appends = store.appends
+
+    def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+        numbers = super().define(definitions).result()
+        real = self._appends.define(definitions)
+        assert real.result() == numbers, "both number from 1"
+        return real
+
+    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
+        real = self._appends.append_samples(stream, rows)
+        super().append_samples(stream, rows)
+        return real
+
+    def append_message(self, stream: str, message: Message) -> Future[Any]:
+        real = self._appends.append_message(stream, message)
+        super().append_message(stream, message)
+        return real
+
+
+@contextmanager
+def real_store(folder: Path) -> Iterator[TappedStore]:
+    """A store of zone plant-a at `folder`/facts.db."""
+    with FactStore.open(folder / "facts.db", "plant-a") as store:
+        yield TappedStore(store)
+
+
+@asynccontextmanager
+async def storing(source: OpcuaSourceSettings, folder: Path) -> AsyncIterator[Running]:
+    """Ingest of a source into the real store of a folder for the length of a block; everything is committed then."""
+    with real_store(folder) as store:
+        async with ingesting(source, store=store) as run:
+            yield run
+
+
+def facts(folder: Path, stream: str) -> list[dict[str, Any]]:
+    """Every fact of a stream in the store of a folder: subject, predicate, object."""
+    with closing(StoreReader(folder / "facts.db")) as reader:
+        if stream not in {found.name for found in reader.streams()}:
+            return []
+        found = list(fact_messages(reader, stream, 0, FACTS_MAX))
+    assert not [one for one in found if isinstance(one, Hole)]
+    return [one["fact"] for one in found if not isinstance(one, Hole)]
+
+
+class NodeProcess:
+    """A node with one source, as its users run it."""
+
+    def __init__(self, folder: Path, config: Path) -> None:
+        self._folder, self._config = folder, config
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name in the node's log."""
+        lines = (self._folder / "node.log").read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
+        return [one for one in found if one["event"] == name]
+
+    async def bsfg(self, *arguments: str) -> tuple[int, str]:
+        """Run a command at the node; its exit status and what it printed."""
+        command = bsfg_command(*arguments, "--config", self._config)
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+        output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()
+
+
+def bsfg_command(*arguments: object) -> list[str]:
+    """The command line of `bsfg`."""
+    return [sys.executable, "-m", "agent.cli", *map(str, arguments)]
+
+
+@asynccontextmanager
+async def running_node(
+    server: ForeignServer, folder: Path, *names: str, **settings: object
+) -> AsyncIterator[NodeProcess]:
+    """A node in a process of its own, with these variables of the server as tags, for the length of a block."""
+    source = opcua(server, folder, *names)
+    told = {"name": source.name, "url": source.url, "tags_file": str(source.tags_file), **QUICK, **settings}
+    config = folder / "node.toml"
+    config.write_text(
+        f'[node]\nzone = "plant-a"\nstate_dir = {json.dumps(str(folder / "state"))}\n\n[health]\nlisten_port = 0\n\n'
+        "[[opcua]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
+    )
+    with (folder / "node.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*bsfg_command("run", "--config", config), stderr=log)
+    try:
+        yield NodeProcess(folder, config)
+    finally:
+        process.terminate()
+        await process.wait()

@@ -120,6 +120,13 @@ class ForeignServer:
         """Let a frozen server go on."""
         self._running().send_signal(signal.SIGCONT)
 
+    async def recover(self) -> None:
+        """Running and well: clock right, Publish answered, listening, its variables as first given."""
+        if self._process is None:
+            await self.start()
+        self.thaw()
+        await self.command("recover")
+
     # --- commands ----------------------------------------------------------------------------------------------------
 
     async def command(self, what: str, **fields: Any) -> Any:

@@ -31,6 +31,7 @@ class Program {
         this.options = options;
         this.clock = new Clock();
         this.gate = new PublishGate();
+        this.listening = true;
     }
 
     async start() {
@@ -99,6 +100,19 @@ class Program {
 
     async listen({ on }) {
         await (on ? this.server.resumeEndPoints() : this.server.suspendEndPoints());
+        this.listening = on;
+    }
+
+    /** Undo every trouble that lasts. */
+    async recover() {
+        this.shift_clock({ ms: 0 });
+        this.publish({ mode: "flow" });
+        this.plant.run(true);
+        if (!this.listening) await this.listen({ on: true });
+        for (const options of this.options.variables ?? []) {
+            const variable = this.plant.variables.get(options.name);
+            if (variable?.node === null) this.plant.recreate(options.name);
+        }
     }
 
     async trust({ file }) {
@@ -140,6 +154,7 @@ class Program {
                 id: subscription.id,
                 items: subscription.monitoredItemCount,
                 handles: [...subscription.monitoredItems.values()].map((item) => item.clientHandle),
+                queue_sizes: [...subscription.monitoredItems.values()].map((item) => item.queueSize),
                 publishing_interval_ms: subscription.publishingInterval,
             })),
             publish_requests: this.sessions().map((session) => session.publishEngine.pendingPublishRequestCount),
@@ -163,7 +178,7 @@ class Program {
 }
 
 const COMMANDS = new Set(
-    "add delete recreate set run shift_clock publish kill_sessions kill_subscriptions cut listen trust".split(" ").concat(
+    "add delete recreate set run shift_clock publish kill_sessions kill_subscriptions cut listen recover trust".split(" ").concat(
         "raise_event set_alarm acknowledge alarm_state status stop".split(" "),
     ),
 );

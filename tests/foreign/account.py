@@ -1,0 +1,97 @@
+"""Compares a store with a server's own record: what is missing, what is there twice, and which of it a gap fact
+declares.
+
+Only what the store holds at the end counts, read back from its file: samples as messages, gaps as `samples_lost` facts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent.query.scan import parse_time_ns
+from tests.foreign.plant import facts
+from tests.foreign.server import ForeignServer, Recorded
+
+
+class Stored(NamedTuple):
+    """A sample in the store."""
+
+    time_ns: int
+    value: Any
+    quality: int
+
+
+class Declared(NamedTuple):
+    """A gap fact: nothing is known, or something is missing, in this time."""
+
+    first_ns: int
+    last_ns: int
+    count: int
+    count_exact: bool
+    reason: str
+
+
+def stored(folder: Path, name: str) -> list[Stored]:
+    """The samples of tag `f/<name>`, in the order of the store."""
+    found = [one["object"] for one in facts(folder, "facts.telemetry") if one["subject"] == f"tag:f/{name}"]
+    return [Stored(time_ns(one["source_time"]), one.get("value"), one["quality"]) for one in found]
+
+
+def declared(folder: Path) -> list[Declared]:
+    """All gap facts."""
+    found = [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "samples_lost"]
+    return [
+        Declared(time_ns(one["first_time"]), time_ns(one["last_time"]), one["count"], one["count_exact"], one["reason"])
+        for one in found
+    ]
+
+
+def time_ns(text: str) -> int:
+    """A time of a fact."""
+    found = parse_time_ns(text)
+    assert found is not None, text
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One variable: what its server set while we were to collect it, beside what the store holds."""
+
+    recorded: list[Recorded]
+    stored: list[Stored]
+    gaps: list[Declared]
+
+    @property
+    def lost(self) -> list[Recorded]:
+        """What the server set and the store does not have, from the first value stored to the last."""
+        good = [one.time_ns for one in self.stored if one.quality == 0]
+        assert good, "nothing was stored"
+        there = set(good)
+        ours = [i for i, one in enumerate(self.recorded) if one.time_ns in there]
+        between = self.recorded[ours[0] : ours[-1] + 1]
+        return [one for one in between if one.time_ns not in there]
+
+    @property
+    def undeclared(self) -> list[Recorded]:
+        """What is lost and in no gap fact's time."""
+        return [one for one in self.lost if not any(gap.first_ns <= one.time_ns <= gap.last_ns for gap in self.gaps)]
+
+    @property
+    def twice(self) -> list[int]:
+        """Times under which there is more than one good value."""
+        counts = Counter(one.time_ns for one in self.stored if one.quality == 0)
+        return [at for at, count in counts.items() if count > 1]
+
+    @property
+    def invented(self) -> list[Stored]:
+        """Good values that the server never had."""
+        values = {one.value for one in self.recorded}
+        return [one for one in self.stored if one.quality == 0 and one.value not in values]
+
+
+def account(server: ForeignServer, folder: Path, name: str) -> Account:
+    """The account of a variable whose source stored into this folder."""
+    return Account(server.record(name), stored(folder, name), declared(folder))

@@ -1,0 +1,209 @@
+"""The life of a connection to node-opcua: it lasts, its loss is dated and declared, and it returns."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.lifecycle import Backoff, State
+from tests.foreign.account import account
+from tests.foreign.plant import opcua, running_node, storing
+from tests.foreign.server import ForeignServer
+from tests.ingest.fakes import in_loop
+from tests.ingest.plant import Running, ingesting
+from tests.sim import scaled
+from tests.waiting import wait_until_async
+
+pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
+
+TICKS_A_SECOND = 4  # of a source: TICK_S
+
+
+async def live_on(run: Running, seconds: float) -> None:
+    """Until the source has gone on for so long, by its own ticks."""
+    until = run.source("plc").turns_total + seconds * TICKS_A_SECOND
+    await wait_until_async(lambda: run.source("plc").turns_total >= until, f"{seconds} s of life", 20 + 3 * seconds)
+
+
+@in_loop
+async def test_a_connection_lasts(server: ForeignServer, tmp_path: Path) -> None:
+    """Values flow beyond the time after which a server without sign of life is given up, then none change and the
+    server's clock alone proves that it is alive. There is one connection all the while. `make sim`: the times that the
+    product has."""
+    liveness_timeout_ms = scaled(3_000, 15_000)
+    limit_s = 1.5 * liveness_timeout_ms / 1000
+    async with ingesting(opcua(server, tmp_path, "count", liveness_timeout_ms=liveness_timeout_ms)) as run:
+        await run.wait_good("f/count")
+        await live_on(run, limit_s)
+        await server.run(on=False)
+        await live_on(run, limit_s)
+        assert (run.source("plc").connects_total, run.source("plc").last_error) == (1, "")
+        (subscription,) = (await server.status())["subscriptions"]
+        assert 0 not in subscription["handles"], "a server that finds a handle invalid has put 0 in its place"
+        assert len(set(subscription["handles"])) == 2
+
+
+@in_loop
+async def test_a_mute_connection_is_given_up(server: ForeignServer, tmp_path: Path) -> None:
+    """A server that takes every call and publishes nothing any more, not even its clock, is left and connected to anew;
+    values come again by themselves."""
+    async with ingesting(opcua(server, tmp_path, "count")) as run:
+        await run.wait_good("f/count", 5)
+        lives = run.source("plc").connects_total
+        await server.publish("hold")
+        await run.wait_state("plc", State.WAITING)
+        await server.publish("flow")
+        before = len(run.store.good("f/count"))
+        await run.wait_good("f/count", before + 5)
+        assert run.source("plc").connects_total > lives
+
+
+# --- a loss is dated at the last sign of life, and declared -----------------------------------------------------------
+
+
+async def hold(server: ForeignServer, run: Running) -> None:
+    """The connection stands and delivers nothing, while values change at the server."""
+    await server.publish("hold")
+    await run.wait_state("plc", State.WAITING)
+    await server.publish("flow")
+
+
+async def kill(server: ForeignServer, run: Running) -> None:
+    """A power cut."""
+    server.kill()
+    await run.wait_state("plc", State.WAITING)
+    await server.start()
+
+
+async def lose_publish(server: ForeignServer, run: Running) -> None:
+    """What the server publishes is lost on the way, and acknowledged by nobody."""
+    await server.publish("lose")
+    await run.wait_state("plc", State.WAITING)
+    await server.publish("flow")
+
+
+async def kill_sessions(server: ForeignServer, run: Running) -> None:
+    """The server throws its clients out."""
+    await server.listen(on=False)
+    await server.kill_sessions()
+    await run.wait_state("plc", State.WAITING)
+    await server.listen(on=True)
+
+
+async def cut(server: ForeignServer, run: Running) -> None:
+    """The connection breaks, and none can be made for some time."""
+    await server.listen(on=False)
+    await server.cut()
+    await run.wait_state("plc", State.WAITING)
+    await live_on(run, 0)
+    await server.listen(on=True)
+
+
+@pytest.mark.parametrize("trouble", [hold, kill, lose_publish, kill_sessions, cut])
+def test_every_lost_value_is_declared(
+    trouble: Callable[[ForeignServer, Running], Awaitable[None]], server: ForeignServer, tmp_path: Path
+) -> None:
+    """Each value that the server set, by its own record, and that is not in the store, lies in the time of a gap fact.
+    The gap begins where the source was last known to be alive, not where its loss was noticed."""
+
+    @in_loop
+    async def story() -> None:
+        async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
+            await run.wait_good("f/count", 20)
+            before = run.store.good("f/count")[-1]
+            await trouble(server, run)
+            await wait_until_async(
+                lambda: run.store.good("f/count")[-1].source_time_ns > before.source_time_ns + 1_000_000_000,
+                "values again",
+            )
+            await run.wait_good("f/count", len(run.store.good("f/count")) + 10)
+        found = account(server, tmp_path, "count")
+        assert found.lost, "the trouble was none"
+        assert not found.undeclared, f"{len(found.undeclared)} of {len(found.lost)} lost values are in no gap"
+        assert not found.twice
+        assert not found.invented
+        allowed_ns = 2_000_000_000  # publishing, its transport, and a busy machine
+        gap = min(found.gaps, key=lambda one: one.first_ns)
+        assert gap.first_ns >= before.source_time_ns - allowed_ns, "the gap is no longer than the loss"
+
+    story()
+
+
+@in_loop
+async def test_a_source_has_returned_when_a_value_has(
+    server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that comes back without its variable is connected to, and its source has not returned; it has with the
+    first value."""
+    caplog.set_level(logging.INFO, "agent.ingest")
+
+    def returned() -> bool:
+        return any(getattr(record, "action", "") == "source_returned" for record in caplog.records)
+
+    async with ingesting(opcua(server, tmp_path, "count")) as run:
+        await run.wait_good("f/count", 3)
+        await server.listen(on=False)
+        await server.kill_sessions()
+        await run.wait_state("plc", State.WAITING)
+        await server.delete("count")
+        await server.listen(on=True)
+        await run.wait_state("plc", State.CONNECTED)
+        await live_on(run, 1)
+        assert not returned(), "no value has come"
+        assert run.source("plc").tags_bad == 1
+        await server.recreate("count")
+        await wait_until_async(returned, "the return")
+        assert run.source("plc").tags_bad == 0
+
+
+# --- back-off -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="waits_ms")
+def recorded_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The waiting times that the back-off decides on, in ms."""
+    found: list[int] = []
+    decide = Backoff.wait_ms
+
+    def wait_ms(self: Backoff, failures: int, jitter: float) -> int:
+        found.append(decide(self, failures, jitter))
+        return min(found[-1], 100)
+
+    monkeypatch.setattr(Backoff, "wait_ms", wait_ms)
+    return found
+
+
+@in_loop
+async def test_short_lives_with_values_are_no_failures(
+    server: ForeignServer, tmp_path: Path, waits_ms: list[int]
+) -> None:
+    """A source that delivered values for some seconds and was lost waits the shortest time, however often that happens:
+    a server that restarts every ten minutes is not punished for it."""
+    lives = scaled(3, 12)
+    delays = {"reconnect_delay_ms": 1_000, "reconnect_delay_max_ms": 60_000}
+    async with ingesting(opcua(server, tmp_path, "count", **delays)) as run:
+        for life in range(1, lives + 1):
+            await run.wait_good("f/count", len(run.store.good("f/count")))
+            await live_on(run, 7)
+            await server.kill_sessions()
+            await wait_until_async(lambda life=life: len(waits_ms) >= life, "the loss")
+        assert max(waits_ms) <= 1_000, "each loss begins with the shortest wait"
+
+
+@in_loop
+async def test_a_waiting_source_is_retried_by_hand(server: ForeignServer, tmp_path: Path) -> None:
+    """`bsfg source retry` ends a long pause: the server is back, and the operator need not wait. A wrong name is told
+    the right ones."""
+    pauses = {"reconnect_delay_ms": 60_000, "reconnect_delay_max_ms": 600_000}
+    async with running_node(server, tmp_path, "count", **pauses) as node:
+        await wait_until_async(lambda: node.events("source_connected"), "the source")
+        server.kill()
+        await wait_until_async(lambda: node.events("source_lost"), "the loss")
+        await server.start()
+        status, words = await node.bsfg("source", "retry", "plc")
+        assert status == 0, words
+        await wait_until_async(lambda: node.events("source_returned"), "the return")
+        status, words = await node.bsfg("source", "retry", "ghost")
+        assert status != 0
+        assert "plc" in words
