@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,10 +33,12 @@ CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
 PRODUCER = re.compile(r"[a-z0-9._-]{1,64}")
 SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
 PREDICATE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+INTEGER = re.compile(r"-?[0-9]{1,19}")
 TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")  # neither control characters nor lone surrogates
 
 MESSAGE_ID_BYTES_MAX = 256  # a UUID has 36, a SHA-256 in hex 64; enough for readable ids, too little for documents
 SUBJECT_BYTES_MAX = 512
+ENUMERATION_BYTES_MAX = 4096  # a hundred names; PackML, the largest in use, has 30 states
 TEXT_BYTES_MAX = 256  # any other text field of an envelope
 LABELS_MAX = 32  # labels are policy hints, not a second object
 OBJECT_BYTES_MAX = 256 * 1024  # a fact must fit into one page together with others; larger objects are artifacts
@@ -85,8 +88,8 @@ class Json:
 
 
 Value = bool | int | float | str | bytes | Json | None
-"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None only with a bad
-quality."""
+"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None beside a bad quality
+or for a null of the source."""
 
 
 class Sample(NamedTuple):
@@ -103,7 +106,7 @@ class TagDefinition:
     """The meaning of a tag number. Immutable: a changed definition gets a new number.
 
     `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value is read; `data_type` is the name of the
-    type at the source.
+    type at the source. `enumeration` names the numbers that the tag can be: `0=Off|1=Manual|7=Automatic`.
     """
 
     subject: str
@@ -113,6 +116,7 @@ class TagDefinition:
     address: str = ""
     data_type: str = ""
     description: str = ""
+    enumeration: str = ""
 
     def to_json(self) -> bytes:
         """Canonical JSON without empty fields, so that a field added later changes no old definition's bytes."""
@@ -230,6 +234,8 @@ def check_definition(definition: TagDefinition) -> None:
     for name in ("unit", "source", "address", "data_type", "description"):
         if text := getattr(definition, name):
             check_text(f"definition.{name}", text, 1024)
+    if definition.enumeration:
+        check_text("definition.enumeration", definition.enumeration, ENUMERATION_BYTES_MAX)
 
 
 def check_message(message: Message) -> None:
@@ -296,8 +302,8 @@ def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> st
 def sample_message(definition: TagDefinition, sample: Sample, message_id: str, from_zone: str) -> Message:
     """A sample presented as a message.
 
-    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, and `unit`
-    where the tag has one. For values without a JSON form see `json_value`. A source time before 1970 gives
+    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, `unit`
+    where the tag has one, and `text` where its definition names the number. For values without a JSON form see `json_value`. A source time before 1970 gives
     `produced_at_unix_ms` 0, which cannot be negative.
     """
     content = {
@@ -307,11 +313,25 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
     }
     if definition.unit:
         content["unit"] = definition.unit
+    if definition.enumeration and type(sample.value) is int:
+        text = enumeration_texts(definition.enumeration).get(sample.value)
+        if text is not None:
+            content["text"] = text
     produced_at_unix_ms = max(sample.source_time_ns // 1_000_000, 0)
     envelope = Envelope(
         message_id=message_id, from_zone=from_zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms
     )
     return Message(envelope, Fact(definition.subject, definition.predicate, canonical_json(content)))
+
+
+@lru_cache(maxsize=1024)
+def enumeration_texts(enumeration: str) -> Mapping[int, str]:
+    """The names of numbers in a definition's `enumeration`. Parts that are not `number=name` are passed over: another
+    origin may write more than this version knows."""
+    parts = (part.partition("=") for part in enumeration.split("|"))
+    return {
+        int(number): name.strip() for number, _, name in parts if INTEGER.fullmatch(number.strip()) and name.strip()
+    }
 
 
 def json_value(value: Value) -> Any:

@@ -295,6 +295,18 @@ def test_a_sample_without_unit_and_before_1970() -> None:
     assert presented.envelope.produced_at_unix_ms == 0
 
 
+def test_the_name_of_a_number_stands_beside_it() -> None:
+    """An enumeration's number stays the value; the definition gives its name. Other values, and numbers without a
+    name, have none; parts of a later version's form do no harm."""
+    definition = TagDefinition("tag:a", enumeration="0=Off|7=Automatic, by hand|x=9|=|8=")
+    for value, text in ((7, b'"text":"Automatic, by hand",'), (1, b""), (8, b""), (7.0, b""), (True, b""), (None, b"")):
+        presented = message.sample_message(definition, Sample(1, 0, value), "id", "plant")
+        head = b'{"quality":0,"source_time":"1970-01-01T00:00:00Z",' + text + b'"value":'
+        assert presented.fact.object_json.startswith(head), value
+    with pytest.raises(MessageError, match="enumeration"):
+        message.check_definition(TagDefinition("tag:a", enumeration="0=" + "x" * 4096))
+
+
 def test_sample_ids_spell_out_the_identity() -> None:
     """The same everywhere, and within the limit for the longest names."""
     assert (

@@ -177,6 +177,8 @@ CORES: tuple[str, ...] = (
             "decode",
             "liveness",
             "plan",
+            "structures",
+            "variant",
         )
     ),
     *(

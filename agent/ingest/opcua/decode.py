@@ -2,10 +2,11 @@
 
 Why not asyncua's decoder: it cuts source times to microseconds where the wire has 100 ns (and picoseconds), and it
 builds six objects for each value. Here a run of values of one scalar type is unpacked by one struct call; every other
-shape is read item by item; what is too rare to be read here (structures, node ids, arrays of texts) is left to
-`decode_other`.
+shape is read item by item; values that are neither a number nor a text are left to `decode_other` (see `variant`).
 
-Core: takes bytes, returns tuples. Malformed bytes raise DecodeError, whatever is wrong with them.
+Core: takes bytes, returns tuples. A malformed message raises DecodeError, whatever is wrong with it. A malformed value
+becomes a bad sample of its tag alone; what follows it in the same notification has no known place and is counted
+(`values_lost`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from uuid import UUID
 
 from agent.ingest import quality
-from agent.message import VALUE_BYTES_MAX, Json, Value, json_value, time_text
+from agent.message import VALUE_BYTES_MAX, Json, Value, time_text
 
 FILETIME_EPOCH = 116_444_736_000_000_000  # 1970-01-01 in 100 ns since 1601-01-01
 FILETIME_MIN, FILETIME_MAX = FILETIME_EPOCH - 92_000_000_000_000_000, FILETIME_EPOCH + 92_000_000_000_000_000
@@ -26,6 +26,8 @@ NOTIFICATIONS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond t
 LONG_BYTES_MIN = 512  # shorter values cannot exceed a fact's limit, in whatever form they are kept
 RUN_MIN = 4  # shorter runs of one type are cheaper item by item
 RUN_WINDOW = 512  # a run is looked for this far at once
+
+STRING = 12  # the variant type
 
 DATA_CHANGE, STATUS_CHANGE = 811, 820  # node ids of the binary encodings, namespace 0
 
@@ -49,18 +51,21 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The answer to one Publish. Without changes and status it is a sign of life."""
+    """The answer to one Publish. Without changes and status it is a sign of life. `values_lost`: notified after a
+    malformed value, and unreadable for that."""
 
     subscription_id: int
     sequence_number: int
     has_data: bool
     changes: Sequence[Change]
     status_change: int | None = None
+    values_lost: int = 0
 
 
 _SCALARS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
 _SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in _SCALARS.items()}
-_U32, _I32, _I64, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<H")
+_U32, _I32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
+_MALFORMED = (DecodeError, struct.error, IndexError, OverflowError)
 
 
 def decode_publication(data: bytes, position: int, decode_other: DecodeOther) -> Publication:
@@ -88,13 +93,14 @@ def _publication(data: bytes, position: int, decode_other: DecodeOther) -> Publi
     position += 16
     changes: list[Change] = []
     status_change = None
+    values_lost = 0
     for _ in range(max(0, parts)):
         kind, body, position = _extension_object(data, position)
         if kind == DATA_CHANGE:
-            _data_change(data, body, position, decode_other, changes)
+            values_lost += _data_change(data[body:position], decode_other, changes)
         elif kind == STATUS_CHANGE:
             (status_change,) = _U32.unpack_from(data, body)
-    return Publication(subscription_id, sequence_number, parts > 0, changes, status_change)
+    return Publication(subscription_id, sequence_number, parts > 0, changes, status_change, values_lost)
 
 
 def _extension_object(data: bytes, position: int) -> tuple[int, int, int]:
@@ -119,37 +125,44 @@ def _extension_object(data: bytes, position: int) -> tuple[int, int, int]:
     return kind, body, body + length
 
 
-def _data_change(data: bytes, position: int, end: int, decode_other: DecodeOther, changes: list[Change]) -> None:
-    (left,) = _I32.unpack_from(data, position)
-    position += 4
+def _data_change(data: bytes, decode_other: DecodeOther, changes: list[Change]) -> int:
+    """Append the changes of a DataChangeNotification, which is all of `data`. Returns how many could not be read."""
+    left: int = _I32.unpack_from(data, 0)[0]
+    position = 4
     if left > NOTIFICATIONS_MAX:
         raise DecodeError(f"{left} values in one notification")
     while left > 0:
-        length, count = _uniform_run(data, position, end, left)
+        length, count = _uniform_run(data, position, left)
         if count >= RUN_MIN:
             _unpack_run(data, position, length, count, changes)
             position += length * count
             left -= count
             continue
         for _ in range(max(1, count)):
-            change, position = _item(data, position, decode_other)
+            (handle,) = _U32.unpack_from(data, position)
+            try:
+                change, position = _item(data, position, decode_other)
+            except _MALFORMED:
+                changes.append(Change(handle, None, quality.BAD_DECODING_ERROR, 0, 0))
+                return left - 1
             changes.append(change)
             left -= 1
-    if position > end:
-        raise DecodeError("values run beyond their notification")
+    return 0
 
 
-def _uniform_run(data: bytes, position: int, end: int, left: int) -> tuple[int, int]:
+def _uniform_run(data: bytes, position: int, left: int) -> tuple[int, int]:
     """(bytes of one item, how many items of exactly that shape follow each other from here).
 
     If item k has the mask and type byte of item 0 it has its length too, so item k + 1 begins one length later: equal
     bytes at equal strides prove the whole run.
     """
+    if position + 6 > len(data):
+        return 0, 0
     mask, kind = data[position + 4], data[position + 5]
     if not mask & 1 or kind not in _SCALARS:
         return 0, 0
     length = 6 + _SIZES[kind] + _tail_size(mask)
-    window = min(left, RUN_WINDOW, (end - position) // length)
+    window = min(left, RUN_WINDOW, (len(data) - position) // length)
     stop = position + window * length
     masks = data[position + 4 : stop : length]
     kinds = data[position + 5 : stop : length]
@@ -216,69 +229,31 @@ def _is_too_long(value: Value) -> bool:
 
 def _variant(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Value, int]:
     encoding = data[position]
-    kind = encoding & 0x3F
-    if encoding == kind:
-        if kind in _SCALARS:
-            (value,) = struct.unpack_from(f"<{_SCALARS[kind]}", data, position + 1)
-            return value, position + 1 + _SIZES[kind]
-        if kind == 0:
-            return None, position + 1
-        if kind in (12, 15, 16):
-            return _text(data, position + 1, is_text=kind != 15)
-        if kind == 13:
-            (filetime,) = _I64.unpack_from(data, position + 1)
-            return _time_text(filetime), position + 9
-        if kind == 14:
-            return str(UUID(bytes_le=bytes(data[position + 1 : position + 17]))), position + 17
-        if kind == 21:
-            return _localized(data, position + 1)
-    elif encoding & 0xC0 == 0x80 and kind in _SCALARS:
-        return _array(data, position + 1, kind)
+    if encoding in _SCALARS:
+        (value,) = struct.unpack_from(f"<{_SCALARS[encoding]}", data, position + 1)
+        return value, position + 1 + _SIZES[encoding]
+    if encoding == STRING:
+        return _text(data, position + 1)
     return decode_other(data, position)
 
 
-def _text(data: bytes, position: int, *, is_text: bool) -> tuple[Value, int]:
-    """A string or byte string; a null one reads as empty. Text that is not UTF-8 is kept as bytes, not mangled."""
-    (length,) = _I32.unpack_from(data, position)
-    position += 4
-    if length <= 0:
-        return "" if is_text else b"", position
-    if position + length > len(data):
-        raise DecodeError(f"text of {length} bytes in a message of {len(data)}")
-    raw = bytes(data[position : position + length])
-    if is_text:
-        try:
-            return raw.decode(), position + length
-        except UnicodeDecodeError:
-            pass
-    return raw, position + length
-
-
-def _localized(data: bytes, position: int) -> tuple[Value, int]:
-    """The text of a LocalizedText; its locale is presentation."""
-    mask = data[position]
-    position += 1
-    text: Value = ""
-    if mask & 1:
-        _, position = _text(data, position, is_text=True)
-    if mask & 2:
-        text, position = _text(data, position, is_text=True)
-    return text, position
-
-
-def _array(data: bytes, position: int, kind: int) -> tuple[Value, int]:
+def _text(data: bytes, position: int) -> tuple[Value, int]:
+    """A String; None for a null one. Text that is not UTF-8 is kept as bytes, not mangled."""
     (length,) = _I32.unpack_from(data, position)
     position += 4
     if length < 0:
-        return Json.of([]), position
-    if position + length * _SIZES[kind] > len(data):
-        raise DecodeError(f"array of {length} values in a message of {len(data)} bytes")
-    values = struct.unpack_from(f"<{length}{_SCALARS[kind]}", data, position)
-    return Json.of([json_value(value) for value in values]), position + length * _SIZES[kind]
+        return None, position
+    if position + length > len(data):
+        raise DecodeError(f"text of {length} bytes where {len(data) - position} are left")
+    raw = bytes(data[position : position + length])
+    try:
+        return raw.decode(), position + length
+    except UnicodeDecodeError:
+        return raw, position + length
 
 
-def _time_text(filetime: int) -> str:
-    """A DateTime that is itself the value, as ISO 8601. The ends of the scale mean "earliest" and "latest"."""
+def time_text_of(filetime: int) -> str:
+    """A DateTime that is itself a value, as ISO 8601. The ends of the scale mean "earliest" and "latest"."""
     if filetime <= 0:
         return "1601-01-01T00:00:00Z"
     if filetime >= FILETIME_YEAR_9999:

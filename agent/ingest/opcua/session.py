@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. This module, `security` and `variant` are all that know asyncua.
+"""One session with an OPC UA server, through asyncua. This module, `security` and `type_reader` are all that know asyncua.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no chunking that
@@ -29,10 +29,11 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress
-from agent.ingest.opcua.decode import DecodeError, Publication, decode_publication
+from agent.ingest.opcua.decode import DecodeError, Publication
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
-from agent.ingest.opcua.variant import decode_other
+from agent.ingest.opcua.type_reader import decode_learning
+from agent.ingest.opcua.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
 
 HEARTBEAT_HANDLE = 2**31 - 1
@@ -76,6 +77,7 @@ class Session:
     def __init__(self, client: Client, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
         self._session = client.uaclient.session
+        self.reader = ValueReader()  # of the values that are published to this session
         self._subscription_id = 0
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
 
@@ -86,8 +88,9 @@ class Session:
 
     async def namespaces(self) -> list[str]:
         """The server's namespace URIs, by index."""
-        found = await self._call(self._client.get_namespace_array())
-        return [str(uri) for uri in found]
+        found = [str(uri) for uri in await self._call(self._client.get_namespace_array())]
+        self.reader.namespaces = found
+        return found
 
     async def items_per_call_max(self) -> int:
         """The server's limit for one CreateMonitoredItems; 0 if it has or tells none."""
@@ -166,6 +169,7 @@ class _BatchSession(UaSession):
     def __init__(self, client: UaClient) -> None:
         super().__init__(client)
         self.on_loss: Callable[[str], None] = lambda _: None
+        self.reader = ValueReader()
 
     async def publish(self, acks: list[ua.SubscriptionAcknowledgement]) -> ua.PublishResponse:
         request = ua.PublishRequest()
@@ -175,7 +179,7 @@ class _BatchSession(UaSession):
             ua_binary.nodeid_from_binary(body)
             header = ua_binary.struct_from_binary(ua.ResponseHeader, body)
             header.ServiceResult.check()
-            publication = decode_publication(bytes(body), 0, decode_other)
+            publication = await decode_learning(bytes(body), self.reader, self)
         except uaerrors.BadTimeout:
             raise  # the server gave this Publish up; asyncua's loop sends the next
         except (UaError, OSError, TimeoutError, DecodeError) as error:
@@ -241,7 +245,7 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
     assert isinstance(inner, _BatchSession), "set in _new_client"
     try:
         session = Session(client, settings)
-        inner.on_loss = session.note_loss
+        inner.on_loss, inner.reader = session.note_loss, session.reader
         yield session
     finally:
         await _close(client, inner)

@@ -1,70 +1,393 @@
-"""Values of shapes too rare for `decode`, read by asyncua and written as JSON: structures, node ids, arrays of texts.
+"""One value of any shape from the bytes of a Variant (OPC 10000-6, 5.2.2): texts, ids, arrays, structures.
 
-The third module that knows asyncua. Whatever the library raises at bytes it does not understand becomes a DecodeError;
-a single structure that cannot be read keeps its bytes, so that one odd node never costs the values beside it.
+`decode` reads runs of numbers by itself and leaves every other value to a `ValueReader`, which knows the namespaces and
+types of one session. What has no type of its own in a fact becomes JSON: see docs/reference/opcua-values.md.
+
+Core. Malformed bytes raise DecodeError. A structure whose inside cannot be read keeps its bytes, because its length is
+known. Work and memory are bounded by the bytes at hand, by DEPTH_MAX, and by ELEMENTS_MAX.
 """
 
 from __future__ import annotations
 
+import base64
+import math
 import struct
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
-from asyncua import ua
-from asyncua.common.utils import Buffer
-from asyncua.ua import ua_binary
-from asyncua.ua.uaerrors import UaError
+from agent.ingest.opcua.decode import DecodeError, time_text_of
+from agent.ingest.opcua.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
+from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
 
-from agent.ingest.opcua.decode import DecodeError
-from agent.message import Json, MessageError, Value
+DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least this many levels are to be supported
+DIMENSIONS_MAX = 32  # of one array: nobody uses more than three
+ELEMENTS_MAX = VALUE_BYTES_MAX // 2  # kept of one value: more, with their commas, exceed a fact's limit in any case
+_MALFORMED = (struct.error, IndexError, OverflowError, ValueError, MessageError, RecursionError)
 
-_UNREADABLE = (  # what the library's decoder raises at bytes it does not understand
-    *(UaError, MessageError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError),
-    RecursionError,
-)
-EXTENSION_OBJECT = 22  # the variant type of one structure
-
-
-def decode_other(data: bytes, position: int) -> tuple[Value, int]:
-    """A Variant of a shape that `decode` leaves to the library."""
-    buffer = Buffer(data, position)
-    try:
-        plain = _plain(ua_binary.variant_from_binary(buffer).Value)
-        return (plain if isinstance(plain, str) else Json.of(plain)), buffer.cur_pos
-    except _UNREADABLE as error:
-        if data[position] == EXTENSION_OBJECT:
-            return _raw_structure(data, position + 1)
-        raise DecodeError(f"a value of variant type {data[position] & 0x3F} cannot be read: {error}") from error
+_LETTERS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
+_NUMBERS = {kind: struct.Struct(f"<{letter}") for kind, letter in _LETTERS.items()}
+_U16, _U32, _I32, _I64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
 
 
-def _raw_structure(data: bytes, position: int) -> tuple[Value, int]:
-    """A structure whose inside the library cannot read. Its length is known: keep its bytes, and the values beside
-    it."""
-    buffer = Buffer(data, position)
-    try:
-        kind = ua_binary.nodeid_from_binary(buffer)
-        form, length = buffer.read(1), ua_binary.Primitives.Int32.unpack(buffer)
-        if form == b"\0" or length < 0:
-            raise DecodeError("a structure without a length cannot be read")
-        return Json.of({"TypeId": kind.to_string(), "Body": buffer.read(length).hex()}), buffer.cur_pos
-    except _UNREADABLE as error:
-        raise DecodeError(f"a structure cannot be read: {error}") from error
+class ValueReader:
+    """Reads the values of one session. `namespaces` are the server's URIs by index; both may grow while it lasts."""
+
+    def __init__(self, namespaces: Sequence[str] = (), types: Types | None = None) -> None:
+        self.namespaces = namespaces
+        self.types = types or Types()
+
+    def __call__(self, data: bytes, position: int) -> tuple[Value, int]:
+        """The value of the Variant at `position`, and the position after it."""
+        wire = _Wire(self, data, position)
+        try:
+            found = wire.variant()
+            value = found if found is None or type(found) in _AS_THEY_ARE else Json.of(_json(found))
+        except _MALFORMED as error:
+            raise DecodeError(f"a value of variant type {data[position] & 0x3F} cannot be read: {error}") from error
+        return value, wire.position
+
+    def node_id_text(self, key: TypeKey) -> str:
+        """A node id with the URI of its namespace; with the index where the server has no such namespace."""
+        namespace, identifier = key
+        return self.namespace_text(namespace) + _identifier_text(identifier)
+
+    def namespace_text(self, index: int) -> str:
+        if index == 0:
+            return ""
+        return f"nsu={self.namespaces[index]};" if index < len(self.namespaces) else f"ns={index};"
 
 
-def _plain(value: Any) -> Any:
-    """A library value in JSON terms: structures as objects, ids and times as text, bytes as hexadecimal text."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return int(value) if abs(value) < 2**53 else str(value)
+_AS_THEY_ARE = frozenset({bool, int, float, str, bytes})  # types a fact has itself
+
+
+class _Wire:
+    """A position in some bytes. `end` moves in and out with structures; each read stays before it."""
+
+    __slots__ = ("data", "depth", "elements_left", "end", "position", "reader")
+
+    def __init__(self, reader: ValueReader, data: bytes, position: int) -> None:
+        self.reader = reader
+        self.data = data
+        self.position = position
+        self.end = len(data)
+        self.depth = 0
+        self.elements_left = ELEMENTS_MAX
+
+    # ------------------------------------------------------------------------------------------------- bytes and lists
+
+    def take(self, size: int) -> int:
+        """Step over so many bytes; where they began."""
+        start = self.position
+        if not 0 <= size <= self.end - start:
+            raise DecodeError(f"{size} bytes where {self.end - start} are left")
+        self.position = start + size
+        return start
+
+    def number(self, form: struct.Struct) -> Any:
+        return form.unpack_from(self.data, self.take(form.size))[0]
+
+    def byte(self) -> int:
+        return self.data[self.take(1)]
+
+    def octets(self) -> bytes | None:
+        """A ByteString."""
+        length = self.number(_I32)
+        if length < 0:
+            return None
+        start = self.take(length)
+        return bytes(self.data[start : start + length])
+
+    def text(self) -> str | bytes | None:
+        """A String; one that is not UTF-8 is kept as bytes, not mangled."""
+        octets = self.octets()
+        try:
+            return None if octets is None else octets.decode()
+        except UnicodeDecodeError:
+            return octets
+
+    def plain_text(self) -> str:
+        """A String inside an id, which is text in any case."""
+        return (self.octets() or b"").decode(errors="replace")
+
+    def elements(self, count: int, read: Callable[[], Any]) -> list[Any]:
+        """So many elements; what exceeds ELEMENTS_MAX is stepped over, since the value is too long in any case."""
+        if count > self.end - self.position:  # each has a byte at least, or is not worth reading
+            raise DecodeError(f"{count} elements in {self.end - self.position} bytes")
+        found = []
+        for _ in range(count):
+            element = read()
+            if self.elements_left > 0:
+                self.elements_left -= 1
+                found.append(element)
+        return found
+
+    def array(self, read: Callable[[], Any]) -> list[Any] | None:
+        count = self.number(_I32)
+        return None if count < 0 else self.elements(count, read)
+
+    def numbers(self, kind: int) -> list[Any] | None:
+        """An array of numbers of one type."""
+        count = self.number(_I32)
+        if count < 0:
+            return None
+        start = self.take(count * _NUMBERS[kind].size)
+        kept = min(count, self.elements_left)
+        self.elements_left -= kept
+        return list(struct.unpack_from(f"<{kept}{_LETTERS[kind]}", self.data, start))
+
+    def enter(self) -> None:
+        """One level deeper; whoever enters counts the level down again, unless it fails."""
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            raise DecodeError(f"values are nested more than {DEPTH_MAX} deep")
+
+    def dimensions(self) -> list[int]:
+        """The sizes of an array of several dimensions."""
+        count = self.number(_I32)
+        if count > DIMENSIONS_MAX:
+            raise DecodeError(f"an array of {count} dimensions")
+        return [self.number(_I32) for _ in range(count)]
+
+    # ------------------------------------------------------------------------------------------------ built-in types
+
+    def variant(self) -> Any:
+        self.enter()
+        encoding = self.byte()
+        kind = encoding & 0x3F
+        found = None
+        if encoding & 0x80:
+            found = self.numbers(kind) if kind in _LETTERS else self.array(lambda: self.built_in(kind))
+            if encoding & 0x40:
+                found = _shaped(found, self.dimensions())
+        elif kind:
+            found = self.built_in(kind)
+        self.depth -= 1
+        return found
+
+    def built_in(self, kind: int) -> Any:
+        """A value of a built-in type, by its number (OPC 10000-6, table 1)."""
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        if kind in _READERS:
+            return _READERS[kind](self)
+        if 26 <= kind <= 31:
+            return self.octets()  # 5.2.2.16: unassigned, to be read as a ByteString
+        raise DecodeError(f"there is no built-in type {kind}")
+
+    def time(self) -> str:
+        return time_text_of(self.number(_I64))
+
+    def guid(self) -> str:
+        start = self.take(16)
+        return str(UUID(bytes_le=bytes(self.data[start : start + 16])))
+
+    def status(self) -> int:
+        found: int = self.number(_U32)
+        return found
+
+    def node_id(self) -> str:
+        return self.reader.node_id_text(self.node_key(self.byte()))
+
+    def node_key(self, form: int) -> TypeKey:
+        """Namespace and identifier of a node id of this form."""
+        match form & 0x3F:
+            case 0:
+                return 0, self.byte()
+            case 1:
+                return self.byte(), self.number(_U16)
+            case 2:
+                return self.number(_U16), self.number(_U32)
+            case 3:
+                return self.number(_U16), self.plain_text()
+            case 4:
+                return self.number(_U16), UUID(self.guid())
+            case 5:
+                return self.number(_U16), self.octets() or b""
+            case other:
+                raise DecodeError(f"there is no node id of form {other}")
+
+    def expanded_node_id(self) -> str:
+        form = self.byte()
+        key = self.node_key(form)
+        uri = self.plain_text() if form & 0x80 else ""
+        server = self.number(_U32) if form & 0x40 else 0
+        text = f"nsu={uri};{_identifier_text(key[1])}" if uri else self.reader.node_id_text(key)
+        return f"svr={server};{text}" if server else text
+
+    def qualified_name(self) -> str | None:
+        namespace, name = self.number(_U16), self.octets()
+        if name is None and namespace == 0:
+            return None
+        return self.reader.namespace_text(namespace) + (name or b"").decode(errors="replace")
+
+    def localized_text(self) -> Any:
+        """The text alone where no locale is given."""
+        mask = self.byte()
+        locale = self.text() if mask & 1 else None
+        text = self.text() if mask & 2 else None
+        return {"locale": locale, "text": text} if locale else text
+
+    def data_value(self) -> dict[str, Any]:
+        mask = self.byte()
+        found: dict[str, Any] = {}
+        if mask & 1:
+            found["value"] = self.variant()
+        if mask & 2:
+            found["quality"] = self.status()
+        for name, bit, picoseconds_bit in (("source_time", 4, 16), ("server_time", 8, 32)):
+            if mask & bit:
+                found[name] = self.time()
+            if mask & picoseconds_bit:
+                self.number(_U16)
+        return found
+
+    def diagnostic_info(self) -> dict[str, Any]:
+        mask = self.byte()
+        found: dict[str, Any] = {}
+        for name, bit in (("SymbolicId", 1), ("NamespaceUri", 2), ("Locale", 8), ("LocalizedText", 4)):
+            if mask & bit:
+                found[name] = self.number(_I32)
+        if mask & 16:
+            found["AdditionalInfo"] = self.text()
+        if mask & 32:
+            found["InnerStatusCode"] = self.status()
+        if mask & 64:
+            self.enter()
+            found["InnerDiagnosticInfo"] = self.diagnostic_info()
+            self.depth -= 1
+        return found
+
+    # ---------------------------------------------------------------------------------------------------- structures
+
+    def extension_object(self) -> Any:
+        """The fields of a structure, or its type and bytes where they are not known. The bytes are those that its
+        length says: whatever is wrong inside stays inside."""
+        key, form = self.node_key(self.byte()), self.byte()
+        type_id = self.reader.node_id_text(key)
+        if form == 0:
+            return None if key == (0, 0) else {"TypeId": type_id, "Body": None}
+        if form not in (1, 2):
+            raise DecodeError(f"there is no structure of form {form}")
+        body = self.octets()
+        if body is None:
+            raise DecodeError("a structure without a length")
+        if form == 2:
+            return {"TypeId": type_id, "Body": body.decode(errors="replace")}  # XML
+        described = self.reader.types.structure(key)
+        fields = None if described is None else self._inside(described, len(body))
+        return {"TypeId": type_id, "Body": body.hex()} if fields is None else fields
+
+    def _inside(self, described: StructureType, length: int) -> dict[str, Any] | None:
+        """The fields in the last `length` bytes; None unless they end where the bytes end."""
+        outer_end, outer_depth, after = self.end, self.depth, self.position
+        self.end, self.position = after, after - length
+        try:
+            fields = self.structure(described)
+            return fields if self.position == after else None
+        except _MALFORMED:
+            return None
+        finally:
+            self.end, self.depth, self.position = outer_end, outer_depth, after
+
+    def structure(self, described: StructureType) -> dict[str, Any]:
+        self.enter()
+        found = self.fields(described)
+        self.depth -= 1
+        return found
+
+    def fields(self, described: StructureType) -> dict[str, Any]:
+        match described.shape:
+            case Shape.UNION | Shape.UNION_SUBTYPED:
+                choice = self.number(_U32)
+                if choice > len(described.fields):
+                    raise DecodeError(f"field {choice} of a union of {len(described.fields)}")
+                chosen = described.fields[choice - 1 : choice] if choice else ()
+                return {field.name: self.field(field) for field in chosen}
+            case Shape.OPTIONAL:
+                mask, found = self.number(_U32), {}
+                for field in described.fields:
+                    if not field.is_optional or mask & 1:
+                        found[field.name] = self.field(field)
+                    mask >>= field.is_optional
+                return found
+            case _:
+                return {field.name: self.field(field) for field in described.fields}
+
+    def field(self, field: Field) -> Any:
+        if field.rank == 0:
+            return self.of_type(field.type)
+        if field.rank == 1:
+            return self.array(lambda: self.of_type(field.type))
+        dimensions = self.dimensions()
+        return _shaped(self.elements(max(0, math.prod(dimensions)), lambda: self.of_type(field.type)), dimensions)
+
+    def of_type(self, kind: int | TypeKey) -> Any:
+        """A value of a built-in or described type."""
+        described = kind if isinstance(kind, int) else self.reader.types.named[kind]
+        if isinstance(described, int):
+            return self.built_in(described)
+        if isinstance(described, EnumType):
+            value = self.number(_I32)
+            return {"value": value, "text": described.texts[value]} if value in described.texts else {"value": value}
+        return self.structure(described)
+
+
+_READERS: dict[int, Callable[[_Wire], Any]] = {
+    12: _Wire.text,
+    13: _Wire.time,
+    14: _Wire.guid,
+    15: _Wire.octets,
+    16: _Wire.text,  # XmlElement
+    17: _Wire.node_id,
+    18: _Wire.expanded_node_id,
+    20: _Wire.qualified_name,
+    21: _Wire.localized_text,
+    22: _Wire.extension_object,
+    23: _Wire.data_value,
+    24: _Wire.variant,
+    25: _Wire.diagnostic_info,
+}
+
+
+def _shaped(values: list[Any] | None, dimensions: list[int]) -> list[Any] | None:
+    """The values as lists of lists; as they came where the dimensions do not fit them."""
+    if values is None or len(dimensions) < 2 or min(dimensions) < 1 or math.prod(dimensions) != len(values):
+        return values
+    for size in reversed(dimensions[1:]):
+        values = [values[start : start + size] for start in range(0, len(values), size)]
+    return values
+
+
+def _identifier_text(identifier: int | str | UUID | bytes) -> str:
+    match identifier:
+        case int():
+            return f"i={identifier}"
+        case str():
+            return f"s={identifier}"
+        case UUID():
+            return f"g={identifier}"
+        case _:
+            return f"b={base64.b64encode(identifier).decode()}"
+
+
+def _json(value: Any) -> Any:
+    """A value in JSON terms. Inside arrays and structures a zero with a sign is text too: JSON's canonical form has no
+    other way to keep it."""
     if isinstance(value, float):
-        return value if value - value == 0 else str(value)
+        if math.isfinite(value):
+            return "-0.0" if value == 0 and math.copysign(1, value) < 0 else value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, list):
+        return [_json(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _json(one) for name, one in value.items()}
     if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, ua.NodeId):
-        return value.to_string()
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name != "Encoding"}
-    return str(value)
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, int) and abs(value) > JSON_INTEGER_MAX:
+        return str(value)
+    return value
+
+
+decode_other = ValueReader()
+"""Reads values where namespaces and types do not matter."""

@@ -8,8 +8,8 @@ and column.
 Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. It will not guess: an
 unknown column, a tag twice or a type it does not know is an error that says what to write instead.
 
-Columns of every file: tag (scope/id), stream, predicate, unit, description, deadband (0.5 or 5%), min_interval_ms,
-max_interval_ms. OPC UA adds address; Modbus adds unit_id, table, register, type, byte_order, scale, offset.
+Columns of every file: tag (scope/id), stream, predicate, unit, description, enumeration (0=Off|1=On), deadband (0.5 or
+5%), min_interval_ms, max_interval_ms. OPC UA adds address; Modbus adds unit_id, table, register, type, byte_order, scale, offset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.sampling import SamplingRule
-from agent.message import PREDICATE, STREAM, MessageError, TagDefinition, check_definition
+from agent.message import PREDICATE, STREAM, MessageError, TagDefinition, check_definition, enumeration_texts
 
 ROWS_MAX = 50_000  # five times the tags a node is measured with; the unit's MemoryMax is made for no more
 FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of the usual length; read whole, so it costs memory
@@ -128,6 +128,7 @@ COMMON_COLUMNS = (
     "predicate",
     "unit",
     "description",
+    "enumeration",
     "deadband",
     "min_interval_ms",
     "max_interval_ms",
@@ -212,6 +213,7 @@ class _Reader:
             address=address,
             data_type=data_type,
             description=cells.text("description"),
+            enumeration=_enumeration(cells),
         )
         try:
             check_definition(definition)
@@ -238,6 +240,19 @@ class _Reader:
 
     def _problem(self, line: int, column: str, value: str, why: str) -> None:
         self.problems.append(Problem(self._file, line, column, value, why))
+
+
+def _enumeration(cells: Cells) -> str:
+    """Names of numbers, one form for each content."""
+    text = cells.text("enumeration")
+    if not text:
+        return ""
+    texts = enumeration_texts(text)
+    if len(texts) != text.count("|") + 1:
+        raise CellError(
+            "enumeration", "is not a list of numbers with names, each once; write 0=Off|1=Manual|7=Automatic"
+        )
+    return "|".join(f"{number}={texts[number]}" for number in sorted(texts))
 
 
 def _decoded(file: str, data: bytes) -> tuple[str, tuple[str, ...]]:

@@ -146,7 +146,7 @@ class SqlSession:
                 one = TagDefinition.from_json(body)
                 yield (
                     origin.zone, origin.epoch.hex(), number, one.subject, one.predicate, one.unit, one.source, one.address,
-                    one.data_type, one.description,
+                    one.data_type, one.description, one.enumeration,
                 )  # fmt: skip
 
     def _streams(self) -> Iterable[tuple[Any, ...]]:

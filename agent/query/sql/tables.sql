@@ -56,7 +56,8 @@ CREATE TABLE definitions (
     source TEXT,
     address TEXT,
     data_type TEXT,
-    description TEXT
+    description TEXT,
+    enumeration TEXT
 );
 
 -- streams: the logs of the store

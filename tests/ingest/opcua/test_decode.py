@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication, filetime_ns
 from agent.ingest.opcua.variant import decode_other
-from agent.message import Json
+from agent.message import Json, check_value
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 START_NS = int(START.timestamp()) * 10**9 + 678_901_000
@@ -137,13 +137,15 @@ def test_source_times_keep_a_hundred_nanoseconds() -> None:
         ([True, False], "Boolean", Json.of([True, False])),
         (["a", "b"], "String", Json.of(["a", "b"])),
         (b"\x00\xff", "ByteString", b"\x00\xff"),
-        (None, "String", ""),
+        (None, "String", None),
+        ("", "String", ""),
         (START, "DateTime", "2026-01-02T03:04:05.678901Z"),
-        (ua.LocalizedText("warm", "en"), "LocalizedText", "warm"),
-        (ua.LocalizedText(None, None), "LocalizedText", ""),
+        (ua.LocalizedText("warm", "en"), "LocalizedText", Json.of({"locale": "en", "text": "warm"})),
+        (ua.LocalizedText("warm"), "LocalizedText", "warm"),
+        (ua.LocalizedText(None, None), "LocalizedText", None),
         (ua.NodeId("x", 2), "NodeId", "ns=2;s=x"),
         (ua.StatusCode(0x80050000), "StatusCode", 0x80050000),
-        (ua.QualifiedName("q", 1), "QualifiedName", Json.of({"Name": "q", "NamespaceIndex": 1})),
+        (ua.QualifiedName("q", 1), "QualifiedName", "ns=1;q"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -209,6 +211,56 @@ def test_keep_alive_and_status_change() -> None:
     status = ua.StatusChangeNotification(Status=ua.StatusCode(0x800A0000))
     ended = ua.PublishResult(SubscriptionId=3, NotificationMessage=ua.NotificationMessage(NotificationData=[status]))
     assert decoded(struct_to_binary(ended)).status_change == 0x800A0000
+
+
+@pytest.mark.parametrize("cut_short", [True, False])
+def test_a_malformed_value_costs_its_tag_alone(cut_short: bool) -> None:  # noqa: FBT001 both ways of one damage
+    """The tag whose value has no end gets a bad sample, the values behind it are counted, and the publication goes
+    on with its next notification."""
+    whole = struct.pack("<IBBd", 1, 1, 11, 1.0)
+    broken = struct.pack("<IBBi", 2, 1, 12, 1_000) if cut_short else struct.pack("<IBB", 2, 1, 38) + b"\xff" * 4
+    bodies = [whole + broken + whole * 5, whole]
+    raw = struct.pack("<IiBIqi", 3, 0, 0, 1, 0, 2)
+    for count, body in zip((7, 1), bodies, strict=True):
+        change = struct.pack("<i", count) + body + struct.pack("<i", 0)
+        raw += struct.pack("<BBHBi", 1, 0, 811, 1, len(change)) + change
+    found = decoded(raw)
+    assert found.changes == [Change(1, 1.0, 0, 0, 0), Change(2, None, 0x80070000, 0, 0), Change(1, 1.0, 0, 0, 0)]
+    assert found.values_lost == 5
+
+
+def nested(levels: int) -> bytes:
+    """Variants in Variants, each an array of one; the innermost holds nothing."""
+    return struct.pack("<Bi", 0x80 | 24, 1) * (levels - 1) + b"\0"
+
+
+def test_values_are_nested_a_hundred_deep_and_no_deeper() -> None:
+    """What the specification asks of a decoder is read; a message made to exhaust the stack is one bad sample."""
+    expected: list[Any] = []
+    for _ in range(98):
+        expected = [expected] if expected else [None]
+    assert decode_other(nested(99), 0)[0] == Json.of(expected)
+    decode_other(nested(100), 0)
+    for levels in (101, 100_000):
+        with pytest.raises(DecodeError):
+            decode_other(nested(levels), 0)
+
+
+def test_a_huge_array_of_small_things_is_not_kept() -> None:
+    """A hundred thousand nulls of a byte each would be megabytes of objects; the value is too long in any case, and
+    the one behind it is found."""
+    texts = struct.pack("<IBBi", 1, 1, 0x80 | 24, 100_000) + b"\0" * 100_000
+    found = decoded(notification(2, texts + struct.pack("<IBBd", 2, 1, 11, 1.0))).changes
+    assert [(change.value, change.quality) for change in found] == [(None, 0x80080000), (1.0, 0)]
+
+
+@given(st.binary(max_size=200), st.sampled_from([0x16, 0x96, 0xD6, 0x17, 0x18, 0x98, 0x99, 0x19, 0x8C, 0x91, 0x15]))
+def test_any_bytes_are_a_value_or_one_error(raw: bytes, kind: int) -> None:
+    """Whatever stands behind the type of a Variant: a value that a fact can hold, or a DecodeError."""
+    with contextlib.suppress(DecodeError):
+        value, position = decode_other(bytes([kind]) + raw, 0)
+        check_value(value)
+        assert 1 <= position <= len(raw) + 1
 
 
 @given(st.data())

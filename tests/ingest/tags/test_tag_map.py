@@ -31,8 +31,8 @@ def modbus(folder: Path, data: str, base: int = 0, **settings: object) -> TagMap
 def test_a_full_row(tmp_path: Path) -> None:
     """Every common column arrives where it belongs."""
     text = (
-        "tag,address,stream,predicate,unit,description,deadband,min_interval_ms,max_interval_ms\n"
-        'line1/oven,nsu=urn:plc;s=Oven,facts.oven,temperature_sampled,°C,"Oven, left",0.5,100,60000\n'
+        "tag,address,stream,predicate,unit,description,deadband,min_interval_ms,max_interval_ms,enumeration\n"
+        'line1/oven,nsu=urn:plc;s=Oven,facts.oven,temperature_sampled,°C,"Oven, left",0.5,100,60000, 7=On | 0 = Off\n'
     )
     (tag,) = opcua(tmp_path, text).tags
     assert (tag.row, tag.stream, tag.point) == (2, "facts.oven", NodeAddress("urn:plc", "Oven"))
@@ -44,6 +44,7 @@ def test_a_full_row(tmp_path: Path) -> None:
         "°C",
         "Oven, left",
     )
+    assert definition.enumeration == "0=Off|7=On"
     assert (definition.source, definition.address) == ("plc", "nsu=urn:plc;s=Oven")
 
 
@@ -91,6 +92,8 @@ def test_a_decimal_comma_beside_semicolons(tmp_path: Path) -> None:
         ("a/b,nsu=urn:x;s=y,Facts,,,,", "stream", "a-z"),
         ("a/b,nsu=urn:x;s=y,,ValueSampled,,,", "predicate", "lower_snake_case"),
         ("a/b,nsu=urn:x;s=y,,,abc,,", "deadband", "is not a number"),
+        ("a/b,nsu=urn:x;s=y,,,,,,0=Off|On", "enumeration", "numbers with names"),
+        ("a/b,nsu=urn:x;s=y,,,,,,0=Off|00=On", "enumeration", "each once"),
         ("a/b,nsu=urn:x;s=y,,,-1,,", "deadband", "0 or more"),
         ("a/b,nsu=urn:x;s=y,,,101%,,", "deadband", "0% to 100%"),
         ("a/b,nsu=urn:x;s=y,,,nan,,", "deadband", "finite"),
@@ -102,7 +105,7 @@ def test_a_decimal_comma_beside_semicolons(tmp_path: Path) -> None:
 )
 def test_a_bad_cell_is_named(tmp_path: Path, row: str, column: str, why: str) -> None:
     """Each mistake is told with file, row, column, what stands there, and what to write."""
-    header = "tag,address,stream,predicate,deadband,min_interval_ms,max_interval_ms\nok/ok,nsu=urn:x;s=ok,,,,,\n"
+    header = "tag,address,stream,predicate,deadband,min_interval_ms,max_interval_ms,enumeration\nok/ok,nsu=urn:x;s=ok,,,,,,\n"
     with pytest.raises(TagMapError) as caught:
         opcua(tmp_path, header + row + "\n")
     (problem,) = caught.value.problems

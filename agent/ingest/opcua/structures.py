@@ -1,0 +1,226 @@
+"""Data types that a server describes: structures, unions and enumerations, as far as values of a tag need them.
+
+A structure arrives as the id of its encoding and bytes. What the bytes mean is in the DataTypeDefinition of its data
+type (OPC 10000-3, 8.49 and 8.51), which `learn` reads once for each session through a port, with everything nested in
+it. `Types` is what one session knows; nothing is global, because two servers may give one id to different types.
+
+Core. A type that a server does not describe, or describes beyond the limits below, stays unknown: its values keep their
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Protocol
+from uuid import UUID
+
+TypeKey = tuple[int, int | str | UUID | bytes]
+"""Namespace index and identifier of a node: valid within one session."""
+
+TYPES_MAX = 2_000  # described by one session; the largest companion specifications have some hundred
+FIELDS_MAX = 500  # of one structure, or names of one enumeration
+SUPERTYPES_MAX = 20  # steps from a data type to its built-in type: a server may describe a circle
+
+BOOLEAN, INT16, INT32, INT64, UINT32, FLOAT, DOUBLE, STRING, DATE_TIME = 1, 4, 6, 8, 7, 10, 11, 12, 13
+NODE_ID, LOCALIZED_TEXT, STRUCTURE, VARIANT = 17, 21, 22, 24
+NUMBER, INTEGER, UINTEGER, ENUMERATION = 26, 27, 28, 29  # abstract; the first three are written as Variants
+
+
+class Shape(IntEnum):
+    """How the fields of a structure are written (StructureType, OPC 10000-3, 8.48)."""
+
+    PLAIN = 0
+    OPTIONAL = 1  # a bit mask says which optional fields follow
+    UNION = 2  # a number says which one field follows
+    SUBTYPED = 3  # fields marked optional hold any subtype, written as Variant or ExtensionObject
+    UNION_SUBTYPED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a structure. `type` is a built-in type or the key of a described one; `rank` counts dimensions."""
+
+    name: str
+    type: int | TypeKey
+    rank: int = 0
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StructureType:
+    """The fields of a structure, those of its supertypes first."""
+
+    fields: tuple[Field, ...]
+    shape: Shape = Shape.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class EnumType:
+    """The names of an enumeration's numbers."""
+
+    texts: Mapping[int, str]
+
+
+class TypePort(Protocol):
+    """What `learn` asks a server. None where it has no answer."""
+
+    async def data_type(self, encoding: TypeKey) -> TypeKey | None:
+        """The data type that an encoding belongs to."""
+
+    async def definition(self, data_type: TypeKey) -> StructureType | EnumType | None:
+        """The description of a data type; the types of fields are keys as the server sent them."""
+
+    async def supertype(self, data_type: TypeKey) -> TypeKey | None:
+        """The data type that this one is a subtype of."""
+
+
+class Types:
+    """The types that one session knows, and the encodings it has met and not asked for yet (`missing`)."""
+
+    def __init__(self) -> None:
+        self.named: dict[TypeKey, StructureType | EnumType | int] = dict(STANDARD_TYPES)
+        self.missing: set[TypeKey] = set()
+        self._encodings: dict[TypeKey, StructureType | None] = dict(STANDARD_ENCODINGS)
+
+    def structure(self, encoding: TypeKey) -> StructureType | None:
+        """The structure with this encoding id. None: unknown, or not asked for yet."""
+        if encoding not in self._encodings and len(self._encodings) + len(self.missing) < TYPES_MAX:
+            self.missing.add(encoding)
+        return self._encodings.get(encoding)
+
+    def give_up(self) -> None:
+        """Take what is missing for unknown."""
+        while self.missing:
+            self.know(self.missing.pop(), None)
+
+    def know(self, encoding: TypeKey, structure: StructureType | None) -> None:
+        """Keep the answer for an encoding id; None is an answer too."""
+        self._encodings[encoding] = structure
+
+
+async def learn(types: Types, port: TypePort) -> None:
+    """Ask a server for the encodings that `types` misses, and for all that is nested in them."""
+    while types.missing:
+        encoding = types.missing.pop()
+        types.know(encoding, None)  # holds where the questions take too long
+        data_type = await port.data_type(encoding) or encoding  # some servers write the data type's own id
+        found = types.named.get(data_type) if await _learn(types, port, data_type) else None
+        types.know(encoding, found if isinstance(found, StructureType) else None)
+
+
+async def _learn(types: Types, port: TypePort, wanted: TypeKey) -> bool:
+    """Learn a data type with all types of its fields; False if one of them has no answer."""
+    fresh: dict[TypeKey, StructureType | EnumType | int] = {}
+    waiting = [wanted]
+    while waiting:
+        data_type = waiting.pop()
+        if data_type in types.named or data_type in fresh:
+            continue
+        if len(types.named) + len(fresh) >= TYPES_MAX:
+            return False
+        found = await port.definition(data_type)
+        if isinstance(found, StructureType):
+            if not _is_sound(found):
+                return False
+            fields = [await _field(port, found.shape, field) for field in found.fields]
+            fresh[data_type] = StructureType(tuple(fields), found.shape)
+            waiting += [field.type for field in fields if not isinstance(field.type, int)]
+            continue
+        base = await _base(port, data_type)
+        if base is None or base == STRUCTURE:  # a structure without description cannot be read inside another
+            return False
+        # A description of names under another base is one of bits (an option set), and stays the number it is.
+        fresh[data_type] = found or INT32 if base == ENUMERATION else base
+    types.named.update(fresh)
+    return True
+
+
+def _is_sound(structure: StructureType) -> bool:
+    names = {field.name for field in structure.fields}
+    return len(structure.fields) <= FIELDS_MAX and len(names) == len(structure.fields)
+
+
+async def _field(port: TypePort, shape: Shape, field: Field) -> Field:
+    """The field with its type as a number where that is built in or does not matter."""
+    base = _known_base(field.type)
+    if shape in (Shape.SUBTYPED, Shape.UNION_SUBTYPED) and field.is_optional:
+        assert not isinstance(field.type, int), "a port gives keys"
+        found = base or await _base(port, field.type)
+        base = STRUCTURE if found == STRUCTURE else VARIANT
+    if base == ENUMERATION:
+        base = INT32
+    return field if base is None else Field(field.name, base, field.rank, field.is_optional)
+
+
+def _known_base(data_type: int | TypeKey) -> int | None:
+    """The built-in type that values of this type are written as; None if that has to be asked."""
+    if isinstance(data_type, int):
+        return data_type
+    namespace, identifier = data_type
+    if namespace != 0 or not isinstance(identifier, int):
+        return None
+    if identifier in (NUMBER, INTEGER, UINTEGER):
+        return VARIANT
+    return identifier if 1 <= identifier <= ENUMERATION else None
+
+
+async def _base(port: TypePort, data_type: TypeKey) -> int | None:
+    """The built-in type above a data type in the hierarchy of types, ENUMERATION for an enumeration."""
+    above: TypeKey | None = data_type
+    for _ in range(SUPERTYPES_MAX):
+        above = await port.supertype(above) if above is not None else None
+        if above is not None and (base := _known_base(above)) is not None:
+            return base
+    return None
+
+
+def _plain(*fields: tuple[str, int | TypeKey] | tuple[str, int | TypeKey, int]) -> StructureType:
+    return StructureType(tuple(Field(*field) for field in fields))
+
+
+def _named(*texts: str) -> EnumType:
+    return EnumType(dict(enumerate(texts)))
+
+
+# Standard structures that variables hold, for servers older than the attribute DataTypeDefinition (OPC 10000-5, 12).
+_BUILD_INFO = _plain(
+    *(("ProductUri", STRING), ("ManufacturerName", STRING), ("ProductName", STRING), ("SoftwareVersion", STRING)),
+    *(("BuildNumber", STRING), ("BuildDate", DATE_TIME)),
+)
+_EU_INFORMATION = _plain(
+    ("NamespaceUri", STRING), ("UnitId", INT32), ("DisplayName", LOCALIZED_TEXT), ("Description", LOCALIZED_TEXT)
+)
+_RANGE = _plain(("Low", DOUBLE), ("High", DOUBLE))
+STANDARD_TYPES: Final[dict[TypeKey, StructureType | EnumType | int]] = {
+    (0, 338): _BUILD_INFO,
+    (0, 852): _named(  # ServerState
+        *("Running", "Failed", "NoConfiguration", "Suspended", "Shutdown", "Test", "CommunicationFault", "Unknown")
+    ),
+    (0, 884): _RANGE,
+    (0, 887): _EU_INFORMATION,
+    (0, 12077): _named("Linear", "Log", "Ln"),  # AxisScale
+}
+STANDARD_ENCODINGS: Final[dict[TypeKey, StructureType | None]] = {
+    (0, 298): _plain(  # Argument
+        *(("Name", STRING), ("DataType", NODE_ID), ("ValueRank", INT32), ("ArrayDimensions", UINT32, 1)),
+        ("Description", LOCALIZED_TEXT),
+    ),
+    (0, 340): _BUILD_INFO,
+    (0, 864): _plain(  # ServerStatus
+        *(("StartTime", DATE_TIME), ("CurrentTime", DATE_TIME), ("State", (0, 852)), ("BuildInfo", (0, 338))),
+        *(("SecondsTillShutdown", UINT32), ("ShutdownReason", LOCALIZED_TEXT)),
+    ),
+    (0, 886): _RANGE,
+    (0, 889): _EU_INFORMATION,
+    (0, 8251): _plain(("Value", INT64), ("DisplayName", LOCALIZED_TEXT), ("Description", LOCALIZED_TEXT)),  # EnumValue
+    (0, 8917): _plain(("Offset", INT16), ("DaylightSavingInOffset", BOOLEAN)),  # TimeZone
+    (0, 12089): _plain(  # AxisInformation
+        *(("EngineeringUnits", (0, 887)), ("EURange", (0, 884)), ("Title", LOCALIZED_TEXT)),
+        *(("AxisScaleType", (0, 12077)), ("AxisSteps", DOUBLE, 1)),
+    ),
+    (0, 12090): _plain(("X", DOUBLE), ("Value", FLOAT)),  # XV
+    (0, 12181): _plain(("Real", FLOAT), ("Imaginary", FLOAT)),
+    (0, 12182): _plain(("Real", DOUBLE), ("Imaginary", DOUBLE)),
+}

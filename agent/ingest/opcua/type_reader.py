@@ -1,0 +1,160 @@
+"""Asks a server for its data types, for `structures.learn`. Knows asyncua.
+
+Uses the library's Read and Browse and its classes for the answers, and not its `load_data_type_definitions`: that
+compiles source text from the server's answers into Python classes (`exec`), and registers them in one table for all
+clients of the process, where the types of one server would decode the values of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from typing import Any
+
+from asyncua import ua
+from asyncua.client.ua_session import UaSession
+from asyncua.ua.attribute_ids import AttributeIds
+from asyncua.ua.object_ids import ObjectIds
+from asyncua.ua.uaerrors import UaError
+
+from agent.ingest.opcua.decode import Publication, decode_publication
+from agent.ingest.opcua.structures import FIELDS_MAX, EnumType, Field, Shape, StructureType, TypeKey, learn
+from agent.ingest.opcua.variant import ValueReader
+
+REFERENCES_MAX = 100  # of one data type: a property with names is among the first few
+LEARN_S = 10.0  # for all that one publication needs; meanwhile no other is taken
+LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
+_NO_ANSWER = (  # what the library raises at a refusal, a lost connection, or bytes it does not understand
+    *(UaError, OSError, TimeoutError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+
+
+async def decode_learning(data: bytes, reader: ValueReader, session: UaSession) -> Publication:
+    """`decode_publication`, with the types of its structures asked for where they are met the first time.
+
+    Raises DecodeError. A server that does not answer in time costs the names of the fields: values keep their bytes.
+    """
+    publication = decode_publication(data, 0, reader)
+    for _ in range(LEARN_ROUNDS_MAX):
+        if not reader.types.missing:
+            break
+        try:
+            async with asyncio.timeout(LEARN_S):
+                await learn(reader.types, TypeReader(session))
+        except TimeoutError:
+            reader.types.give_up()
+        publication = decode_publication(data, 0, reader)
+    return publication
+
+
+class TypeReader:
+    """The TypePort of one session. What a server does not answer is None, whatever the reason."""
+
+    def __init__(self, session: UaSession) -> None:
+        self._session = session
+
+    async def data_type(self, encoding: TypeKey) -> TypeKey | None:
+        """The node whose encoding this is."""
+        return await self._neighbour(encoding, ObjectIds.HasEncoding)
+
+    async def supertype(self, data_type: TypeKey) -> TypeKey | None:
+        return await self._neighbour(data_type, ObjectIds.HasSubtype)
+
+    async def definition(self, data_type: TypeKey) -> StructureType | EnumType | None:
+        """The attribute DataTypeDefinition; for an enumeration without one, its property with the names."""
+        described = described_type(await self._read(_node_id(data_type), AttributeIds.DataTypeDefinition))
+        if described is not None:
+            return described
+        for reference in await self._browse(data_type, ObjectIds.HasProperty, ua.BrowseDirection.Forward):
+            if reference.BrowseName.Name in ("EnumStrings", "EnumValues"):
+                return enum_property(await self._read(reference.NodeId, AttributeIds.Value))
+        return None
+
+    async def _neighbour(self, key: TypeKey, reference_type: int) -> TypeKey | None:
+        """The node at the other end of an inverse reference."""
+        for reference in await self._browse(key, reference_type, ua.BrowseDirection.Inverse):
+            return type_key(reference.NodeId)
+        return None
+
+    async def _browse(self, key: TypeKey, reference_type: int, direction: ua.BrowseDirection) -> list[Any]:
+        description = ua.BrowseDescription(
+            NodeId=_node_id(key),
+            BrowseDirection=direction,
+            ReferenceTypeId=_node_id((0, reference_type)),
+            IncludeSubtypes=True,
+            ResultMask=ua.BrowseResultMask.BrowseName,
+        )
+        try:
+            (result,) = await self._session.browse(ua.BrowseParameters(NodesToBrowse=[description]))
+        except _NO_ANSWER:
+            return []
+        return list(result.References or ())[:REFERENCES_MAX]
+
+    async def _read(self, node: ua.NodeId, attribute: AttributeIds) -> Any:
+        """The value of an attribute, None if it is refused."""
+        asked = ua.ReadValueId(NodeId=node, AttributeId=attribute)
+        try:
+            (answer,) = await self._session.read(ua.ReadParameters(NodesToRead=[asked]))
+        except _NO_ANSWER:
+            return None
+        return answer.Value.Value if answer.Value is not None else None
+
+
+async def enumeration_text(session: UaSession, data_type: TypeKey) -> str:
+    """The names of a data type's numbers as the column `enumeration` of a tag file has them; empty if it has none."""
+    described = await TypeReader(session).definition(data_type)
+    if not isinstance(described, EnumType):
+        return ""
+    named = ((value, _WORD.sub(" ", text).strip()) for value, text in sorted(described.texts.items()))
+    return "|".join(f"{value}={text}" for value, text in named if text)
+
+
+_WORD = re.compile(r"[|\x00-\x1f\x7f]+")  # what a name in a tag file cannot hold
+
+
+def described_type(definition: object) -> StructureType | EnumType | None:
+    """A DataTypeDefinition in our terms; None if it is none, or one beyond the limits."""
+    if isinstance(definition, ua.EnumDefinition):
+        return _enum([(field.Value, field.Name or _text(field.DisplayName)) for field in definition.Fields])
+    if not isinstance(definition, ua.StructureDefinition):
+        return None
+    try:
+        shape = Shape(int(definition.StructureType))
+    except ValueError:
+        return None
+    fields = [
+        Field(str(field.Name), type_key(field.DataType), max(0, field.ValueRank), is_optional=bool(field.IsOptional))
+        for field in (definition.Fields or [])[: FIELDS_MAX + 1]
+    ]
+    return StructureType(tuple(fields), shape)
+
+
+def enum_property(value: object) -> EnumType | None:
+    """The names in the value of EnumStrings (by position) or EnumValues."""
+    if not isinstance(value, list):
+        return None
+    named = [
+        (one.Value, _text(one.DisplayName)) if isinstance(one, ua.EnumValueType) else (place, _text(one))
+        for place, one in enumerate(value)
+    ]
+    return _enum(named)
+
+
+def type_key(node: ua.NodeId) -> TypeKey:
+    """Namespace index and identifier."""
+    return int(node.NamespaceIndex), node.Identifier
+
+
+def _enum(named: list[tuple[int, str]]) -> EnumType | None:
+    return EnumType({int(value): text for value, text in named if text}) if len(named) <= FIELDS_MAX else None
+
+
+def _text(found: Any) -> str:
+    return str(getattr(found, "Text", None) or "")
+
+
+def _node_id(key: TypeKey) -> ua.NodeId:
+    namespace, identifier = key
+    return ua.NodeId(identifier, namespace)  # type: ignore[arg-type]

@@ -1,0 +1,161 @@
+"""Types as a server may describe them: odd, unfinished, endless. Vendor structures as a real server describes and sends
+them are in test_foreign_values."""
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+from asyncua import ua
+
+from agent.ingest.opcua.structures import FIELDS_MAX, EnumType, Field, Shape, StructureType, TypeKey, Types, learn
+from agent.ingest.opcua.type_reader import described_type, enum_property
+from agent.ingest.opcua.variant import ValueReader
+from agent.message import Json
+
+ENCODING, TYPE = (1, 100), (1, 1)
+INT32, STRING = (0, 6), (0, 12)
+
+
+class Server:
+    """A TypePort over two tables."""
+
+    def __init__(
+        self, types: dict[TypeKey, StructureType | EnumType], above: dict[TypeKey, TypeKey] | None = None
+    ) -> None:
+        self.types, self.above = types, above or {}
+        self.asked = 0
+
+    async def data_type(self, encoding: TypeKey) -> TypeKey | None:
+        return TYPE if encoding == ENCODING else None
+
+    async def definition(self, data_type: TypeKey) -> StructureType | EnumType | None:
+        self.asked += 1
+        return self.types.get(data_type)
+
+    async def supertype(self, data_type: TypeKey) -> TypeKey | None:
+        self.asked += 1
+        return self.above.get(data_type)
+
+
+def read(server: Server, body: bytes) -> Any:
+    """What a structure with these bytes becomes, its type learnt from a server."""
+    reader = ValueReader(("", "urn:x"), Types())
+    data = struct.pack("<BBBHBi", 22, 1, 1, ENCODING[1], 1, len(body)) + body
+    reader(data, 0)
+    asyncio.run(learn(reader.types, server))
+    value, position = reader(data, 0)
+    assert position == len(data)
+    return value
+
+
+def raw(body: bytes) -> Json:
+    """A structure that keeps its bytes."""
+    return Json.of({"TypeId": "nsu=urn:x;i=100", "Body": body.hex()})
+
+
+def fields(*found: Field, shape: Shape = Shape.PLAIN) -> Server:
+    """A server with one structure of these fields."""
+    return Server({TYPE: StructureType(found, shape)})
+
+
+NUMBER = struct.pack("<i", 7)
+
+
+@pytest.mark.parametrize("body", [b"", NUMBER[:3], NUMBER + b"\0", NUMBER * 2])
+def test_bytes_that_do_not_fill_the_structure_are_kept(body: bytes) -> None:
+    """A description that is older or newer than the server's values would give plausible wrong fields."""
+    assert read(fields(Field("A", INT32)), NUMBER) == Json.of({"A": 7})
+    assert read(fields(Field("A", INT32)), body) == raw(body)
+
+
+def test_a_tree_of_itself_is_read_as_deep_as_values_may_be() -> None:
+    """A type may hold itself; bytes that go deeper than a decoder must follow are kept as they are."""
+    tree = fields(Field("Name", INT32), Field("Children", TYPE, 1))
+    leaf = NUMBER + struct.pack("<i", 0)
+    assert read(tree, NUMBER + struct.pack("<i", 1) + leaf) == Json.of(
+        {"Name": 7, "Children": [{"Name": 7, "Children": []}]}
+    )
+    deep = (NUMBER + struct.pack("<i", 1)) * 200 + leaf
+    assert read(tree, deep) == raw(deep)
+
+
+def test_many_elements_without_bytes_are_not_counted_out() -> None:
+    """An array of two billion empty structures has no bytes that would end it."""
+    server = Server({TYPE: StructureType((Field("Many", (1, 2), 1),)), (1, 2): StructureType(())})
+    body = struct.pack("<i", 2**31 - 1)
+    assert read(server, body) == raw(body)
+
+
+def test_a_structure_with_an_unknown_part_stays_unknown() -> None:
+    """A nested structure without description, a type without built-in type, a circle of supertypes, names twice, more
+    fields than anybody needs: the bytes are kept, and the questions end."""
+    for server in (
+        Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (0, 22)}),
+        Server({TYPE: StructureType((Field("A", (1, 2)),))}),
+        Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (1, 3), (1, 3): (1, 2)}),
+        fields(Field("A", INT32), Field("A", INT32)),
+        fields(*(Field(str(n), INT32) for n in range(FIELDS_MAX + 1))),
+    ):
+        assert read(server, NUMBER) == raw(NUMBER)
+        assert server.asked < 30
+
+
+def test_a_server_that_describes_types_without_end_is_left() -> None:
+    """Each type holds the next: after two thousand the structure is given up."""
+
+    class Endless(Server):
+        async def definition(self, data_type: TypeKey) -> StructureType:
+            self.asked += 1
+            assert isinstance(data_type[1], int)
+            return StructureType((Field("Next", (1, data_type[1] + 1)),))
+
+    server = Endless({})
+    assert read(server, NUMBER) == raw(NUMBER)
+    assert 1_000 < server.asked < 3_000
+
+
+def test_names_of_bits_stay_a_number() -> None:
+    """An option set is described like an enumeration, and is as wide as its base type: a Byte here."""
+    server = Server({TYPE: StructureType((Field("Bits", (1, 2)),)), (1, 2): EnumType({0: "Open"})}, {(1, 2): (0, 3)})
+    assert read(server, b"\x05") == Json.of({"Bits": 5})
+
+
+def test_fields_of_any_subtype_carry_their_type() -> None:
+    """Structures with subtyped values: what may be any number is a Variant, what may be any structure an
+    ExtensionObject; unions say by number which field they have."""
+    server = Server(
+        {
+            TYPE: StructureType(
+                (Field("A", (0, 26), is_optional=True), Field("B", (1, 2), is_optional=True), Field("C", INT32)),
+                Shape.SUBTYPED,
+            )
+        },
+        {(1, 2): (0, 22)},
+    )
+    nothing = bytes(3)  # the null structure
+    assert read(server, b"\x06" + NUMBER + nothing + NUMBER) == Json.of({"A": 7, "B": None, "C": 7})
+    union = fields(Field("A", INT32), Field("B", STRING), shape=Shape.UNION)
+    assert read(union, struct.pack("<I", 0)) == Json.of({})
+    assert read(union, struct.pack("<I", 1) + NUMBER) == Json.of({"A": 7})
+    beyond = struct.pack("<I", 3) + NUMBER
+    assert read(union, beyond) == raw(beyond)
+
+
+def test_a_field_of_two_dimensions_is_a_list_of_lists() -> None:
+    """In a structure the sizes stand before the values, not behind them as in a Variant."""
+    body = struct.pack("<iii", 2, 2, 1) + NUMBER * 2
+    assert read(fields(Field("M", INT32, 2)), body) == Json.of({"M": [[7], [7]]})
+    huge = struct.pack("<i32i", 32, *[2**31 - 1] * 32)
+    assert read(fields(Field("M", INT32, 2)), huge) == raw(huge)
+
+
+def test_enumerations_of_older_servers_are_named_by_a_property() -> None:
+    """EnumStrings counts from zero, EnumValues gives each its number; a definition without names falls back to the
+    display name."""
+    assert enum_property([ua.LocalizedText("Off"), ua.LocalizedText("On")]) == EnumType({0: "Off", 1: "On"})
+    assert enum_property([ua.EnumValueType(Value=7, DisplayName=ua.LocalizedText("Fault"))]) == EnumType({7: "Fault"})
+    assert enum_property("nonsense") is None
+    shown = ua.EnumDefinition(Fields=[ua.EnumField(Value=3, DisplayName=ua.LocalizedText("Three"))])
+    assert described_type(shown) == EnumType({3: "Three"})
+    assert described_type(None) is None
